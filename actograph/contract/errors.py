@@ -1,0 +1,138 @@
+"""The root error and its kinds.
+
+A class's docstring is its default message. `code` is the stable machine-readable name,
+`status` the HTTP status that `api` answers with, `param` the field at fault.
+"""
+
+from typing import ClassVar
+
+
+class ActographError(Exception):
+    """Something went wrong inside Actograph."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").strip()
+        self.param = param
+        super().__init__(self.message)
+
+    def as_record(self) -> dict[str, str]:
+        """The form in which a failed job or sample stores its reason."""
+        return {"type": self.code, "message": self.message}
+
+
+class InvalidRequest(ActographError):
+    """The request is not valid."""
+
+    code = "invalid_request"
+    status = 422
+
+
+class UnknownHook(InvalidRequest):
+    """The model has no such hook point."""
+
+    code = "unknown_hook"
+
+
+class UnknownModel(InvalidRequest):
+    """No such model is served here."""
+
+    code = "model_not_found"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and max_tokens together exceed the model's context length."""
+
+    code = "context_length_exceeded"
+
+
+class InvalidDataset(InvalidRequest):
+    """The dataset cannot be used."""
+
+    code = "invalid_dataset"
+
+
+class NotFound(ActographError):
+    """There is no such resource."""
+
+    code = "not_found"
+    status = 404
+
+
+class Conflict(ActographError):
+    """The resource's state does not allow this."""
+
+    code = "conflict"
+    status = 409
+
+
+class IdempotencyInFlight(Conflict):
+    """A request with this Idempotency-Key is still being answered; repeat it in a moment."""
+
+    code = "idempotency_in_flight"
+
+
+class IdempotencyMismatch(InvalidRequest):
+    """This Idempotency-Key was used with another request body."""
+
+    code = "idempotency_mismatch"
+
+
+class PayloadTooLarge(ActographError):
+    """The request body is too large."""
+
+    code = "payload_too_large"
+    status = 413
+
+
+class Unauthorized(ActographError):
+    """A valid API key is required: Authorization: Bearer <key>."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class RangeNotSatisfiable(ActographError):
+    """The requested range lies outside the tensor or file."""
+
+    code = "range_not_satisfiable"
+    status = 416
+
+
+class ServiceUnavailable(ActographError):
+    """A service that this request needs cannot be reached."""
+
+    code = "service_unavailable"
+    status = 503
+
+
+class CaptureFailed(ActographError):
+    """The activations that the job asked for could not be captured."""
+
+    code = "capture_failed"
+
+
+class OutOfDeviceMemory(ActographError):
+    """The device ran out of memory."""
+
+    code = "cuda_out_of_memory"
+
+
+class ModelRefused(ActographError):
+    """The model could not be loaded, or its hook points could not be proved."""
+
+    code = "model_refused"
+
+
+class LeaseLost(ActographError):
+    """Another worker holds this sample now; its result is not ours to commit."""
+
+    code = "lease_lost"
+
+
+class StoreDamaged(ActographError):
+    """A stored file is missing, incomplete or does not match its manifest."""
+
+    code = "store_damaged"

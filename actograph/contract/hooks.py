@@ -1,0 +1,218 @@
+"""The hook-point grammar: `<point>.<layer>` and every alias that users already type.
+
+A name is resolved against a model's structure by parsing and table look-up alone; nothing
+that a client sends is ever evaluated or walked as an attribute path.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal, Protocol, get_args
+
+from pydantic import Field
+
+from actograph.contract.errors import UnknownHook
+
+LayerPoint = Literal[
+    "resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
+    "router_logits", "expert_indices", "expert_weights",
+]  # fmt: skip
+ModelPoint = Literal["embed", "final_norm", "logits"]
+PointName = Literal[LayerPoint, ModelPoint]
+
+LAYER_POINTS: tuple[str, ...] = get_args(LayerPoint)
+MODEL_POINTS: tuple[str, ...] = get_args(ModelPoint)
+POINTS: tuple[str, ...] = ("embed", *LAYER_POINTS, "final_norm", "logits")
+
+# start:stop:step, non-negative, as Python slices count
+LayerSlice = Annotated[str, Field(pattern=r"^\d{0,6}:\d{0,6}(:[1-9]\d{0,5})?$")]
+
+_CANONICAL = re.compile(rf"^({'|'.join(LAYER_POINTS)})\.(\d+)$")
+_FLAT = re.compile(r"^layer_(\d+)_(\w+)$")
+_TRANSFORMER_LENS = re.compile(r"^blocks\.(\d+)\.([\w.]+)$")
+_NNTERP = re.compile(r"^(layers_input|layers_output|attentions_output|mlps_output)\[(\d+)\]$")
+_INDEX = re.compile(r"\[(\d+)\]")
+
+_FLAT_POINTS = {
+    "input": "resid_pre",
+    "input_layernorm_output": "attn_in",
+    "self_attn_output": "attn_out",
+    "post_attention_layernorm_input": "resid_mid",
+    "post_attention_layernorm_output": "mlp_in",
+    "mlp_output": "mlp_out",
+    "output": "resid_post",
+}
+# TransformerLens: the names that SAE users type, then those of version 3
+_TRANSFORMER_LENS_POINTS = {
+    "hook_resid_pre": "resid_pre",
+    "hook_in": "resid_pre",
+    "hook_attn_out": "attn_out",
+    "attn.hook_out": "attn_out",
+    "hook_resid_mid": "resid_mid",
+    "hook_mlp_out": "mlp_out",
+    "mlp.hook_out": "mlp_out",
+    "hook_resid_post": "resid_post",
+    "hook_out": "resid_post",
+}
+_NNTERP_POINTS = {
+    "layers_input": "resid_pre",
+    "layers_output": "resid_post",
+    "attentions_output": "attn_out",
+    "mlps_output": "mlp_out",
+}
+_MODEL_ALIASES = {
+    "hook_embed": "embed",
+    "embed.hook_out": "embed",
+    "token_embeddings": "embed",
+    "ln_final": "final_norm",
+    "unembed.hook_out": "logits",
+}
+
+
+class HookTable(Protocol):
+    """The part of a model's structure that names are resolved against."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def locations(self) -> Mapping[str, str]:
+        """Canonical hook name -> module location (`model.layers.8.mlp.output`)."""
+        ...
+
+    @property
+    def module_locations(self) -> Sequence[str]:
+        """Every location that a forward pass visits, in execution order."""
+        ...
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """Point -> why this architecture does not have it."""
+        ...
+
+
+def canonical(name: str) -> str | None:
+    """The canonical form of `name` as far as the grammar alone tells, else None.
+
+    Module paths need a model's structure and give None here; see `resolve`.
+    """
+    if name in MODEL_POINTS:
+        return name
+    if m := _CANONICAL.match(name):
+        return f"{m[1]}.{int(m[2])}"
+    if name in _MODEL_ALIASES:
+        return _MODEL_ALIASES[name]
+    if (m := _FLAT.match(name)) and m[2] in _FLAT_POINTS:
+        return f"{_FLAT_POINTS[m[2]]}.{int(m[1])}"
+    if (m := _TRANSFORMER_LENS.match(name)) and m[2] in _TRANSFORMER_LENS_POINTS:
+        return f"{_TRANSFORMER_LENS_POINTS[m[2]]}.{int(m[1])}"
+    if m := _NNTERP.match(name):
+        return f"{_NNTERP_POINTS[m[1]]}.{int(m[2])}"
+    return None
+
+
+def point_of(hook: str) -> str:
+    """`resid_post` for `resid_post.12`; a module location is its own point."""
+    m = _CANONICAL.match(hook)
+    return m[1] if m else hook
+
+
+def layer_of(hook: str) -> int | None:
+    """12 for `resid_post.12`; None for hooks without a layer."""
+    m = _CANONICAL.match(hook)
+    return int(m[2]) if m else None
+
+
+def resolve(name: str, table: HookTable) -> str:
+    """The canonical hook name that `name` stands for in this model.
+
+    A real module location that is no standard point (`model.layers.3.mlp.up_proj.output`)
+    is its own canonical name.
+
+    Raises:
+        UnknownHook: the model has no such point; the message names the nearest valid ones.
+    """
+    hook = canonical(name)
+    if hook is not None:
+        if hook in table.locations:
+            return hook
+        layer = layer_of(hook)
+        if layer is not None and layer >= table.num_layers:
+            raise UnknownHook(f"{name}: the model has layers 0 to {table.num_layers - 1}", param="hooks")
+        reason = table.unavailable.get(point_of(hook), "this architecture does not have it")
+        raise UnknownHook(f"{name}: {reason}", param="hooks")
+    location = _INDEX.sub(r".\1", name)
+    for hook, known in table.locations.items():
+        if known == location:
+            return hook
+    if location in table.module_locations:
+        return location
+    near = nearest(name, location, table)
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")
+
+
+def nearest(name: str, location: str, table: HookTable, count: int = 3) -> list[str]:
+    """The valid names most like `name`."""
+    found = difflib.get_close_matches(name, list(table.locations), n=count, cutoff=0.5)
+    found += difflib.get_close_matches(location, list(table.module_locations), n=count, cutoff=0.7)
+    return found[:count]
+
+
+def select_layers(layers: Sequence[int] | str | None, num_layers: int) -> list[int]:
+    """Layer indices, ascending, for a capture spec's `layers`.
+
+    Raises:
+        UnknownHook: a layer outside the model, or a slice that selects none.
+    """
+    if layers is None:
+        return sorted({num_layers // 4, num_layers // 2, 3 * num_layers // 4})
+    if isinstance(layers, str):
+        if layers == "all":
+            return list(range(num_layers))
+        parts = [int(p) if p else None for p in layers.split(":")]
+        chosen = list(range(num_layers))[slice(*parts)]
+        if not chosen:
+            raise UnknownHook(f"layers {layers} selects none of {num_layers} layers", param="layers")
+        return chosen
+    wrong = [i for i in layers if not 0 <= i < num_layers]
+    if wrong:
+        raise UnknownHook(f"layer {wrong[0]}: the model has layers 0 to {num_layers - 1}", param="layers")
+    return sorted(set(layers))
+
+
+def expand(
+    points: Sequence[str],
+    layers: Sequence[int] | str | None,
+    hooks: Iterable[str],
+    table: HookTable,
+) -> list[str]:
+    """Canonical hook names of a capture spec, without repeats, in execution order.
+
+    Raises:
+        UnknownHook: any name, point or layer that the model does not have.
+    """
+    explicit = list(hooks)
+    if not points and not explicit:
+        points = ["resid_post"]
+    names: dict[str, None] = {}
+    if any(p in LAYER_POINTS for p in points):
+        chosen = select_layers(layers, table.num_layers)
+    else:
+        chosen = []
+    for point in points:
+        if point in table.unavailable:
+            raise UnknownHook(f"{point}: {table.unavailable[point]}", param="points")
+        if point in MODEL_POINTS:
+            if point not in table.locations:
+                raise UnknownHook(f"{point}: this architecture does not have it", param="points")
+            names[point] = None
+            continue
+        found = [f"{point}.{i}" for i in chosen if f"{point}.{i}" in table.locations]
+        if not found:
+            raise UnknownHook(f"{point}: none of the chosen layers has it", param="points")
+        names.update(dict.fromkeys(found))
+    for name in explicit:
+        names[resolve(name, table)] = None
+    order = {location: i for i, location in enumerate(table.module_locations)}
+    return sorted(names, key=lambda hook: order[table.locations.get(hook, hook)])

@@ -1,0 +1,292 @@
+"""What the service answers with. Times are Unix seconds (UTC), sizes are bytes."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+
+
+class Resource(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"  # accepted; no sample has been claimed
+    IN_PROGRESS = "in_progress"  # samples are being run
+    FINALIZING = "finalizing"  # all samples ended; results are being summed up
+    COMPLETED = "completed"  # ended, at least one sample completed
+    FAILED = "failed"  # ended, and nothing useful came of it
+    CANCELLING = "cancelling"  # cancel asked for; a worker still holds samples
+    CANCELLED = "cancelled"  # ended by the client; what finished is kept
+
+    def is_terminal(self) -> bool:
+        return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+class SampleStatus(StrEnum):
+    PENDING = "pending"  # not claimed
+    LEASED = "leased"  # a worker runs it until its lease ends
+    COMPLETED = "completed"  # text, scores and session are stored
+    FAILED = "failed"  # ended with an error, which is stored
+
+
+class WorkerStatus(StrEnum):
+    STARTING = "starting"  # the model is being loaded
+    READY = "ready"  # idle, waiting for work
+    BUSY = "busy"  # running a unit
+    SETUP_FAILED = "setup_failed"  # the model could not be loaded
+    OFFLINE = "offline"  # stopped, or its heartbeat ended
+
+
+class ErrorRecord(Resource):
+    """Why a job or sample failed."""
+
+    type: str
+    message: str
+
+
+class ListPage(Resource, Generic[T]):
+    """One page of a list, in OpenAI's shape; `after=<last_id>` gives the next."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class Deleted(Resource):
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class Progress(Resource):
+    total: int
+    completed: int
+    failed: int
+
+
+class Job(Resource):
+    id: str
+    object: Literal["job"] = "job"
+    kind: str
+    status: JobStatus
+    model: str
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    progress: Progress
+    queue_position: int | None = Field(None, description="1 is next; null once started or ended.")
+    samples_per_second: float | None = Field(None, description="Measured over the last finished units.")
+    eta_seconds: float | None = None
+    error: ErrorRecord | None = None
+    priority: int
+    tags: list[str] = Field(default_factory=list)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    spec: dict[str, Any]
+    results_url: str
+
+
+class Sample(Resource):
+    """One unit of work: one problem under one condition in one epoch."""
+
+    id: str
+    object: Literal["sample"] = "sample"
+    job_id: str
+    index: int = Field(description="Row of the dataset, counted from its start.")
+    condition: str | None = None
+    epoch: int = 0
+    status: SampleStatus
+    input: dict[str, Any] = Field(description="The problem or prompt as submitted.")
+    prompt: str | None = Field(None, description="The text that the model was given.")
+    completion: str | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+    seed: int | None = None
+    scores: dict[str, "Score"] = Field(default_factory=dict)
+    error: ErrorRecord | None = None
+    session_id: str | None = None
+    attempts: int = Field(0, description="Times that a worker claimed it.")
+    started_at: int | None = None
+    finished_at: int | None = None
+
+
+class Score(Resource):
+    """One scorer's verdict; `answer` is null where the scorer found none."""
+
+    value: float
+    answer: str | None = None
+
+
+class ConditionResults(Resource):
+    """Scores of one condition; metric keys are lm-eval's, `<metric>,<filter>`."""
+
+    alias: str
+    metrics: dict[str, float | None]
+    samples: int = Field(description="Samples scored.")
+    failed: int
+    truncated: int = Field(description="Samples that ended at max_tokens.")
+
+
+class JobResults(Resource):
+    object: Literal["job.results"] = "job.results"
+    job_id: str
+    status: JobStatus
+    task: str | None = None
+    progress: Progress
+    conditions: dict[str, ConditionResults]
+
+
+class TensorInfo(Resource):
+    """One tensor of a session; row i of the tensor is token `first_row + i`."""
+
+    shape: list[int]
+    dtype: str
+    first_row: int = 0
+    nbytes: int
+
+
+class SessionFile(Resource):
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Session(Resource):
+    """One sample's generation with everything that was captured."""
+
+    id: str
+    object: Literal["activation.session"] = "activation.session"
+    job_id: str
+    sample_id: str
+    sample_index: int
+    condition: str | None = None
+    epoch: int = 0
+    model: str
+    created_at: int
+    prompt_tokens: int
+    generated_tokens: int
+    rows: int = Field(description="prompt_tokens + generated_tokens - 1: the tokens that the model ran.")
+    bytes: int
+    dtype: str
+    hooks: dict[str, TensorInfo]
+    files: list[SessionFile]
+    tags: list[str] = Field(default_factory=list)
+    correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
+
+
+class SessionStats(Resource):
+    object: Literal["activation.session.stats"] = "activation.session.stats"
+    sessions: int
+    bytes: int
+    rows: int
+
+
+class File(Resource):
+    """An uploaded file, in OpenAI's shape."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+
+
+class Event(Resource):
+    """One entry of a job's log, as sent over SSE."""
+
+    id: int
+    job_id: str
+    event: str
+    created_at: float
+    data: dict[str, Any]
+
+
+class HookInfo(Resource):
+    location: str = Field(description="Module path with .input or .output.")
+    width: int
+    dtype: str
+    aliases: list[str] = Field(default_factory=list)
+
+
+class ModelStructure(Resource):
+    """What a loaded model looks like, as its worker found and proved it."""
+
+    object: Literal["model.structure"] = "model.structure"
+    model: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    dtype: str
+    device: str
+    num_parameters: int
+    chat_template: bool
+    eos_token_ids: list[int]
+    hooks: dict[str, HookInfo] = Field(description="Every standard hook point of this model.")
+    module_locations: list[str] = Field(description="Every module location, in execution order.")
+    unavailable: dict[str, str] = Field(default_factory=dict, description="Point -> why it is missing.")
+    proofs: list[str] = Field(default_factory=list, description="Identities checked when it was loaded.")
+    revision: str | None = None
+
+    @cached_property
+    def locations(self) -> Mapping[str, str]:
+        """Canonical hook name -> module location, as `hooks.resolve` wants it."""
+        return {name: info.location for name, info in self.hooks.items()}
+
+
+class Model(Resource):
+    """A served model, in OpenAI's shape."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "actograph"
+    status: Literal["loaded", "available"] = "available"
+
+
+class Worker(Resource):
+    id: str
+    object: Literal["worker"] = "worker"
+    status: WorkerStatus
+    model: str | None = None
+    hostname: str
+    pid: int
+    device: str | None = None
+    started_at: int
+    last_heartbeat_at: int
+    job_id: str | None = None
+    error: ErrorRecord | None = None
+    memory: dict[str, int] = Field(default_factory=dict)
+
+
+class ProblemItem(Resource):
+    detail: str
+    pointer: str = Field(description="JSON pointer to the field at fault.")
+
+
+class OpenAIError(Resource):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Problem(Resource):
+    """RFC 9457 problem details; `error` is the same failure in OpenAI's form."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: list[ProblemItem] = Field(default_factory=list)
+    error: OpenAIError

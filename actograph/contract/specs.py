@@ -1,0 +1,193 @@
+"""What a client sends: job specs, sampling, capture and dataset references.
+
+Every field but `kind`, `model` and the inputs has a default. Unknown fields are refused,
+so that a misspelt option is an error and not a silent default.
+"""
+
+import json
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+
+from actograph.contract import hooks
+
+MAX_PROMPT_CHARS = 1_000_000
+MAX_INPUTS = 100_000
+
+Dtype = Literal["model", "float32", "float16", "bfloat16"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
+Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
+PromptText = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+LayerIndex = Annotated[int, Field(ge=0)]
+
+
+class Spec(BaseModel):
+    """Base of everything that a client sends."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SamplingSpec(Spec):
+    """How tokens are chosen. Temperature 0 is greedy decoding."""
+
+    temperature: float = Field(0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1, description="Keep the k likeliest tokens; null keeps all.")
+    max_tokens: int = Field(512, ge=1, le=1_000_000, description="Most tokens to generate per sample.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of the job; each sample's own seed is derived from it."
+    )
+    stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
+        default_factory=list, max_length=16, description="Generation ends after any of these strings."
+    )
+
+
+class CaptureSpec(Spec):
+    """Which activations to keep. See docs/hook-points.md for the vocabulary.
+
+    `points` x `layers` and the explicit `hooks` are joined. Points without a layer
+    (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half
+    and three quarters of the depth. Where neither `points` nor `hooks` is given, `resid_post`
+    is meant.
+    """
+
+    points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
+    layers: list[LayerIndex] | Literal["all"] | hooks.LayerSlice | None = None
+    hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list, max_length=10_000, description="Hook names, or any accepted alias of one."
+    )
+    positions: Literal["all", "prompt", "generated", "last", "last_prompt"] = "all"
+    dtype: Dtype = Field("model", description="Stored dtype; `model` keeps what the model computed.")
+    mode: Literal["generate", "off"] = "generate"
+
+    def digest(self) -> str:
+        """sha256 of the spec in canonical JSON, as recorded in each session's manifest."""
+        return canonical_digest(self.model_dump(mode="json"))
+
+
+class FileDataset(Spec):
+    """A JSONL file uploaded through /v1/files."""
+
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+
+
+class PathDataset(Spec):
+    """A JSONL file on the server, under one of the allowed data roots."""
+
+    path: str = Field(min_length=1, max_length=4096)
+
+
+class HubDataset(Spec):
+    """A dataset on the Hugging Face Hub."""
+
+    hub: str = Field(min_length=1, max_length=256, pattern=r"^[\w.\-]+(/[\w.\-]+)?$")
+    config: str | None = Field(None, max_length=256)
+    split: str = Field("test", max_length=256)
+
+
+DatasetRef = FileDataset | PathDataset | HubDataset
+
+
+class Condition(Spec):
+    """A named variant of the prompt; all conditions of a job meet the same problems and seeds."""
+
+    name: Name
+    system: Text | None = Field(None, description="System message (chat template only).")
+    prefix: Text = Field("", description="Put before the question.")
+    suffix: Text = Field("", description="Put after the question, with one space between.")
+
+
+class JobSpecBase(Spec):
+    model: str = Field(min_length=1, max_length=1024)
+    sampling: SamplingSpec = Field(default_factory=lambda: SamplingSpec())
+    capture: CaptureSpec | None = None
+    interventions: list[Any] = Field(
+        default_factory=list, max_length=0, description="Reserved; must be empty in this version."
+    )
+    epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
+    priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        default_factory=list, max_length=16
+    )
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=dict, max_length=16
+    )
+
+
+class EvaluationSpec(JobSpecBase):
+    """Run a task over a dataset, score every answer, keep the activations."""
+
+    kind: Literal["evaluation"]
+    task: Literal["gsm8k"] = "gsm8k"
+    dataset: DatasetRef
+    fewshot_dataset: DatasetRef | None = Field(
+        None, description="Where few-shot examples come from; null takes them from `dataset`."
+    )
+    limit: int | None = Field(None, ge=1, description="Most problems to take; null takes all.")
+    offset: int = Field(0, ge=0, description="Problems to skip first.")
+    mode: Literal["no_tools"] = "no_tools"
+    num_fewshot: int = Field(0, ge=0, le=64)
+    apply_chat_template: bool | None = Field(
+        None, description="null: use the tokenizer's chat template where it has one."
+    )
+    fewshot_as_multiturn: bool = Field(True, description="Few-shot examples as turns of the chat.")
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+    conditions: list[Condition] = Field(
+        default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
+    )
+
+    @field_validator("conditions")
+    @classmethod
+    def _distinct_names(cls, value: list[Condition]) -> list[Condition]:
+        names = [c.name for c in value]
+        if len(set(names)) != len(names):
+            raise ValueError("condition names must differ")
+        return value
+
+
+class Message(Spec):
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+class CaptureInput(Spec):
+    """One prompt or one conversation; exactly one of the two."""
+
+    prompt: PromptText | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "CaptureInput":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        return self
+
+
+class CaptureJobSpec(JobSpecBase):
+    """Generate from prompts or conversations and keep the activations."""
+
+    kind: Literal["capture"]
+    inputs: list[CaptureInput] = Field(min_length=1, max_length=MAX_INPUTS)
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+
+JobSpec = Annotated[EvaluationSpec | CaptureJobSpec, Field(discriminator="kind")]
+job_spec_adapter: TypeAdapter[EvaluationSpec | CaptureJobSpec] = TypeAdapter(JobSpec)
+
+
+def canonical_digest(value: Any) -> str:
+    """sha256 (hex) of a JSON value, independent of key order and spacing."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return sha256(text.encode()).hexdigest()
+
+
+def sample_seed(job_seed: int, sample_index: int, epoch: int) -> int:
+    """The seed of one sample: a function of job seed, sample index and epoch alone.
+
+    The condition takes no part, so that conditions are compared under the same noise.
+    """
+    digest = sha256(f"{job_seed}:{sample_index}:{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

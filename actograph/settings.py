@@ -1,0 +1,86 @@
+"""Settings, read from the environment (`ACTOGRAPH_<NAME>`); docs/settings.md lists them all."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+CommaList = Annotated[tuple[str, ...], NoDecode]
+
+
+class Settings(BaseSettings):
+    """One object for every process; unset URLs follow from `home`."""
+
+    model_config = SettingsConfigDict(env_prefix="ACTOGRAPH_", frozen=True, extra="ignore")
+
+    home: Path = Field(
+        default_factory=lambda: Path.home() / ".actograph",
+        description="Folder of the default database, artifacts, broker data and logs.",
+    )
+    database_url: str = Field(
+        "", description="SQLAlchemy URL of the index. Default: SQLite, `home/actograph.db`."
+    )
+    broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that wakes the workers.")
+    artifact_url: str = Field(
+        "", description="`file:///folder` or `s3://bucket/prefix`. Default: `home/artifacts`."
+    )
+    model: str = Field("", description="Hub id or folder of the model, or `NAME=<id or folder>`.")
+    revision: str | None = Field(None, description="Hub revision of the model.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto", description="Dtype to load the model in; `auto` is the checkpoint's own."
+    )
+    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` takes a GPU where one is.")
+    threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
+    batch_size: int = Field(0, ge=0, description="Most samples run at once; 0 lets the memory plan decide.")
+    allowed_models: CommaList = Field(
+        (), description="Further models that jobs may name, comma-separated, each like `model`."
+    )
+    data_roots: CommaList = Field(
+        (), description="Folders that `dataset: {path}` may read from, comma-separated."
+    )
+    api_keys: CommaList = Field(
+        (), description="Keys that clients may use, comma-separated. Without any, only loopback is served."
+    )
+    host: str = Field("127.0.0.1", description="Address that the API listens on.")
+    port: int = Field(8420, ge=0, le=65535, description="Port that the API listens on.")
+    url: str = Field("", description="Client: the service's URL. Default: http://127.0.0.1:8420.")
+    api_key: str = Field("", description="Client: the key to send.", repr=False)
+    lease_seconds: float = Field(
+        30.0, gt=0, description="A sample whose worker is silent for so long is given to another worker."
+    )
+    slice_seconds: float = Field(
+        60.0, gt=0, description="A worker turns to the next job in the queue after so long."
+    )
+    stall_seconds: float = Field(
+        600.0, gt=0, description="A worker without progress for so long ends itself and is restarted."
+    )
+    reconcile_seconds: float = Field(
+        5.0, gt=0, description="Pause between two searches for jobs whose message or worker was lost."
+    )
+    host_buffer_bytes: int = Field(
+        2 << 30, gt=0, description="Captured rows kept in memory per batch before they go to disk."
+    )
+    shard_bytes: int = Field(256 << 20, gt=0, description="A session file is split at about this size.")
+    max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
+    max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+
+    @field_validator("allowed_models", "data_roots", "api_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @property
+    def effective_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home / 'actograph.db'}"
+
+    @property
+    def effective_artifact_url(self) -> str:
+        return self.artifact_url or (self.home / "artifacts").absolute().as_uri()
+
+    @property
+    def effective_url(self) -> str:
+        return (self.url or f"http://127.0.0.1:{self.port}").rstrip("/")

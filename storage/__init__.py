@@ -1,0 +1,1 @@
+"""The index, the artifact store, the session file format and the broker."""
