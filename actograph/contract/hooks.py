@@ -196,10 +196,8 @@ def expand(
     if not points and not explicit:
         points = ["resid_post"]
     names: dict[str, None] = {}
-    if any(p in LAYER_POINTS for p in points):
-        chosen = select_layers(layers, table.num_layers)
-    else:
-        chosen = []
+    by_layer = any(p in LAYER_POINTS for p in points)
+    chosen = select_layers(layers, table.num_layers) if by_layer else []
     for point in points:
         if point in table.unavailable:
             raise UnknownHook(f"{point}: {table.unavailable[point]}", param="points")

@@ -100,7 +100,7 @@ class Condition(Spec):
 
 class JobSpecBase(Spec):
     model: str = Field(min_length=1, max_length=1024)
-    sampling: SamplingSpec = Field(default_factory=lambda: SamplingSpec())
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
     capture: CaptureSpec | None = None
     interventions: list[Any] = Field(
         default_factory=list, max_length=0, description="Reserved; must be empty in this version."
