@@ -1,0 +1,58 @@
+"""Scores summed up as lm-eval does, under lm-eval's metric keys.
+
+It stands on the ground floor because the API sums up results without the worker.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from actograph.contract.resources import Score
+
+
+def aggregate(
+    scores: Sequence[Mapping[str, Score]], *, problems: Sequence[int] | None = None
+) -> dict[str, float | None]:
+    """Mean and standard error of each scorer's values.
+
+    `scores` holds one mapping per sample, keyed `<metric>,<filter>`; all samples carry the same
+    keys. Each gives two entries: `exact_match,strict-match` and
+    `exact_match_stderr,strict-match`. The standard error is the sample standard deviation
+    (n - 1) over sqrt(n), lm-eval's `mean_stderr`, and null below two values.
+
+    `problems` names the dataset row of each sample. Where a job has several epochs, a problem's
+    epochs are averaged first, so that repeated answers to one problem are not counted as
+    independent evidence; with one epoch it changes nothing.
+
+    Raises:
+        ValueError: if samples carry different keys, or `problems` is of another length.
+    """
+    if not scores:
+        return {}
+    names = list(scores[0])
+    if any(set(sample) != set(names) for sample in scores):
+        raise ValueError("the samples were not scored by the same scorers")
+    metrics: dict[str, float | None] = {}
+    for name in names:
+        values = [sample[name].value for sample in scores]
+        if problems is not None:
+            values = _mean_per_problem(values, problems)
+        metric, _, filter_name = name.partition(",")
+        metrics[name] = math.fsum(values) / len(values)
+        metrics[f"{metric}_stderr,{filter_name}"] = standard_error(values)
+    return metrics
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean; None for fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean = math.fsum(values) / count
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) / math.sqrt(count)
+
+
+def _mean_per_problem(values: Sequence[float], problems: Sequence[int]) -> list[float]:
+    by_problem: dict[int, list[float]] = {}
+    for value, problem in zip(values, problems, strict=True):
+        by_problem.setdefault(problem, []).append(value)
+    return [math.fsum(group) / len(group) for group in by_problem.values()]

@@ -1,0 +1,53 @@
+"""Rows of a dataset on the Hugging Face Hub."""
+
+import re
+from pathlib import Path
+
+import datasets
+
+from actograph.contract.errors import InvalidDataset
+from actograph.contract.specs import HubDataset
+from actograph.dataset_rows import DatasetRow, check_rows
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+def load_hub_rows(
+    dataset: HubDataset, *, limit: int | None = None, offset: int = 0, require_gold: bool = True
+) -> list[DatasetRow]:
+    """Rows of a split, from the Hub or from the cache of an earlier download.
+
+    Raises:
+        InvalidDataset: if the name is not a Hub id, the Hub cannot be reached, it has no such
+            dataset, config or split, or a row is not a question with an answer.
+    """
+    _check_hub_id(dataset.hub)
+    name = f"{dataset.hub} (config {dataset.config or 'default'}, split {dataset.split})"
+    try:
+        rows = datasets.load_dataset(dataset.hub, dataset.config, split=dataset.split)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        # ConnectionError and FileNotFoundError are OSErrors, as are the Hub's HTTP errors.
+        raise InvalidDataset(
+            f"dataset {name} cannot be loaded: {error}; check name, config and split and that the worker "
+            "reaches huggingface.co, or upload the rows through /v1/files and name them by file_id",
+            param="dataset",
+        ) from error
+    if not isinstance(rows, datasets.Dataset):
+        raise InvalidDataset(f"dataset {name} is not one split of rows", param="dataset")
+    return check_rows(rows, limit=limit, offset=offset, require_gold=require_gold)
+
+
+def _check_hub_id(name: str) -> None:
+    """Refuse what `load_dataset` would take for a folder of this machine, or for one of its builders
+    (`text`, `imagefolder`), which read the working directory."""
+    owner, _, rest = name.partition("/")
+    if not (_HUB_NAME.fullmatch(owner) and _HUB_NAME.fullmatch(rest)):
+        raise InvalidDataset(
+            f"{name!r} is not the id of a dataset on the Hub; give <owner>/<name>, such as openai/gsm8k",
+            param="dataset",
+        )
+    if Path(name).exists():
+        raise InvalidDataset(
+            f"{name!r} is also a folder in the worker's working directory; start the worker elsewhere",
+            param="dataset",
+        )
