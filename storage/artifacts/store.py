@@ -1,0 +1,174 @@
+"""What an artifact store does, and the only keys that it accepts.
+
+A prefix (`sessions/ses_<32 hex>`) is a folder of files that appears as a whole; a single file
+(`files/file_<32 hex>`) is a prefix and a key at once. Both are built from ids that this service
+made; anything else is refused before it comes near a path.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Protocol, Self
+from urllib.parse import unquote, urlsplit
+
+MANIFEST_LAST = ("manifest.json",)
+STREAM_CHUNK = 1 << 20
+
+_PREFIX = re.compile(r"(?:sessions/ses|files/file)_[0-9a-f]{32}")
+_PARENT = re.compile(r"sessions|files")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KEY = re.compile(rf"sessions/ses_[0-9a-f]{{32}}/{_NAME.pattern}|files/file_[0-9a-f]{{32}}")
+
+
+class InvalidKey(ValueError):
+    """A key that was not built from our own ids: a bug in the caller, never a client's mistake."""
+
+
+def check_key(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise InvalidKey(f"not an artifact key: {key!r}")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidKey(f"not an artifact prefix: {prefix!r}")
+    return prefix
+
+
+def check_parent(parent: str) -> str:
+    if not _PARENT.fullmatch(parent):
+        raise InvalidKey(f"not a parent of artifacts: {parent!r}; sessions and files are")
+    return parent
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidKey(f"not a file name for an artifact: {name!r}")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPrefix:
+    """One entry of a listing."""
+
+    prefix: str
+    #: Unix seconds of the newest file in it
+    modified_at: float
+    bytes: int
+
+
+class StagedPrefix(Protocol):
+    """Files that become visible together at `commit`, or never.
+
+    Leaving the `with` block without a commit discards them.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def create(self, name: str) -> BinaryIO:
+        """A new file to write, unbuffered; close it before `commit`."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a closed file that was created here."""
+        ...
+
+    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
+        """Make every file durable, then visible; those named in `last` never before the others.
+
+        Raises:
+            Conflict: the prefix exists already. It is left as it was.
+            ServiceUnavailable: the store cannot be written to.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Remove what was staged. Does nothing after a commit."""
+        ...
+
+
+class ArtifactStore(Protocol):
+    """Safe for use from many threads at once."""
+
+    def stage(self, prefix: str) -> StagedPrefix: ...
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`.
+
+        Raises:
+            NotFound: no such key.
+            RangeNotSatisfiable: the file ends before.
+        """
+        ...
+
+    def stream(
+        self, key: str, start: int = 0, stop: int | None = None, chunk: int = STREAM_CHUNK
+    ) -> Iterator[bytes]:
+        """Bytes [start, stop) in pieces of at most `chunk`; errors as `read`, at the first piece."""
+        ...
+
+    def size(self, key: str) -> int:
+        """Bytes of a file; NotFound where there is none."""
+        ...
+
+    def exists(self, prefix: str) -> bool:
+        """Whether a prefix was committed."""
+        ...
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Remove all files of a prefix; the bytes that were freed, 0 where there was nothing."""
+        ...
+
+    def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
+        """Every prefix under `sessions` or `files`, in no order.
+
+        S3 also lists prefixes whose upload broke off before its manifest, so that a sweep finds them.
+        """
+        ...
+
+    def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
+        """Store one file from a stream, all of it or nothing: (bytes, sha256)."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """The file on this machine, where the store is local."""
+        ...
+
+    def presigned_url(self, key: str) -> str | None:
+        """A URL that serves the file without our help for a quarter of an hour, where there is one."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Bytes that can still be stored; None where the store cannot tell."""
+        ...
+
+    def sweep_staging(self, older_than_seconds: float) -> int:
+        """Remove what writers that were killed left behind; how many leftovers went."""
+        ...
+
+
+def open_store(url: str) -> ArtifactStore:
+    """The store at `file:///folder` or `s3://bucket/prefix`.
+
+    Raises:
+        ValueError: any other URL.
+    """
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url}: an artifact URL has no query or fragment")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        from storage.artifacts.local import LocalStore
+
+        return LocalStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        from storage.artifacts.s3 import S3Store
+
+        return S3Store(parts.netloc, parts.path.strip("/"))
+    raise ValueError(f"{url}: an artifact URL is file:///folder or s3://bucket/prefix")

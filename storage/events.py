@@ -1,0 +1,44 @@
+"""The log of a job: one row per transition, read by Server-Sent Events."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from storage.database import now
+from storage.models import EventRow
+
+
+def append(session: Session, job_id: str, event: str, data: dict[str, Any]) -> None:
+    """Add an entry; `event` is a stable name such as `job.started`."""
+    session.add(EventRow(job_id=job_id, event=event, created_at=now(session), data=data))
+
+
+def after(session: Session, job_id: str, event_id: int, limit: int = 500) -> list[resources.Event]:
+    """Entries that follow `event_id` (0: from the start), oldest first."""
+    statement = (
+        sa.select(EventRow)
+        .where(EventRow.job_id == job_id, EventRow.id > event_id)
+        .order_by(EventRow.id)
+        .limit(limit)
+    )
+    return [_resource(row) for row in session.scalars(statement)]
+
+
+def last_progress(session: Session, job_id: str, count: int = 16) -> Sequence[EventRow]:
+    """The newest `job.progress` entries, oldest first."""
+    statement = (
+        sa.select(EventRow)
+        .where(EventRow.job_id == job_id, EventRow.event == "job.progress")
+        .order_by(EventRow.id.desc())
+        .limit(count)
+    )
+    return list(reversed(session.scalars(statement).all()))
+
+
+def _resource(row: EventRow) -> resources.Event:
+    return resources.Event(
+        id=row.id, job_id=row.job_id, event=row.event, created_at=row.created_at, data=row.data
+    )

@@ -1,0 +1,68 @@
+"""Every query about uploaded files. Their bytes are in the artifact store under `files/<id>`."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import NotFound
+from storage import pages
+from storage.database import now
+from storage.models import FileRow
+
+
+def insert(session: Session, *, file_id: str, filename: str, purpose: str, size: int, sha256: str) -> FileRow:
+    row = FileRow(
+        id=file_id, filename=filename, purpose=purpose, bytes=size, sha256=sha256, created_at=now(session)
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def get(session: Session, file_id: str) -> FileRow:
+    """Raises NotFound."""
+    row = session.get(FileRow, file_id)
+    if row is None:
+        raise NotFound(f"no file {file_id}")
+    return row
+
+
+def find(
+    session: Session,
+    *,
+    purpose: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+    order: pages.Order = "desc",
+) -> tuple[Sequence[FileRow], bool]:
+    """One page of files, newest first by default."""
+    statement = sa.select(FileRow)
+    if purpose is not None:
+        statement = statement.where(FileRow.purpose == purpose)
+    return pages.fetch(
+        session,
+        statement,
+        key=FileRow.created_at,
+        id_column=FileRow.id,
+        after=after,
+        limit=limit,
+        order=order,
+    )
+
+
+def delete(session: Session, file_id: str) -> None:
+    """Remove the row; the caller removes the bytes once that is committed. Raises NotFound."""
+    session.delete(get(session, file_id))
+    session.flush()
+
+
+def resource(row: FileRow) -> resources.File:
+    return resources.File(
+        id=row.id,
+        bytes=row.bytes,
+        created_at=int(row.created_at),
+        filename=row.filename,
+        purpose=row.purpose,
+    )

@@ -1,0 +1,61 @@
+"""Answers to requests that carried an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import IdempotencyInFlight, IdempotencyMismatch
+from storage.database import now
+from storage.models import IdempotencyRow
+
+KEEP_SECONDS = 24 * 3600
+#: a request that has not been answered for so long was lost with its process
+IN_FLIGHT_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    status_code: int
+    response: dict[str, Any]
+
+
+def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
+    """Reserve a key. Returns the stored answer where the same request was answered before.
+
+    Raises:
+        IdempotencyInFlight: the same request is being answered.
+        IdempotencyMismatch: the key was used with another body.
+    """
+    moment = now(session)
+    session.execute(sa.delete(IdempotencyRow).where(IdempotencyRow.created_at < moment - KEEP_SECONDS))
+    row = session.get(IdempotencyRow, key)
+    if row is None:
+        session.add(IdempotencyRow(key=key, digest=digest, created_at=moment))
+        session.flush()
+        return None
+    if row.digest != digest:
+        raise IdempotencyMismatch(param="Idempotency-Key")
+    if row.status_code is None or row.response is None:
+        if row.created_at < moment - IN_FLIGHT_SECONDS:
+            row.created_at = moment
+            return None
+        raise IdempotencyInFlight(param="Idempotency-Key")
+    return StoredAnswer(row.status_code, row.response)
+
+
+def finish(session: Session, key: str, status_code: int, response: dict[str, Any]) -> None:
+    """Store the answer."""
+    session.execute(
+        sa.update(IdempotencyRow)
+        .where(IdempotencyRow.key == key)
+        .values(status_code=status_code, response=response)
+    )
+
+
+def abandon(session: Session, key: str) -> None:
+    """The request was refused; the key may be used again."""
+    session.execute(
+        sa.delete(IdempotencyRow).where(IdempotencyRow.key == key, IdempotencyRow.status_code.is_(None))
+    )

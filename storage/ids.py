@@ -1,0 +1,32 @@
+"""Identifiers: a short prefix that says what it is, and 128 random bits in hex."""
+
+import re
+import secrets
+
+_ID = re.compile(r"^(job|smp|ses|file|wrk)_[0-9a-f]{32}$")
+
+
+def new_job_id() -> str:
+    return f"job_{secrets.token_hex(16)}"
+
+
+def new_sample_id() -> str:
+    return f"smp_{secrets.token_hex(16)}"
+
+
+def new_session_id() -> str:
+    return f"ses_{secrets.token_hex(16)}"
+
+
+def new_file_id() -> str:
+    return f"file_{secrets.token_hex(16)}"
+
+
+def new_worker_id() -> str:
+    return f"wrk_{secrets.token_hex(16)}"
+
+
+def is_id(text: str, prefix: str) -> bool:
+    """Whether `text` is an id of ours with this prefix (`job`, `smp`, `ses`, `file`, `wrk`)."""
+    match = _ID.match(text)
+    return match is not None and match[1] == prefix

@@ -1,0 +1,399 @@
+"""Every query about jobs. Callers open and commit the transaction."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph import metrics
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, Conflict, NotFound
+from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.specs import JobSpecBase
+from storage import events, pages
+from storage.database import changed, now
+from storage.ids import new_job_id
+from storage.models import FileRow, JobRow, JobTagRow, SampleRow
+
+ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
+
+
+def create(
+    session: Session,
+    *,
+    kind: str,
+    model: str,
+    spec: JobSpecBase,
+    hooks: Sequence[str] | None,
+    total: int | None,
+    fewshot: list[dict[str, Any]] | None = None,
+) -> JobRow:
+    """Insert a queued job. `total` is None where the worker has yet to read the dataset."""
+    row = JobRow(
+        id=new_job_id(),
+        kind=kind,
+        status=JobStatus.QUEUED,
+        model=model,
+        spec=spec.model_dump(mode="json"),
+        priority=spec.priority,
+        total=total,
+        completed=0,
+        failed=0,
+        created_at=now(session),
+        hooks=list(hooks) if hooks is not None else None,
+        fewshot=fewshot,
+    )
+    session.add(row)
+    session.flush()
+    session.add_all(JobTagRow(job_id=row.id, tag=tag) for tag in dict.fromkeys(spec.tags))
+    events.append(session, row.id, "job.queued", {"total": total})
+    return row
+
+
+def get(session: Session, job_id: str) -> JobRow:
+    """Raises NotFound."""
+    row = session.get(JobRow, job_id)
+    if row is None:
+        raise NotFound(f"no job {job_id}")
+    return row
+
+
+def find(
+    session: Session,
+    *,
+    status: JobStatus | None = None,
+    kind: str | None = None,
+    tag: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+    order: pages.Order = "desc",
+) -> tuple[Sequence[JobRow], bool]:
+    """One page of jobs, newest first by default."""
+    statement = sa.select(JobRow)
+    if status is not None:
+        statement = statement.where(JobRow.status == status)
+    if kind is not None:
+        statement = statement.where(JobRow.kind == kind)
+    if tag is not None:
+        statement = statement.join(JobTagRow, JobTagRow.job_id == JobRow.id).where(JobTagRow.tag == tag)
+    return pages.fetch(
+        session, statement, key=JobRow.created_at, id_column=JobRow.id, after=after, limit=limit, order=order
+    )
+
+
+def start(session: Session, job_id: str) -> bool:
+    """queued -> in_progress, once."""
+    moved = session.execute(
+        sa.update(JobRow)
+        .where(JobRow.id == job_id, JobRow.status == JobStatus.QUEUED)
+        .values(status=JobStatus.IN_PROGRESS, started_at=now(session))
+    )
+    if changed(moved):
+        events.append(session, job_id, "job.started", {})
+    return changed(moved) > 0
+
+
+def set_samples(session: Session, job_id: str, *, total: int, fewshot: list[dict[str, Any]] | None) -> None:
+    """Record what the worker found in a dataset that only it could read."""
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total, fewshot=fewshot))
+
+
+def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
+    """Record the canonical hook names of a job that was submitted before its model was loaded."""
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(hooks=list(hooks)))
+
+
+def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
+    """Add to the job's counters and log the progress made."""
+    session.execute(
+        sa.update(JobRow)
+        .where(JobRow.id == job_id)
+        .values(completed=JobRow.completed + completed, failed=JobRow.failed + failed)
+    )
+    row = session.execute(
+        sa.select(JobRow.total, JobRow.completed, JobRow.failed).where(JobRow.id == job_id)
+    ).one()
+    events.append(
+        session,
+        job_id,
+        "job.progress",
+        {"total": row.total, "completed": row.completed, "failed": row.failed},
+    )
+
+
+def cancel(session: Session, job_id: str) -> JobRow:
+    """Ask for the end of a job; samples that finished are kept. Ended jobs stay as they are.
+
+    Raises:
+        NotFound: no such job.
+        Conflict: it has already completed or failed.
+    """
+    row = get(session, job_id)
+    status = JobStatus(row.status)
+    if status in (JobStatus.COMPLETED, JobStatus.FAILED):
+        raise Conflict(f"job {job_id} is {status} already")
+    if status in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):
+        row.status = JobStatus.CANCELLING
+        events.append(session, job_id, "job.cancelling", {})
+        session.flush()
+        end_if_done(session, job_id)
+        session.refresh(row)
+    return row
+
+
+def fail(session: Session, job_id: str, error: ActographError) -> None:
+    """End an active job as failed, with the reason."""
+    moved = session.execute(
+        sa.update(JobRow)
+        .where(JobRow.id == job_id, JobRow.status.in_(ACTIVE))
+        .values(status=JobStatus.FAILED, finished_at=now(session), error=error.as_record())
+    )
+    if changed(moved):
+        events.append(session, job_id, "job.failed", {"error": error.as_record()})
+
+
+def end_if_done(session: Session, job_id: str) -> JobStatus:
+    """Move a job on that has nothing left to run; called after every unit and by the reconciler.
+
+    A cancelling job ends once no worker holds a live lease on its samples. A job of which
+    every sample failed has failed, with the reason of its first sample.
+    """
+    row = session.execute(
+        sa.select(JobRow)
+        .where(JobRow.id == job_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no job {job_id}")
+    status = JobStatus(row.status)
+    if status.is_terminal() or (row.total is None and status is not JobStatus.CANCELLING):
+        return status
+    moment = now(session)
+    open_samples = session.execute(
+        sa.select(SampleRow.id)
+        .where(
+            SampleRow.job_id == job_id,
+            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
+        )
+        .limit(1)
+    ).first()
+    if status is JobStatus.CANCELLING:
+        live = session.execute(
+            sa.select(sa.func.count()).where(
+                SampleRow.job_id == job_id,
+                SampleRow.status == SampleStatus.LEASED,
+                SampleRow.lease_until >= moment,
+            )
+        ).scalar_one()
+        if live == 0:
+            row.status, row.finished_at = JobStatus.CANCELLED, moment
+            events.append(session, job_id, "job.cancelled", _counts(row))
+    elif open_samples is None:
+        events.append(session, job_id, "job.finalizing", _counts(row))
+        row.finished_at = moment
+        if row.completed == 0 and row.failed > 0:
+            row.status = JobStatus.FAILED
+            row.error = _first_error(session, job_id)
+            events.append(session, job_id, "job.failed", _counts(row) | {"error": row.error})
+        else:
+            row.status = JobStatus.COMPLETED
+            events.append(session, job_id, "job.completed", _counts(row))
+    session.flush()
+    return JobStatus(row.status)
+
+
+def delete(session: Session, job_id: str) -> None:
+    """Remove an ended or queued job with its samples, sessions and events.
+
+    The caller removes the sessions' files afterwards.
+
+    Raises:
+        Conflict: a worker is running it.
+    """
+    row = get(session, job_id)
+    if row.status in (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING):
+        raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
+    session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
+
+
+def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
+    """Whether a job that is served before `priority` has samples that nobody runs."""
+    waiting = (
+        sa.select(SampleRow.id)
+        .where(SampleRow.job_id == JobRow.id, SampleRow.status == SampleStatus.PENDING)
+        .exists()
+    )
+    statement = sa.select(JobRow.id).where(
+        JobRow.status.in_(ACTIVE),
+        JobRow.priority < priority,
+        JobRow.id != job_id,
+        sa.or_(waiting, JobRow.total.is_(None)),
+    )
+    return session.execute(statement.limit(1)).first() is not None
+
+
+def stranded(session: Session, live_job_ids: Sequence[str]) -> Sequence[tuple[str, int]]:
+    """(id, priority) of active jobs with work that no live worker is occupied with."""
+    moment = now(session)
+    claimable = (
+        sa.select(SampleRow.id)
+        .where(
+            SampleRow.job_id == JobRow.id,
+            sa.or_(
+                SampleRow.status == SampleStatus.PENDING,
+                sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
+            ),
+        )
+        .exists()
+    )
+    statement = (
+        sa.select(JobRow.id, JobRow.priority)
+        .where(
+            JobRow.status.in_(ACTIVE),
+            JobRow.id.not_in(live_job_ids),
+            sa.or_(claimable, JobRow.total.is_(None)),
+        )
+        .order_by(JobRow.priority, JobRow.created_at)
+    )
+    return session.execute(statement).tuples().all()
+
+
+def unended(session: Session) -> Sequence[str]:
+    """Ids of jobs that `end_if_done` may be able to move on."""
+    statement = sa.select(JobRow.id).where(JobRow.status.in_((*ACTIVE, JobStatus.CANCELLING)))
+    return session.scalars(statement).all()
+
+
+def status_of(session: Session, job_id: str) -> JobStatus | None:
+    """The job's status, None where it was deleted."""
+    value = session.execute(sa.select(JobRow.status).where(JobRow.id == job_id)).scalar_one_or_none()
+    return JobStatus(value) if value is not None else None
+
+
+def refers_to_file(session: Session, file_id: str) -> str | None:
+    """An active job that reads this uploaded file, if any."""
+    if session.get(FileRow, file_id) is None:
+        return None
+    for row in session.scalars(sa.select(JobRow).where(JobRow.status.in_(ACTIVE))):
+        for field in ("dataset", "fewshot_dataset"):
+            if (row.spec.get(field) or {}).get("file_id") == file_id:
+                return row.id
+    return None
+
+
+def queue_positions(session: Session) -> dict[str, int]:
+    """Queued job -> its place, 1 being next."""
+    statement = (
+        sa.select(JobRow.id)
+        .where(JobRow.status == JobStatus.QUEUED)
+        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
+    )
+    return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
+
+
+def rate(session: Session, row: JobRow) -> float | None:
+    """Samples per second over the last units of a running job."""
+    if row.status != JobStatus.IN_PROGRESS:
+        return None
+    progress = events.last_progress(session, row.id)
+    if not progress:
+        return None
+    first, last = progress[0], progress[-1]
+    done = _done(last.data) - _done(first.data)
+    span = last.created_at - first.created_at
+    if done <= 0 or span <= 0:
+        done, span = _done(last.data), last.created_at - (row.started_at or row.created_at)
+    return done / span if span > 0 else None
+
+
+def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None = None) -> resources.Job:
+    """The job as the API shows it."""
+    if positions is None:
+        positions = queue_positions(session) if row.status == JobStatus.QUEUED else {}
+    per_second = rate(session, row)
+    left = (row.total or 0) - row.completed - row.failed
+    return resources.Job(
+        id=row.id,
+        kind=row.kind,
+        status=JobStatus(row.status),
+        model=row.model,
+        created_at=int(row.created_at),
+        started_at=_seconds(row.started_at),
+        finished_at=_seconds(row.finished_at),
+        progress=progress(row),
+        queue_position=positions.get(row.id),
+        samples_per_second=per_second,
+        eta_seconds=left / per_second if per_second else None,
+        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        priority=row.priority,
+        tags=row.spec.get("tags", []),
+        metadata=row.spec.get("metadata", {}),
+        spec=row.spec,
+        results_url=f"/v1/jobs/{row.id}/results",
+    )
+
+
+def progress(row: JobRow) -> resources.Progress:
+    return resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed)
+
+
+def results(session: Session, row: JobRow) -> resources.JobResults:
+    """Scores per condition of the samples finished so far."""
+    grouped: dict[str, list[SampleRow]] = {}
+    for condition in row.spec.get("conditions", []):
+        grouped[condition["name"]] = []
+    statement = (
+        sa.select(SampleRow)
+        .where(
+            SampleRow.job_id == row.id,
+            SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+        )
+        .order_by(SampleRow.position)
+        .options(sa.orm.defer(SampleRow.input), sa.orm.defer(SampleRow.prompt))
+    )
+    for sample in session.scalars(statement):
+        grouped.setdefault(sample.condition, []).append(sample)
+    return resources.JobResults(
+        job_id=row.id,
+        status=JobStatus(row.status),
+        task=row.spec.get("task"),
+        progress=progress(row),
+        conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
+    )
+
+
+def _condition_results(row: JobRow, samples: Sequence[SampleRow]) -> resources.ConditionResults:
+    completed = [s for s in samples if s.status == SampleStatus.COMPLETED]
+    values = [{key: score["value"] for key, score in (s.scores or {}).items()} for s in completed]
+    return resources.ConditionResults(
+        alias=row.spec.get("task") or row.kind,
+        metrics=metrics.aggregate(values),
+        samples=len(completed),
+        failed=len(samples) - len(completed),
+        truncated=sum(s.finish_reason == "length" for s in completed),
+    )
+
+
+def _first_error(session: Session, job_id: str) -> dict[str, Any]:
+    error = session.execute(
+        sa.select(SampleRow.error)
+        .where(SampleRow.job_id == job_id, SampleRow.status == SampleStatus.FAILED)
+        .order_by(SampleRow.position)
+        .limit(1)
+    ).scalar_one()
+    reason = error or {"type": "internal_error", "message": "no reason was recorded"}
+    return {"type": reason["type"], "message": f"every sample failed; the first: {reason['message']}"}
+
+
+def _counts(row: JobRow) -> dict[str, Any]:
+    return {"total": row.total, "completed": row.completed, "failed": row.failed}
+
+
+def _done(data: Mapping[str, Any]) -> int:
+    return int(data["completed"]) + int(data["failed"])
+
+
+def _seconds(value: float | None) -> int | None:
+    return int(value) if value is not None else None

@@ -1,0 +1,116 @@
+"""The manifest of a session: what it is, how it was made, and which bytes hold what."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from actograph.contract.errors import StoreDamaged
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+class ManifestPart(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TensorPart(ManifestPart):
+    """Rows [start, stop) of a tensor: the tensor `name` of file `file`."""
+
+    file: str
+    name: str
+    start: int
+    stop: int
+
+
+class StoredTensor(ManifestPart):
+    """One hook's tensor; row i is token `first_row + i`. `parts` and `nbytes` are set on write."""
+
+    shape: tuple[int, int] = Field(description="[rows, width]")
+    dtype: str = Field(description="safetensors name: F32, BF16, F16 ...")
+    first_row: int = 0
+    nbytes: int = 0
+    parts: list[TensorPart] = Field(default_factory=list)
+
+    @property
+    def files(self) -> list[str]:
+        return [part.file for part in self.parts]
+
+
+class StoredFile(ManifestPart):
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Turn(ManifestPart):
+    """One turn: tokens [start, stop) of `token_ids`, of which the first `prompt_tokens` were given."""
+
+    role: str
+    start: int
+    stop: int
+    prompt_tokens: int
+
+
+class Segment(ManifestPart):
+    """A named range of tokens, [start, stop)."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class SessionManifest(ManifestPart):
+    """Everything that a reader needs to know about a session.
+
+    Rows: for P prompt and G generated tokens the model ran P + G - 1; row t of a full tensor is what
+    it computed when token t was its input.
+    """
+
+    format_version: int = FORMAT_VERSION
+    session_id: str = Field(pattern=r"^ses_[0-9a-f]{32}$")
+    job_id: str
+    sample_id: str
+    sample_index: int
+    condition: str | None = None
+    epoch: int = 0
+    model: str
+    revision: str | None = None
+    tokenizer_sha256: str | None = None
+    template_sha256: str | None = None
+    capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
+    capture_sha256: str
+    dtype: str = Field(description="Dtype that the spec asked for; each tensor names its own.")
+    prompt_tokens: int = Field(ge=1)
+    generated_tokens: int = Field(ge=0)
+    turns: list[Turn] = Field(default_factory=list)
+    segments: list[Segment] = Field(default_factory=list)
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    seed: int
+    finish_reason: Literal["stop", "length"] | None = None
+    versions: dict[str, str] = Field(default_factory=dict, description="Library -> version.")
+    created_at: int = Field(description="Unix seconds, UTC.")
+    tensors: dict[str, StoredTensor]
+    token_ids: TensorPart | None = Field(None, description="Where the P + G token ids are; set on write.")
+    files: list[StoredFile] = Field(default_factory=list, description="All but the manifest; set on write.")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> "SessionManifest":
+        """Raises StoreDamaged where `data` is no manifest that this version can read."""
+        try:
+            manifest = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise StoreDamaged(f"{MANIFEST_NAME} cannot be read: {error}") from error
+        if manifest.format_version > FORMAT_VERSION:
+            raise StoreDamaged(
+                f"the session has format version {manifest.format_version}, this program reads up to "
+                f"{FORMAT_VERSION}: update it"
+            )
+        return manifest

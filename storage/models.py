@@ -1,0 +1,205 @@
+"""The tables of the index. Times are Unix seconds (UTC) as double precision."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+ID_LENGTH = 64
+
+
+class Base(DeclarativeBase):
+    metadata = sa.MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
+        float: sa.Double,
+        dict[str, Any]: sa.JSON(none_as_null=True),
+        list[str]: sa.JSON(none_as_null=True),
+        list[dict[str, Any]]: sa.JSON(none_as_null=True),
+    }
+
+
+def _id() -> Mapped[str]:
+    return mapped_column(sa.String(ID_LENGTH), primary_key=True)
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        sa.Index("ix_jobs_status_priority_created_at", "status", "priority", "created_at"),
+        sa.Index("ix_jobs_created_at_id", "created_at", "id"),
+    )
+
+    id: Mapped[str] = _id()
+    kind: Mapped[str] = mapped_column(sa.String(32))
+    status: Mapped[str] = mapped_column(sa.String(16))
+    #: name under which the model is served
+    model: Mapped[str] = mapped_column(sa.String(1024))
+    #: the job spec as validated, every default filled in
+    spec: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    #: numbers of samples; `total` is null until the dataset has been read
+    total: Mapped[int | None]
+    completed: Mapped[int] = mapped_column(default=0)
+    failed: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    error: Mapped[dict[str, Any] | None]
+    #: canonical hook names, once the model's structure is known
+    hooks: Mapped[list[str] | None]
+    #: few-shot examples {index, question, answer}, one more than shown, as a sample skips itself
+    fewshot: Mapped[list[dict[str, Any]] | None]
+
+
+class JobTagRow(Base):
+    __tablename__ = "job_tags"
+    __table_args__ = (sa.Index("ix_job_tags_tag", "tag"),)
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+
+
+class SampleRow(Base):
+    __tablename__ = "samples"
+    __table_args__ = (
+        sa.UniqueConstraint("job_id", "position"),
+        sa.UniqueConstraint("job_id", "sample_index", "condition", "epoch"),
+        sa.Index("ix_samples_job_id_status_position", "job_id", "status", "position"),
+    )
+
+    id: Mapped[str] = _id()
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    #: order in which the job's samples are claimed
+    position: Mapped[int]
+    sample_index: Mapped[int]
+    condition: Mapped[str] = mapped_column(sa.String(64), default="")
+    epoch: Mapped[int] = mapped_column(default=0)
+    status: Mapped[str] = mapped_column(sa.String(16))
+    #: raised by every claim; a commit with an older token changes nothing
+    lease_token: Mapped[int] = mapped_column(default=0)
+    lease_until: Mapped[float] = mapped_column(default=0.0)
+    worker_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    attempts: Mapped[int] = mapped_column(default=0)
+    input: Mapped[dict[str, Any]]
+    prompt: Mapped[str | None]
+    completion: Mapped[str | None]
+    finish_reason: Mapped[str | None] = mapped_column(sa.String(16))
+    prompt_tokens: Mapped[int | None]
+    generated_tokens: Mapped[int | None]
+    seed: Mapped[int | None] = mapped_column(sa.BigInteger)
+    #: metric key -> {value, answer}
+    scores: Mapped[dict[str, Any] | None]
+    error: Mapped[dict[str, Any] | None]
+    session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+
+class SessionRow(Base):
+    __tablename__ = "sessions"
+    __table_args__ = (
+        sa.Index("ix_sessions_created_at_id", "created_at", "id"),
+        sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
+        sa.Index("ix_sessions_model", "model"),
+    )
+
+    id: Mapped[str] = _id()
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    sample_id: Mapped[str] = mapped_column(sa.ForeignKey("samples.id", ondelete="CASCADE"), unique=True)
+    sample_index: Mapped[int]
+    condition: Mapped[str] = mapped_column(sa.String(64), default="")
+    epoch: Mapped[int] = mapped_column(default=0)
+    model: Mapped[str] = mapped_column(sa.String(1024))
+    created_at: Mapped[float]
+    prompt_tokens: Mapped[int]
+    generated_tokens: Mapped[int]
+    rows: Mapped[int]
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    dtype: Mapped[str] = mapped_column(sa.String(16))
+    #: hook name -> {shape, dtype, first_row, nbytes}
+    hooks: Mapped[dict[str, Any]]
+    #: verdict of the task's first scorer
+    correct: Mapped[bool | None]
+
+
+class ArtifactRow(Base):
+    """One stored file of a session."""
+
+    __tablename__ = "artifacts"
+
+    session_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+    __table_args__ = (sa.Index("ix_events_job_id_id", "job_id", "id"),)
+
+    id: Mapped[int] = mapped_column(
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    event: Mapped[str] = mapped_column(sa.String(64))
+    created_at: Mapped[float]
+    data: Mapped[dict[str, Any]]
+
+
+class WorkerRow(Base):
+    __tablename__ = "workers"
+
+    id: Mapped[str] = _id()
+    hostname: Mapped[str] = mapped_column(sa.String(255))
+    pid: Mapped[int]
+    status: Mapped[str] = mapped_column(sa.String(16))
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    device: Mapped[str | None] = mapped_column(sa.String(64))
+    started_at: Mapped[float]
+    heartbeat_at: Mapped[float]
+    job_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    error: Mapped[dict[str, Any] | None]
+    memory: Mapped[dict[str, Any] | None]
+
+
+class ModelRow(Base):
+    """The structure of a model, as the last worker that loaded it found and proved it."""
+
+    __tablename__ = "models"
+
+    name: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
+    structure: Mapped[dict[str, Any]]
+    loaded_at: Mapped[float]
+
+
+class FileRow(Base):
+    __tablename__ = "files"
+
+    id: Mapped[str] = _id()
+    filename: Mapped[str] = mapped_column(sa.String(255))
+    purpose: Mapped[str] = mapped_column(sa.String(64))
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    created_at: Mapped[float]
+
+
+class IdempotencyRow(Base):
+    """What was answered to a request with an Idempotency-Key; no answer yet means in flight."""
+
+    __tablename__ = "idempotency_keys"
+
+    key: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    digest: Mapped[str] = mapped_column(sa.String(64))
+    created_at: Mapped[float]
+    status_code: Mapped[int | None]
+    response: Mapped[dict[str, Any] | None]

@@ -1,0 +1,53 @@
+"""Keyset pages: `limit` rows after the row `after`, in a stable order with the id as tie-break."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import ListPage
+
+Order = Literal["asc", "desc"]
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def fetch(
+    session: Session,
+    statement: sa.Select[R],
+    *,
+    key: sa.orm.InstrumentedAttribute[Any],
+    id_column: sa.orm.InstrumentedAttribute[str],
+    after: str | None,
+    limit: int,
+    order: Order,
+) -> tuple[Sequence[R], bool]:
+    """Rows of one page, and whether more follow.
+
+    Raises:
+        InvalidRequest: `after` names no row.
+    """
+    if after is not None:
+        start = session.execute(sa.select(key).where(id_column == after)).scalar_one_or_none()
+        if start is None:
+            raise InvalidRequest(f"after: no item {after}", param="after")
+        here = sa.tuple_(key, id_column)
+        last = sa.tuple_(sa.literal(start), sa.literal(after))
+        statement = statement.where(here < last if order == "desc" else here > last)
+    keys = (key.desc(), id_column.desc()) if order == "desc" else (key.asc(), id_column.asc())
+    rows = session.scalars(statement.order_by(*keys).limit(limit + 1)).all()
+    return rows[:limit], len(rows) > limit
+
+
+def page(rows: Sequence[R], has_more: bool, to_resource: Callable[[R], T]) -> ListPage[T]:
+    """A list resource of rows whose resources carry an `id`."""
+    data = [to_resource(row) for row in rows]
+    ids = [getattr(row, "id", None) for row in rows]
+    return ListPage[Any](
+        data=data,
+        first_id=ids[0] if ids else None,
+        last_id=ids[-1] if ids else None,
+        has_more=has_more,
+    )

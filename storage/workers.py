@@ -1,0 +1,138 @@
+"""Every query about workers and the models that they hold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import ActographError
+from actograph.contract.resources import WorkerStatus
+from storage.database import changed, now
+from storage.models import ModelRow, WorkerRow
+
+LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
+
+
+def register(session: Session, worker_id: str, *, hostname: str, pid: int, model: str) -> None:
+    """A worker has started and loads its model."""
+    moment = now(session)
+    session.add(
+        WorkerRow(
+            id=worker_id,
+            hostname=hostname,
+            pid=pid,
+            status=WorkerStatus.STARTING,
+            model=model,
+            started_at=moment,
+            heartbeat_at=moment,
+        )
+    )
+
+
+def set_ready(session: Session, worker_id: str, structure: resources.ModelStructure) -> None:
+    """The model is loaded and proved; its structure is what submissions are checked against."""
+    moment = now(session)
+    stored = session.get(ModelRow, structure.model)
+    if stored is None:
+        session.add(
+            ModelRow(name=structure.model, structure=structure.model_dump(mode="json"), loaded_at=moment)
+        )
+    else:
+        stored.structure, stored.loaded_at = structure.model_dump(mode="json"), moment
+    _update(session, worker_id, status=WorkerStatus.READY, device=structure.device, heartbeat_at=moment)
+
+
+def set_failed(session: Session, worker_id: str, error: ActographError) -> None:
+    _update(session, worker_id, status=WorkerStatus.SETUP_FAILED, error=error.as_record())
+
+
+def set_busy(session: Session, worker_id: str, job_id: str) -> None:
+    _update(session, worker_id, status=WorkerStatus.BUSY, job_id=job_id, heartbeat_at=now(session))
+
+
+def set_idle(session: Session, worker_id: str) -> None:
+    _update(session, worker_id, status=WorkerStatus.READY, job_id=None, heartbeat_at=now(session))
+
+
+def set_offline(session: Session, worker_id: str) -> None:
+    _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None)
+
+
+def heartbeat(session: Session, worker_id: str, memory: dict[str, int]) -> None:
+    """Show that the worker lives; one that was thought dead is brought back."""
+    _update(session, worker_id, heartbeat_at=now(session), memory=memory)
+    session.execute(
+        sa.update(WorkerRow)
+        .where(WorkerRow.id == worker_id, WorkerRow.status == WorkerStatus.OFFLINE)
+        .values(status=WorkerStatus.READY)
+    )
+
+
+def expire(session: Session, silent_seconds: float) -> int:
+    """Mark live workers without a heartbeat for so long as offline; returns how many."""
+    result = session.execute(
+        sa.update(WorkerRow)
+        .where(
+            WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING)),
+            WorkerRow.heartbeat_at < now(session) - silent_seconds,
+        )
+        .values(status=WorkerStatus.OFFLINE, job_id=None)
+    )
+    return changed(result)
+
+
+def forget(session: Session, older_than_seconds: float) -> None:
+    """Drop the rows of workers that ended long ago."""
+    session.execute(
+        sa.delete(WorkerRow).where(
+            WorkerRow.status.in_((WorkerStatus.OFFLINE, WorkerStatus.SETUP_FAILED)),
+            WorkerRow.heartbeat_at < now(session) - older_than_seconds,
+        )
+    )
+
+
+def find(session: Session) -> Sequence[WorkerRow]:
+    """All workers, the newest first."""
+    return session.scalars(sa.select(WorkerRow).order_by(WorkerRow.started_at.desc(), WorkerRow.id)).all()
+
+
+def busy_job_ids(session: Session) -> Sequence[str]:
+    """Jobs that a live worker is occupied with."""
+    statement = sa.select(WorkerRow.job_id).where(
+        WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id.is_not(None)
+    )
+    return [job_id for job_id in session.scalars(statement) if job_id is not None]
+
+
+def loaded_models(session: Session) -> set[str]:
+    """Names of the models that a live worker holds."""
+    statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))
+    return {name for name in session.scalars(statement) if name is not None}
+
+
+def structure(session: Session, model: str) -> resources.ModelStructure | None:
+    """The structure of a model that some worker has loaded at least once."""
+    row = session.get(ModelRow, model)
+    return resources.ModelStructure.model_validate(row.structure) if row else None
+
+
+def resource(row: WorkerRow) -> resources.Worker:
+    return resources.Worker(
+        id=row.id,
+        status=WorkerStatus(row.status),
+        model=row.model,
+        hostname=row.hostname,
+        pid=row.pid,
+        device=row.device,
+        started_at=int(row.started_at),
+        last_heartbeat_at=int(row.heartbeat_at),
+        job_id=row.job_id,
+        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        memory=row.memory or {},
+    )
+
+
+def _update(session: Session, worker_id: str, **values: Any) -> None:
+    session.execute(sa.update(WorkerRow).where(WorkerRow.id == worker_id).values(**values))
