@@ -27,7 +27,6 @@ def create(
     spec: JobSpecBase,
     hooks: Sequence[str] | None,
     total: int | None,
-    fewshot: list[dict[str, Any]] | None = None,
 ) -> JobRow:
     """Insert a queued job. `total` is None where the worker has yet to read the dataset."""
     row = JobRow(
@@ -35,14 +34,14 @@ def create(
         kind=kind,
         status=JobStatus.QUEUED,
         model=model,
-        spec=spec.model_dump(mode="json"),
+        # a capture job's inputs are its samples; repeating them here would weigh every list down
+        spec=spec.model_dump(mode="json", exclude={"inputs"}),
         priority=spec.priority,
         total=total,
         completed=0,
         failed=0,
         created_at=now(session),
         hooks=list(hooks) if hooks is not None else None,
-        fewshot=fewshot,
     )
     session.add(row)
     session.flush()
@@ -94,9 +93,9 @@ def start(session: Session, job_id: str) -> bool:
     return changed(moved) > 0
 
 
-def set_samples(session: Session, job_id: str, *, total: int, fewshot: list[dict[str, Any]] | None) -> None:
-    """Record what the worker found in a dataset that only it could read."""
-    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total, fewshot=fewshot))
+def set_total(session: Session, job_id: str, total: int) -> None:
+    """Record the number of samples of a dataset that only the worker could read."""
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total))
 
 
 def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
@@ -354,7 +353,7 @@ def results(session: Session, row: JobRow) -> resources.JobResults:
         .options(sa.orm.defer(SampleRow.input), sa.orm.defer(SampleRow.prompt))
     )
     for sample in session.scalars(statement):
-        grouped.setdefault(sample.condition, []).append(sample)
+        grouped.setdefault(sample.condition or row.kind, []).append(sample)
     return resources.JobResults(
         job_id=row.id,
         status=JobStatus(row.status),
@@ -366,10 +365,13 @@ def results(session: Session, row: JobRow) -> resources.JobResults:
 
 def _condition_results(row: JobRow, samples: Sequence[SampleRow]) -> resources.ConditionResults:
     completed = [s for s in samples if s.status == SampleStatus.COMPLETED]
-    values = [{key: score["value"] for key, score in (s.scores or {}).items()} for s in completed]
+    scores = [
+        {key: resources.Score.model_validate(score) for key, score in (s.scores or {}).items()}
+        for s in completed
+    ]
     return resources.ConditionResults(
         alias=row.spec.get("task") or row.kind,
-        metrics=metrics.aggregate(values),
+        metrics=metrics.aggregate(scores, problems=[s.sample_index for s in completed]),
         samples=len(completed),
         failed=len(samples) - len(completed),
         truncated=sum(s.finish_reason == "length" for s in completed),

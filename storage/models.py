@@ -22,7 +22,6 @@ class Base(DeclarativeBase):
         float: sa.Double,
         dict[str, Any]: sa.JSON(none_as_null=True),
         list[str]: sa.JSON(none_as_null=True),
-        list[dict[str, Any]]: sa.JSON(none_as_null=True),
     }
 
 
@@ -55,8 +54,6 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     #: canonical hook names, once the model's structure is known
     hooks: Mapped[list[str] | None]
-    #: few-shot examples {index, question, answer}, one more than shown, as a sample skips itself
-    fewshot: Mapped[list[dict[str, Any]] | None]
 
 
 class JobTagRow(Base):

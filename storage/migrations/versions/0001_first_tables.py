@@ -45,7 +45,6 @@ def upgrade() -> None:
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("hooks", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("fewshot", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:

@@ -1,0 +1,101 @@
+"""Rows of a dataset that was uploaded or lies under an allowed data root.
+
+Hub datasets need the `datasets` library and are read by the worker alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from actograph.contract.errors import InvalidDataset, NotFound
+from actograph.contract.specs import FileDataset, PathDataset
+from actograph.dataset_rows import DatasetRow, bounded_lines, read_rows
+from storage.artifacts.store import ArtifactStore
+from storage.ids import is_id
+
+
+def read(
+    ref: FileDataset | PathDataset,
+    store: ArtifactStore,
+    data_roots: Sequence[str],
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    require_gold: bool = True,
+) -> list[DatasetRow]:
+    """Rows `offset` to `offset + limit` of the dataset, checked.
+
+    Raises:
+        InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
+    """
+    lines: Iterable[bytes]
+    if isinstance(ref, FileDataset):
+        key = f"files/{ref.file_id}"
+        if not is_id(ref.file_id, "file"):
+            raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id")
+        try:
+            store.size(key)
+        except NotFound as error:
+            raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id") from error
+        stream = _ChunkReader(store.stream(key))
+        lines = bounded_lines(cast(BinaryIO, stream))
+        return read_rows(lines, limit=limit, offset=offset, require_gold=require_gold)
+    with closing(allowed_path(ref.path, data_roots).open("rb")) as file:
+        return read_rows(bounded_lines(file), limit=limit, offset=offset, require_gold=require_gold)
+
+
+def allowed_path(path: str, data_roots: Sequence[str]) -> Path:
+    """The file that `path` names, links followed, if a data root holds it.
+
+    The message is the same for a path outside and for one that does not exist, so that it
+    tells nothing about the server's disk.
+
+    Raises:
+        InvalidDataset: outside every root, missing, or not a file.
+    """
+    refusal = InvalidDataset(
+        f"{path}: no such file under the server's data roots (ACTOGRAPH_DATA_ROOTS)", param="dataset.path"
+    )
+    if "\0" in path:
+        raise refusal
+    roots = [Path(root).resolve() for root in data_roots]
+    given = Path(path)
+    candidates = [given] if given.is_absolute() else [root / given for root in roots]
+    for candidate in candidates:
+        try:
+            resolved = candidate.resolve(strict=True)
+        except (OSError, RuntimeError):
+            continue
+        if resolved.is_file() and any(resolved.is_relative_to(root) for root in roots):
+            return resolved
+    raise refusal
+
+
+class _ChunkReader:
+    """`readline` over pieces of bytes, as `bounded_lines` asks for."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._buffer = bytearray()
+        self._ended = False
+
+    def readline(self, limit: int) -> bytes:
+        searched = 0
+        while True:
+            end = self._buffer.find(b"\n", searched, limit)
+            if end >= 0:
+                return self._take(end + 1)
+            if len(self._buffer) >= limit or self._ended:
+                return self._take(min(limit, len(self._buffer)))
+            searched = len(self._buffer)
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self._ended = True
+            else:
+                self._buffer += chunk
+
+    def _take(self, count: int) -> bytes:
+        line = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return line
