@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
+from actograph.contract.resources import SessionFile
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -35,12 +36,6 @@ class StoredTensor(ManifestPart):
     @property
     def files(self) -> list[str]:
         return [part.file for part in self.parts]
-
-
-class StoredFile(ManifestPart):
-    name: str
-    bytes: int
-    sha256: str
 
 
 class Turn(ManifestPart):
@@ -92,7 +87,7 @@ class SessionManifest(ManifestPart):
     created_at: int = Field(description="Unix seconds, UTC.")
     tensors: dict[str, StoredTensor]
     token_ids: TensorPart | None = Field(None, description="Where the P + G token ids are; set on write.")
-    files: list[StoredFile] = Field(default_factory=list, description="All but the manifest; set on write.")
+    files: list[SessionFile] = Field(default_factory=list, description="All but the manifest; set on write.")
 
     @property
     def num_tokens(self) -> int:

@@ -73,7 +73,7 @@ class StagedPrefix(Protocol):
     ) -> None: ...
 
     def create(self, name: str) -> BinaryIO:
-        """A new file to write, unbuffered; close it before `commit`."""
+        """A new file to write; close it before `rename` and `commit`."""
         ...
 
     def rename(self, old: str, new: str) -> None:

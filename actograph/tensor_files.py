@@ -1,0 +1,318 @@
+"""The safetensors layout, read and written by byte range with numpy alone.
+
+A file is an unsigned 64-bit little-endian length N, N bytes of JSON, then the tensors' bytes:
+https://github.com/huggingface/safetensors#format. Every rule of that page is checked before a
+single tensor byte is believed. numpy has no bfloat16: such tensors are held as uint16.
+"""
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+
+#: reads `length` bytes at `offset`; fewer come back only where the file ends
+ReadAt = Callable[[int, int], bytes]
+Array = NDArray[Any]
+
+#: the limit of the reference implementation
+MAX_HEADER_BYTES = 100_000_000
+ALIGNMENT = 8
+_HEAD_BYTES = 16 << 10  # one first read that holds nearly every header
+_INDEX_NAME = re.compile(r"^(?P<hook>.+)\[(?P<start>\d+):(?P<stop>\d+)\]$")
+
+#: safetensors name -> numpy dtype that holds the same bytes
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "F32": np.dtype("<f4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+}
+#: the words that capture specs and torch use -> safetensors name
+DTYPE_NAMES: Mapping[str, str] = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies: bytes [start, stop) of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one index of the first axis."""
+        return math.prod(self.shape[1:]) * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFileHeader:
+    """What a file holds, tensors in the order of their bytes."""
+
+    tensors: Mapping[str, TensorEntry]
+    metadata: Mapping[str, str]
+    data_start: int
+    file_bytes: int
+
+    def entry(self, name: str) -> TensorEntry:
+        """The tensor of that name.
+
+        Raises:
+            NotFound: the file has none.
+        """
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise NotFound(f"the file has no tensor {name}") from None
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element.
+
+    Raises:
+        StoreDamaged: a dtype that this version does not know.
+    """
+    try:
+        return NUMPY_DTYPES[dtype].itemsize
+    except KeyError:
+        raise StoreDamaged(f"unknown tensor dtype {dtype!r}") from None
+
+
+def read_header(read_at: ReadAt, file_bytes: int | None = None) -> TensorFileHeader:
+    """Read and check a file's header; one read suffices where `file_bytes` is known.
+
+    Raises:
+        StoreDamaged: the header breaks any rule of the format, or the tensors do not fill the
+            file exactly where `file_bytes` is known.
+    """
+    head = read_at(0, 8 if file_bytes is None else min(_HEAD_BYTES, file_bytes))
+    if len(head) < 8:
+        raise StoreDamaged(f"a tensor file of {len(head)} bytes is too short to have a header")
+    length = int.from_bytes(head[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise StoreDamaged(f"the tensor file claims a header of {length} bytes; at most {MAX_HEADER_BYTES}")
+    if file_bytes is not None and 8 + length > file_bytes:
+        raise StoreDamaged(f"the header of {length} bytes is longer than the file of {file_bytes} bytes")
+    body = head[8 : 8 + length]
+    if len(body) < length:
+        body += read_at(8 + len(body), length - len(body))
+    if len(body) != length:
+        raise StoreDamaged(f"the tensor file ends within its header ({len(body)} of {length} bytes)")
+    return parse_header(body, file_bytes)
+
+
+def parse_header(body: bytes, file_bytes: int | None = None) -> TensorFileHeader:
+    """Check the JSON part of a header, `body`, which begins at byte 8 of the file.
+
+    Raises:
+        StoreDamaged: see `read_header`.
+    """
+    if not body.startswith(b"{"):
+        raise StoreDamaged("the header of the tensor file does not begin with '{'")
+    try:
+        fields = json.loads(body.decode("utf-8"), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        raise StoreDamaged(f"the header of the tensor file is not valid JSON: {error}") from error
+    data_start = 8 + len(body)
+    metadata = fields.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise StoreDamaged("__metadata__ of the tensor file is not a map of strings to strings")
+    entries = {name: _entry(name, fields[name], data_start) for name in fields}
+    entries = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
+    end = data_start
+    for name, entry in entries.items():
+        if entry.start != end:
+            raise StoreDamaged(f"tensor {name} begins at byte {entry.start}, not at {end}: a hole or overlap")
+        end = entry.stop
+    if file_bytes is not None and end != file_bytes:
+        raise StoreDamaged(f"the tensors end at byte {end} of a file of {file_bytes} bytes")
+    return TensorFileHeader(entries, metadata, data_start, end)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return fields
+
+
+def _natural(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _entry(name: str, field: object, data_start: int) -> TensorEntry:
+    if not isinstance(field, dict) or field.keys() != {"dtype", "shape", "data_offsets"}:
+        raise StoreDamaged(f"tensor {name}: the header must give dtype, shape and data_offsets alone")
+    dtype, shape, offsets = field["dtype"], field["shape"], field["data_offsets"]
+    if not isinstance(dtype, str):
+        raise StoreDamaged(f"tensor {name}: dtype is not a string")
+    if not isinstance(shape, list) or not all(map(_natural, shape)):
+        raise StoreDamaged(f"tensor {name}: shape is not a list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
+        raise StoreDamaged(f"tensor {name}: data_offsets is not a pair of offsets")
+    begin, end = offsets
+    size = math.prod(shape) * itemsize(dtype)
+    if end - begin != size:
+        raise StoreDamaged(f"tensor {name}: {end - begin} bytes for {dtype} {shape}, which takes {size}")
+    return TensorEntry(dtype, tuple(shape), data_start + begin, data_start + end)
+
+
+def row_range(header: TensorFileHeader, name: str, start: int, stop: int) -> tuple[int, int]:
+    """(offset, length) in bytes of rows [start, stop) of a tensor's first axis.
+
+    Raises:
+        NotFound: no such tensor.
+        RangeNotSatisfiable: the rows are not all there.
+    """
+    entry = header.entry(name)
+    check_rows(start, stop, entry.rows)
+    return entry.start + start * entry.row_bytes, (stop - start) * entry.row_bytes
+
+
+def check_rows(start: int, stop: int, rows: int) -> None:
+    """Raise RangeNotSatisfiable unless 0 <= start <= stop <= rows."""
+    if not 0 <= start <= stop <= rows:
+        raise RangeNotSatisfiable(f"rows {start}:{stop} lie outside the tensor's 0:{rows}", param="rows")
+
+
+def overlaps(parts: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(index of the part, first row, last row + 1 within that part) for rows [start, stop).
+
+    `parts` are [start, stop) row ranges that follow each other without a gap.
+    """
+    for index, (first, last) in enumerate(parts):
+        low, high = max(start, first), min(stop, last)
+        if low < high:
+            yield index, low - first, high - first
+
+
+def shard_tensor_name(hook: str, start: int, stop: int) -> str:
+    """The name under which rows [start, stop) of a hook stand in one shard of several."""
+    return f"{hook}[{start}:{stop}]"
+
+
+def parse_shard_tensor_name(name: str) -> tuple[str, int, int] | None:
+    """(hook, start, stop) of a name made by `shard_tensor_name`, else None."""
+    m = _INDEX_NAME.match(name)
+    return (m["hook"], int(m["start"]), int(m["stop"])) if m else None
+
+
+def encode_header(
+    tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """A file's first bytes for (name, dtype, shape) in the order in which their bytes follow.
+
+    Padded with spaces so that the data begins at a multiple of 8 bytes. Readers that map the file need
+    each tensor aligned to its element: give the widest dtypes first.
+    """
+    fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, dtype, shape in tensors:
+        if name in fields or name == "__metadata__":
+            raise ValueError(f"tensor name {name!r} occurs twice or is reserved")
+        end = offset + math.prod(shape) * itemsize(dtype)
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    body = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    body += b" " * (-len(body) % ALIGNMENT)
+    return len(body).to_bytes(8, "little") + body
+
+
+def encode_tensors(
+    tensors: Mapping[str, tuple[str, Sequence[int], bytes]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """A whole safetensors file for name -> (dtype, shape, raw bytes).
+
+    Raises:
+        ValueError: bytes that do not fit dtype and shape.
+    """
+    order = sorted(tensors, key=lambda name: -itemsize(tensors[name][0]))
+    for name in order:
+        dtype, shape, data = tensors[name]
+        if len(data) != math.prod(shape) * itemsize(dtype):
+            raise ValueError(f"tensor {name}: {len(data)} bytes do not make {dtype} {list(shape)}")
+    header = encode_header([(name, tensors[name][0], tensors[name][1]) for name in order], metadata)
+    return b"".join([header, *(tensors[name][2] for name in order)])
+
+
+def raw_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+    """The bytes as a read-only array, without a copy; bfloat16 as uint16."""
+    itemsize(dtype)
+    return np.frombuffer(data, dtype=NUMPY_DTYPES[dtype]).reshape(tuple(shape))
+
+
+def value_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+    """The numbers that the bytes stand for; bfloat16 widened to float32, which is exact.
+
+    Raises:
+        StoreDamaged: the dtype has no numpy form (the 8-bit floats): ask for the raw bytes.
+    """
+    if dtype.startswith("F8"):
+        raise StoreDamaged(f"numpy cannot represent {dtype}; ask for safetensors")
+    array = raw_array(dtype, shape, data)
+    return bfloat16_to_float32(array) if dtype == "BF16" else array
+
+
+def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """A bfloat16 is the upper half of the float32 of the same value."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def encode_npy(array: Array) -> bytes:
+    """The array as an .npy file (format 1.0, no pickle)."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def json_rows(array: Array) -> list[Any]:
+    """Nested lists for a JSON reply; numbers that JSON lacks (NaN, infinities) become null."""
+    values = array.tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        values = _null_non_finite(values)
+    assert isinstance(values, list)
+    return values
+
+
+def _null_non_finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_null_non_finite(v) for v in value]
+    return value if math.isfinite(value) else None

@@ -1,0 +1,268 @@
+"""Artifacts in a local folder: written aside, made durable, then renamed into place.
+
+The order is the usual one for a crash-safe file: write, fsync the file, rename, fsync the folder that
+holds the name. What a killed writer leaves has a name that begins with `.staging-`.
+"""
+
+import errno
+import io
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self, cast
+
+from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable
+from storage.artifacts.store import (
+    MANIFEST_LAST,
+    STREAM_CHUNK,
+    StoredPrefix,
+    check_key,
+    check_name,
+    check_parent,
+    check_prefix,
+)
+
+STAGING = ".staging-"
+_WRITE_BUFFER = 1 << 16
+
+
+class LocalStore:
+    """Files under `root`, which is created; see `store.ArtifactStore` for the methods."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        for parent in ("sessions", "files"):
+            (self.root / parent).mkdir(parents=True, exist_ok=True)
+
+    def stage(self, prefix: str) -> "LocalStage":
+        target = self.root / check_prefix(prefix)
+        return LocalStage(target, staging_path(target))
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        if start < 0 or length < 0:
+            raise RangeNotSatisfiable(f"{key}: bytes {start} to {start + length} are no range")
+        with self._opened(key) as fd:
+            data = os.pread(fd, length, start)
+            while len(data) < length:
+                more = os.pread(fd, length - len(data), start + len(data))
+                if not more:
+                    raise RangeNotSatisfiable(
+                        f"{key}: bytes {start} to {start + length} of {os.fstat(fd).st_size}"
+                    )
+                data += more
+            return data
+
+    def stream(
+        self, key: str, start: int = 0, stop: int | None = None, chunk: int = STREAM_CHUNK
+    ) -> Iterator[bytes]:
+        with self._opened(key) as fd:
+            size = os.fstat(fd).st_size
+            stop = size if stop is None else stop
+            if not 0 <= start <= stop <= size:
+                raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} of {size}")
+            while start < stop:
+                data = os.pread(fd, min(chunk, stop - start), start)
+                if not data:
+                    raise RangeNotSatisfiable(f"{key}: the file shrank while it was read")
+                start += len(data)
+                yield data
+
+    def size(self, key: str) -> int:
+        with self._opened(key) as fd:
+            return os.fstat(fd).st_size
+
+    def exists(self, prefix: str) -> bool:
+        return (self.root / check_prefix(prefix)).exists()
+
+    def delete_prefix(self, prefix: str) -> int:
+        path = self.root / check_prefix(prefix)
+        # Gone from sight at once and as a whole; a kill leaves only what sweep_staging removes.
+        doomed = staging_path(path)
+        try:
+            path.rename(doomed)
+        except FileNotFoundError:
+            return 0
+        _, freed = _newest_and_bytes(doomed)
+        _remove(doomed)
+        fsync_folder(path.parent)
+        return freed
+
+    def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
+        folder = self.root / check_parent(parent)
+        for path in folder.iterdir():
+            if path.name.startswith("."):
+                continue
+            try:
+                newest, size = _newest_and_bytes(path)
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+            yield StoredPrefix(prefix=f"{parent}/{path.name}", modified_at=newest, bytes=size)
+
+    def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
+        target = self.root / check_key(key)
+        aside = staging_path(target)
+        digest, size = sha256(), 0
+        try:
+            with open_synced(aside) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+            aside.replace(target)
+        finally:
+            aside.unlink(missing_ok=True)
+        fsync_folder(target.parent)
+        return size, digest.hexdigest()
+
+    def local_path(self, key: str) -> Path | None:
+        return self.root / check_key(key)
+
+    def presigned_url(self, key: str) -> str | None:
+        check_key(key)
+        return None
+
+    def free_bytes(self) -> int | None:
+        return shutil.disk_usage(self.root).free
+
+    def sweep_staging(self, older_than_seconds: float) -> int:
+        oldest = time.time() - older_than_seconds
+        removed = 0
+        for parent in ("sessions", "files"):
+            removed += sweep_folder(self.root / parent, oldest)
+        return removed
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        try:
+            fd = os.open(self.root / check_key(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"there is no stored file {key}") from None
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+class StageFolder:
+    """A folder in which a prefix's files are written before anybody may see them."""
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        self.folder = folder
+        self._durable = durable
+        self._ended = False
+        folder.mkdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def create(self, name: str) -> BinaryIO:
+        path = self.folder / check_name(name)
+        return open_synced(path) if self._durable else path.open("xb", buffering=_WRITE_BUFFER)
+
+    def rename(self, old: str, new: str) -> None:
+        target = self.folder / check_name(new)
+        if target.exists():
+            raise Conflict(f"{new} was created already")
+        (self.folder / check_name(old)).rename(target)
+
+    def discard(self) -> None:
+        if not self._ended:
+            self._ended = True
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class LocalStage(StageFolder):
+    """Files in a folder beside their final place; `commit` renames the folder."""
+
+    def __init__(self, target: Path, folder: Path) -> None:
+        super().__init__(folder, durable=True)
+        self._target = target
+
+    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
+        """One rename shows all files at once, so `last` needs no order of its own."""
+        missing = [name for name in last if not (self.folder / name).exists()]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} must be created before the commit")
+        fsync_folder(self.folder)
+        try:
+            # Refused by the system where the target is a folder with files in it.
+            self.folder.rename(self._target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise Conflict(f"{self._target.name} is stored already") from error
+            raise
+        self._ended = True
+        fsync_folder(self._target.parent)
+
+
+class _SyncedFile(io.FileIO):
+    """A file whose bytes are on the disk once `close` has returned."""
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                os.fsync(self.fileno())
+            finally:
+                super().close()
+
+
+def open_synced(path: Path) -> BinaryIO:
+    """A new file, fsynced when it is closed; FileExistsError where there is one."""
+    return cast(BinaryIO, io.BufferedWriter(_SyncedFile(path, "xb"), _WRITE_BUFFER))
+
+
+def staging_path(target: Path) -> Path:
+    """A fresh name beside `target`, hence on the same file system."""
+    return target.with_name(f"{STAGING}{target.name}-{secrets.token_hex(4)}")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sweep_folder(folder: Path, oldest: float) -> int:
+    """Remove leftovers in `folder` in which nothing was written since `oldest` (Unix seconds)."""
+    removed = 0
+    for path in folder.glob(f"{STAGING}*"):
+        try:
+            newest, _ = _newest_and_bytes(path)
+        except FileNotFoundError:  # its writer finished meanwhile
+            continue
+        if newest <= oldest:
+            _remove(path)
+            removed += 1
+    return removed
+
+
+def _newest_and_bytes(path: Path) -> tuple[float, int]:
+    status = path.stat(follow_symlinks=False)
+    if not path.is_dir():
+        return status.st_mtime, status.st_size
+    newest, size = status.st_mtime, 0
+    for child in path.iterdir():
+        status = child.stat(follow_symlinks=False)
+        newest, size = max(newest, status.st_mtime), size + status.st_size
+    return newest, size
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

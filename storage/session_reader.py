@@ -1,0 +1,201 @@
+"""Reads parts of a stored session by byte range, never a whole file."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+from actograph import tensor_files
+from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.contract.resources import SessionFile, TensorInfo
+from actograph.tensor_files import TensorFileHeader
+from storage.artifacts.store import ArtifactStore
+from storage.manifest import MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """Some rows of a tensor: `data` holds prod(shape) elements of `dtype` (a safetensors name)."""
+
+    dtype: str
+    shape: tuple[int, int]
+    data: bytes
+
+
+class HeaderCache:
+    """Headers by the sha256 of their file, so that an entry can never be out of date.
+
+    Bounded by the number of tensors that it describes: roughly 300 bytes each.
+    """
+
+    def __init__(self, max_tensors: int = 100_000) -> None:
+        self._max_tensors = max_tensors
+        self._tensors = 0
+        self._headers: OrderedDict[str, TensorFileHeader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: str) -> TensorFileHeader | None:
+        with self._lock:
+            header = self._headers.get(digest)
+            if header is not None:
+                self._headers.move_to_end(digest)
+            return header
+
+    def put(self, digest: str, header: TensorFileHeader) -> None:
+        with self._lock:
+            if digest in self._headers:
+                return
+            self._headers[digest] = header
+            self._tensors += len(header.tensors)
+            while self._tensors > self._max_tensors and len(self._headers) > 1:
+                _, oldest = self._headers.popitem(last=False)
+                self._tensors -= len(oldest.tensors)
+
+
+_shared_headers = HeaderCache()
+
+
+class SessionReader:
+    """One stored session. Safe for use from many threads.
+
+    Every method raises NotFound where there is no such session or hook and StoreDamaged where a file is
+    missing, short or not what the manifest says.
+    """
+
+    def __init__(
+        self, store: ArtifactStore, session_id: str, *, headers: HeaderCache = _shared_headers
+    ) -> None:
+        self.session_id = session_id
+        self._store = store
+        self._headers = headers
+
+    @cached_property
+    def manifest(self) -> SessionManifest:
+        manifest = SessionManifest.decode(b"".join(self._store.stream(self._key(MANIFEST_NAME))))
+        if manifest.session_id != self.session_id:
+            raise StoreDamaged(f"session {self.session_id} holds the manifest of {manifest.session_id}")
+        return manifest
+
+    def tensor_info(self, hook: str) -> TensorInfo:
+        stored = self._stored(hook)
+        return TensorInfo(
+            shape=list(stored.shape), dtype=stored.dtype, first_row=stored.first_row, nbytes=stored.nbytes
+        )
+
+    def rows(self, hook: str, start: int, stop: int) -> TensorSlice:
+        """Rows [start, stop) of a hook's tensor; row 0 is token `first_row`.
+
+        Raises:
+            RangeNotSatisfiable: the tensor does not have all these rows.
+        """
+        stored = self._stored(hook)
+        rows, width = stored.shape
+        tensor_files.check_rows(start, stop, rows)
+        pieces = []
+        for index, low, high in tensor_files.overlaps([(p.start, p.stop) for p in stored.parts], start, stop):
+            part = stored.parts[index]
+            pieces.append(self._read(part, (part.stop - part.start, width), stored.dtype, low, high))
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if len(data) != (stop - start) * width * tensor_files.itemsize(stored.dtype):
+            raise StoreDamaged(f"{hook}: the manifest's parts do not cover rows {start}:{stop}")
+        return TensorSlice(stored.dtype, (stop - start, width), data)
+
+    def token_ids(self) -> list[int]:
+        """The P + G token ids of prompt and generation."""
+        part = self.manifest.token_ids
+        if part is None:
+            raise StoreDamaged(f"the manifest of session {self.session_id} does not place its token ids")
+        count = self.manifest.num_tokens
+        data = self._read(part, (count,), "I64", 0, count)
+        ids: list[int] = tensor_files.raw_array("I64", (count,), data).tolist()
+        return ids
+
+    def verify(self) -> None:
+        """Read every file once and compare size, sha256 and header with the manifest.
+
+        Raises:
+            StoreDamaged: names every file at fault and why.
+        """
+        problems = []
+        for file in self.manifest.files:
+            digest, size = sha256(), 0
+            try:
+                for chunk in self._store.stream(self._key(file.name)):
+                    digest.update(chunk)
+                    size += len(chunk)
+            except NotFound:
+                problems.append(f"{file.name} is missing")
+                continue
+            if size != file.bytes:
+                problems.append(f"{file.name} has {size} bytes instead of {file.bytes}")
+            elif digest.hexdigest() != file.sha256:
+                problems.append(f"{file.name} does not have the sha256 of the manifest")
+        if not problems:
+            try:
+                self._verify_places()
+            except StoreDamaged as error:
+                problems.append(error.message)
+        if problems:
+            raise StoreDamaged(f"session {self.session_id}: {'; '.join(problems)}")
+
+    def _verify_places(self) -> None:
+        """Every tensor is where the manifest says, with no row missing."""
+        for hook, stored in self.manifest.tensors.items():
+            rows, width = stored.shape
+            end = 0
+            for part in stored.parts:
+                if part.start != end:
+                    raise StoreDamaged(f"{hook}: row {end} is missing")
+                end = part.stop
+                self._read(part, (part.stop - part.start, width), stored.dtype, 0, 0)
+            if end != rows:
+                raise StoreDamaged(f"{hook}: {end} of {rows} rows are stored")
+        self.token_ids()
+
+    def _stored(self, hook: str) -> StoredTensor:
+        try:
+            return self.manifest.tensors[hook]
+        except KeyError:
+            have = ", ".join(list(self.manifest.tensors)[:8])
+            raise NotFound(f"session {self.session_id} has no tensor {hook}; it has {have}") from None
+
+    def _read(self, part: TensorPart, shape: tuple[int, ...], dtype: str, start: int, stop: int) -> bytes:
+        with self._damage(part.file):
+            header = self._header(part.file)
+            entry = header.entry(part.name)
+            if (entry.shape, entry.dtype) != (shape, dtype):
+                raise StoreDamaged(
+                    f"{part.file}: {part.name} is {entry.dtype} {list(entry.shape)}, "
+                    f"the manifest says {dtype} {list(shape)}"
+                )
+            offset, length = tensor_files.row_range(header, part.name, start, stop)
+            return self._store.read(self._key(part.file), offset, length) if length else b""
+
+    def _header(self, name: str) -> TensorFileHeader:
+        file = self._file(name)
+        header = self._headers.get(file.sha256)
+        if header is None:
+            key = self._key(name)
+            header = tensor_files.read_header(lambda at, n: self._store.read(key, at, n), file.bytes)
+            self._headers.put(file.sha256, header)
+        return header
+
+    def _file(self, name: str) -> SessionFile:
+        for file in self.manifest.files:
+            if file.name == name:
+                return file
+        raise StoreDamaged(f"the manifest of session {self.session_id} does not list {name}")
+
+    @contextmanager
+    def _damage(self, name: str) -> Iterator[None]:
+        """What the store cannot find although the manifest promises it is damage, not a client's mistake."""
+        try:
+            yield
+        except (NotFound, RangeNotSatisfiable) as error:
+            raise StoreDamaged(f"session {self.session_id}, {name}: {error.message}") from error
+
+    def _key(self, name: str) -> str:
+        return f"sessions/{self.session_id}/{name}"
