@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self, cast
 
-from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable
+from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.store import (
     MANIFEST_LAST,
     STREAM_CHUNK,
@@ -26,6 +26,7 @@ from storage.artifacts.store import (
     check_name,
     check_parent,
     check_prefix,
+    is_prefix,
 )
 
 STAGING = ".staging-"
@@ -39,6 +40,10 @@ class LocalStore:
         self.root = root.absolute()
         for parent in ("sessions", "files"):
             (self.root / parent).mkdir(parents=True, exist_ok=True)
+
+    def check(self) -> None:
+        if not os.access(self.root / "sessions", os.W_OK | os.X_OK):
+            raise ServiceUnavailable(f"the artifact folder {self.root} is missing or cannot be written to")
 
     def stage(self, prefix: str) -> "LocalStage":
         target = self.root / check_prefix(prefix)
@@ -96,7 +101,7 @@ class LocalStore:
     def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
         folder = self.root / check_parent(parent)
         for path in folder.iterdir():
-            if path.name.startswith("."):
+            if not is_prefix(f"{parent}/{path.name}"):
                 continue
             try:
                 newest, size = _newest_and_bytes(path)
@@ -152,11 +157,11 @@ class LocalStore:
 class StageFolder:
     """A folder in which a prefix's files are written before anybody may see them."""
 
-    def __init__(self, folder: Path, *, durable: bool) -> None:
+    def __init__(self, folder: Path, *, durable: bool, mode: int = 0o777) -> None:
         self.folder = folder
         self._durable = durable
         self._ended = False
-        folder.mkdir()
+        folder.mkdir(mode=mode)
 
     def __enter__(self) -> Self:
         return self
@@ -176,6 +181,11 @@ class StageFolder:
             raise Conflict(f"{new} was created already")
         (self.folder / check_name(old)).rename(target)
 
+    def check_complete(self, last: Sequence[str]) -> None:
+        missing = [name for name in last if not (self.folder / name).exists()]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} must be created before the commit")
+
     def discard(self) -> None:
         if not self._ended:
             self._ended = True
@@ -191,9 +201,7 @@ class LocalStage(StageFolder):
 
     def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
         """One rename shows all files at once, so `last` needs no order of its own."""
-        missing = [name for name in last if not (self.folder / name).exists()]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} must be created before the commit")
+        self.check_complete(last)
         fsync_folder(self.folder)
         try:
             # Refused by the system where the target is a folder with files in it.

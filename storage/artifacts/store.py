@@ -38,6 +38,10 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def is_prefix(text: str) -> bool:
+    return _PREFIX.fullmatch(text) is not None
+
+
 def check_parent(parent: str) -> str:
     if not _PARENT.fullmatch(parent):
         raise InvalidKey(f"not a parent of artifacts: {parent!r}; sessions and files are")
@@ -84,6 +88,7 @@ class StagedPrefix(Protocol):
         """Make every file durable, then visible; those named in `last` never before the others.
 
         Raises:
+            ValueError: a file of `last` was not created.
             Conflict: the prefix exists already. It is left as it was.
             ServiceUnavailable: the store cannot be written to.
         """
@@ -96,6 +101,10 @@ class StagedPrefix(Protocol):
 
 class ArtifactStore(Protocol):
     """Safe for use from many threads at once."""
+
+    def check(self) -> None:
+        """Raise ServiceUnavailable where nothing can be stored now, with what to do."""
+        ...
 
     def stage(self, prefix: str) -> StagedPrefix: ...
 

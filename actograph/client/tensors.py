@@ -1,0 +1,196 @@
+"""Lazy tensors: read rows of a session's files without loading them, with numpy alone.
+
+    session = open_folder("sessions/ses_...")
+    session["resid_post.8"][-1]  # the last row, as float32
+    session.token_ids
+
+Works on any `read_at`, so on a local folder (pread) as on ranges of an HTTP resource.
+"""
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph import tensor_files
+from actograph.contract.errors import NotFound, StoreDamaged
+from actograph.tensor_files import Array, ReadAt, TensorEntry
+
+TOKEN_IDS = "token_ids"
+
+
+class LocalFile:
+    """A `read_at` over a local file; positioned reads, so several threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+        self.close = weakref.finalize(self, os.close, fd)
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        pieces = []
+        while length:
+            piece = os.pread(self._fd, length, offset)
+            if not piece:
+                break
+            pieces.append(piece)
+            offset, length = offset + len(piece), length - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class LazyTensor:
+    """A tensor `[rows, ...]` whose rows are read when they are asked for.
+
+    Index with an int (one row) or a slice (rows). bfloat16 comes as float32, which is exact; everything
+    else in its own dtype. `np.asarray(tensor)` reads it whole.
+    """
+
+    def __init__(self, parts: list[tuple[ReadAt, TensorEntry]]) -> None:
+        first = parts[0][1]
+        self.stored_dtype = first.dtype
+        self._parts = parts
+        self._ranges: list[tuple[int, int]] = []
+        rows = 0
+        for _, entry in parts:
+            if entry.dtype != first.dtype or entry.shape[1:] != first.shape[1:] or not entry.shape:
+                raise StoreDamaged("the shards of a tensor differ in dtype or width")
+            self._ranges.append((rows, rows + entry.shape[0]))
+            rows += entry.shape[0]
+        self.shape: tuple[int, ...] = (rows, *first.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the arrays that indexing returns."""
+        return (
+            np.dtype("<f4") if self.stored_dtype == "BF16" else tensor_files.NUMPY_DTYPES[self.stored_dtype]
+        )
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return sum(entry.stop - entry.start for _, entry in self._parts)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> Array: ...
+    def __getitem__(self, index: int | slice) -> Array:
+        if isinstance(index, slice):
+            wanted = range(len(self))[index]
+            if not wanted:
+                return self.read(0, 0)
+            low, high = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1
+            return self.read(low, high)[:: wanted.step]
+        row = range(len(self))[index]  # IndexError as from a list; any integer type will do
+        array: Array = self.read(row, row + 1)[0]
+        return array
+
+    def __iter__(self) -> Iterator[Array]:
+        for row in range(len(self)):
+            yield self[row]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("the rows are in a file: reading them always makes a new array")
+        whole = self.read(0, len(self))
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"LazyTensor(shape={list(self.shape)}, stored as {self.stored_dtype})"
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as numbers; only their bytes are read.
+
+        Raises:
+            RangeNotSatisfiable: rows that the tensor does not have.
+            StoreDamaged: the file ends before them.
+        """
+        shape = (stop - start, *self.shape[1:])
+        return tensor_files.value_array(self.stored_dtype, shape, self.read_bytes(start, stop))
+
+    def read_bytes(self, start: int, stop: int) -> bytes:
+        """Rows [start, stop) as stored."""
+        tensor_files.check_rows(start, stop, len(self))
+        pieces = []
+        for index, low, high in tensor_files.overlaps(self._ranges, start, stop):
+            read_at, entry = self._parts[index]
+            length = (high - low) * entry.row_bytes
+            piece = read_at(entry.start + low * entry.row_bytes, length) if length else b""
+            if len(piece) != length:
+                raise StoreDamaged(f"{len(piece)} of {length} bytes could be read: the file is cut short")
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class SessionTensors(Mapping[str, LazyTensor]):
+    """The tensors of one session by hook name, from its files in any order.
+
+    `files` gives for each safetensors file how to read it and, where known, its size.
+
+    Raises:
+        StoreDamaged: a header that breaks the format, or a shard that is missing.
+    """
+
+    def __init__(self, files: Mapping[str, tuple[ReadAt, int | None]]) -> None:
+        found: dict[str, dict[int, tuple[int, ReadAt, TensorEntry]]] = {}
+        self.metadata: dict[str, str] = {}
+        for read_at, size in files.values():
+            header = tensor_files.read_header(read_at, size)
+            self.metadata.update(header.metadata)
+            for name, entry in header.tensors.items():
+                hook, start, stop = tensor_files.parse_shard_tensor_name(name) or (name, 0, entry.rows)
+                if stop - start != entry.rows or start in found.setdefault(hook, {}):
+                    raise StoreDamaged(f"tensor {name} has {entry.rows} rows or occurs twice")
+                found[hook][start] = (stop, read_at, entry)
+        self._tensors: dict[str, LazyTensor] = {}
+        for hook, by_start in found.items():
+            end, parts = 0, []
+            for start, (stop, read_at, entry) in sorted(by_start.items(), key=lambda item: item[0]):
+                if start != end:
+                    raise StoreDamaged(f"{hook}: rows {end}:{start} are missing; is a shard absent?")
+                end = stop
+                parts.append((read_at, entry))
+            self._tensors[hook] = LazyTensor(parts)
+        if TOKEN_IDS not in self._tensors:
+            raise StoreDamaged("no file holds token_ids: the last shard is missing")
+        self._token_ids = self._tensors.pop(TOKEN_IDS)
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """`[P + G]`: the prompt's and the generated token ids."""
+        return self._token_ids.read(0, len(self._token_ids))
+
+    def __getitem__(self, hook: str) -> LazyTensor:
+        return self._tensors[hook]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
+    """The tensors of a session's folder, as `sessions pull` writes it or as the store holds it.
+
+    Raises:
+        NotFound: the folder holds no safetensors file.
+        StoreDamaged: a file is damaged or a shard is missing.
+    """
+    paths = sorted(Path(folder).glob("*.safetensors"))
+    if not paths:
+        raise NotFound(f"{folder} holds no .safetensors file")
+    files = {path.name: LocalFile(path) for path in paths}
+    return SessionTensors({name: (file, file.size) for name, file in files.items()})

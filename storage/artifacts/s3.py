@@ -1,0 +1,322 @@
+"""Artifacts in an S3 bucket, or anything that speaks S3.
+
+Credentials, region and endpoint come from the usual AWS environment (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
+`AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). A prefix is first written to the machine's
+temporary folder (`TMPDIR`), then uploaded with its manifest last: a session without a manifest is not
+there. botocore retries each request with back-off and sends a CRC32 with every upload, which the server
+checks; a download that breaks off is taken up again where it ended.
+"""
+
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import boto3.session
+from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from typing_extensions import Buffer
+
+from actograph.contract.errors import (
+    ActographError,
+    Conflict,
+    NotFound,
+    RangeNotSatisfiable,
+    ServiceUnavailable,
+)
+from storage.artifacts.local import StageFolder, staging_path, sweep_folder
+from storage.artifacts.store import (
+    MANIFEST_LAST,
+    STREAM_CHUNK,
+    StoredPrefix,
+    check_key,
+    check_parent,
+    check_prefix,
+    is_prefix,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+PART_BYTES = 16 << 20  # S3 takes 10,000 parts, so files of up to 160 GB
+PRESIGNED_SECONDS = 900
+_DELETE_BATCH = 1000  # keys that one DeleteObjects request may name
+_BODY_ATTEMPTS = 5
+_ABSENT = ("404", "NoSuchKey", "NotFound")
+_REFUSED = ("401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+
+
+class S3Store:
+    """Objects of `bucket` whose keys begin with `prefix`; see `store.ArtifactStore` for the methods.
+
+    Besides the errors named there, every method raises ServiceUnavailable where the bucket cannot be
+    reached or refuses us.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "", *, spool: Path | None = None) -> None:
+        self.bucket = bucket
+        self.prefix = prefix.strip("/")
+        self.spool = spool or Path(tempfile.gettempdir())
+        # Self-hosted servers rarely answer under <bucket>.<host>.
+        own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        config = Config(
+            retries={"mode": "standard", "max_attempts": 6},
+            connect_timeout=5,
+            read_timeout=60,
+            max_pool_connections=32,
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if own else "auto"},
+        )
+        self._transfer = TransferConfig(
+            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
+        )
+        # A stream is read by the thread that has it, one part in memory at a time.
+        self._transfer_stream = TransferConfig(
+            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, use_threads=False
+        )
+        with self._failures(bucket):
+            # A session of our own: boto3's default one must not be shared between threads.
+            self._client: S3Client = boto3.session.Session().client("s3", config=config)
+
+    def check(self) -> None:
+        with self._failures(self.bucket):
+            try:
+                self._client.head_bucket(Bucket=self.bucket)
+            except ClientError as error:
+                if _code(error) in _ABSENT:
+                    raise ServiceUnavailable(f"there is no S3 bucket {self.bucket}: create it") from error
+                raise
+
+    def stage(self, prefix: str) -> "S3Stage":
+        check_prefix(prefix)
+        return S3Stage(self, prefix)
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        pieces = list(self.stream(key, start, start + length, chunk=max(1, length)))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def stream(
+        self, key: str, start: int = 0, stop: int | None = None, chunk: int = STREAM_CHUNK
+    ) -> Iterator[bytes]:
+        if start < 0 or (stop is not None and stop < start):
+            raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} are no range")
+        if stop is None or stop == start:
+            size = self.size(key)
+            stop = size if stop is None else stop
+            if stop > size or start > size:
+                raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} of {size}")
+        failures = 0
+        while start < stop:
+            try:
+                for piece in self._get(key, start, stop, chunk):
+                    start += len(piece)
+                    failures = 0
+                    yield piece
+            except BotoCoreError as error:
+                failures += 1
+                if failures == _BODY_ATTEMPTS or start == stop:
+                    raise ServiceUnavailable(f"{key} could not be downloaded: {error}") from error
+                time.sleep(0.1 * 2**failures)
+
+    def _get(self, key: str, start: int, stop: int, chunk: int) -> Iterator[bytes]:
+        """One request's bytes; raises BotoCoreError where the connection breaks midway."""
+        with self._failures(key):
+            reply = self._client.get_object(
+                Bucket=self.bucket, Key=self._key(key), Range=f"bytes={start}-{stop - 1}"
+            )
+        with closing(reply["Body"]) as body:
+            # A range that reaches past the end is answered with what there is.
+            total = int(reply["ContentRange"].rpartition("/")[2])
+            if stop > total:
+                raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} of {total}")
+            yield from body.iter_chunks(chunk)
+
+    def size(self, key: str) -> int:
+        with self._failures(key):
+            return self._client.head_object(Bucket=self.bucket, Key=self._key(key))["ContentLength"]
+
+    def exists(self, prefix: str) -> bool:
+        key = prefix if prefix.startswith("files/") else f"{check_prefix(prefix)}/{MANIFEST_LAST[0]}"
+        try:
+            self.size(key)
+        except NotFound:
+            return False
+        return True
+
+    def delete_prefix(self, prefix: str) -> int:
+        check_prefix(prefix)
+        sizes = {item["Key"]: item["Size"] for item in self._objects(prefix)}
+        # The manifest first: without it the session is gone, whatever happens to the rest.
+        manifests = [key for key in sizes if key.endswith(f"/{MANIFEST_LAST[0]}")]
+        self._delete(manifests)
+        self._delete([key for key in sizes if key not in manifests])
+        return sum(sizes.values())
+
+    def _delete(self, keys: list[str]) -> None:
+        for start in range(0, len(keys), _DELETE_BATCH):
+            batch = keys[start : start + _DELETE_BATCH]
+            with self._failures(batch[0]):
+                reply = self._client.delete_objects(
+                    Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                )
+            for failed in reply.get("Errors", []):
+                raise ServiceUnavailable(
+                    f"s3://{self.bucket}/{failed.get('Key')} could not be deleted: {failed.get('Message')}"
+                )
+
+    def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
+        prefix, newest, size = "", 0.0, 0
+        for item in self._objects(f"{check_parent(parent)}/"):  # in the order of their keys
+            key = item["Key"].removeprefix(f"{self.prefix}/" if self.prefix else "")
+            found = "/".join(key.split("/")[:2])
+            if not is_prefix(found):
+                continue
+            if found != prefix:
+                if prefix:
+                    yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size)
+                prefix, newest, size = found, 0.0, 0
+            newest, size = max(newest, item["LastModified"].timestamp()), size + item["Size"]
+        if prefix:
+            yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size)
+
+    def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
+        source = _HashedChunks(chunks)
+        with self._failures(key):
+            self._client.upload_fileobj(
+                cast(IO[bytes], io.BufferedReader(source)),
+                self.bucket,
+                self._key(key),
+                Config=self._transfer_stream,
+            )
+        return source.size, source.digest.hexdigest()
+
+    def local_path(self, key: str) -> Path | None:
+        check_key(key)
+        return None
+
+    def presigned_url(self, key: str) -> str | None:
+        with self._failures(key):
+            return self._client.generate_presigned_url(
+                "get_object",
+                Params={"Bucket": self.bucket, "Key": self._key(key)},
+                ExpiresIn=PRESIGNED_SECONDS,
+            )
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def sweep_staging(self, older_than_seconds: float) -> int:
+        """Abort uploads that nobody goes on with, and clear this machine's temporary folder."""
+        oldest = time.time() - older_than_seconds
+        removed = sweep_folder(self.spool, oldest)
+        with self._failures(self.bucket):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=f"{self.prefix}/" if self.prefix else ""
+            )
+            for page in pages:
+                for upload in page.get("Uploads", []):
+                    if upload["Initiated"].timestamp() <= oldest:
+                        self._client.abort_multipart_upload(
+                            Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        removed += 1
+        return removed
+
+    def upload(self, key: str, path: Path) -> None:
+        """Store a file; in parts and several at a time where it is large."""
+        with self._failures(key):
+            self._client.upload_file(str(path), self.bucket, self._key(key), Config=self._transfer)
+
+    def _key(self, key: str) -> str:
+        check_key(key)
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def _objects(self, start: str) -> Iterator[Any]:
+        """Every object whose key begins with `start`, page by page."""
+        paginator = self._client.get_paginator("list_objects_v2")
+        pages = paginator.paginate(
+            Bucket=self.bucket, Prefix=f"{self.prefix}/{start}" if self.prefix else start
+        )
+        with self._failures(start):
+            for page in pages:
+                yield from page.get("Contents", [])
+
+    @contextmanager
+    def _failures(self, key: str) -> Iterator[None]:
+        """Our errors for boto's."""
+        try:
+            yield
+        except ClientError as error:
+            code = _code(error)
+            if code in _ABSENT:
+                raise NotFound(f"there is no stored file {key}") from error
+            if code in ("416", "InvalidRange"):
+                raise RangeNotSatisfiable(f"{key}: the file ends before the range begins") from error
+            if code == "NoSuchBucket":
+                raise ServiceUnavailable(f"there is no S3 bucket {self.bucket}: create it") from error
+            hint = "; check the AWS credentials and the bucket's policy" if code in _REFUSED else ""
+            raise ServiceUnavailable(f"S3 refused {key} in bucket {self.bucket}: {error}{hint}") from error
+        except (BotoCoreError, Boto3Error) as error:
+            raise ServiceUnavailable(f"S3 bucket {self.bucket} cannot be used: {error}") from error
+
+
+class _HashedChunks(io.RawIOBase):
+    """An iterable of bytes as a file to read once, hashed on the way."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = memoryview(b"")
+        self.digest = sha256()
+        self.size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        target = memoryview(buffer).cast("B")
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self.digest.update(self._rest[:count])
+        self._rest = self._rest[count:]
+        self.size += count
+        return count
+
+
+class S3Stage(StageFolder):
+    """Files on this machine's disk until `commit` uploads them."""
+
+    def __init__(self, store: S3Store, prefix: str) -> None:
+        super().__init__(staging_path(store.spool / prefix.rpartition("/")[2]), durable=False, mode=0o700)
+        self._store = store
+        self._prefix = prefix
+
+    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
+        self.check_complete(last)
+        if self._store.exists(self._prefix):
+            raise Conflict(f"{self._prefix} is stored already")
+        others = sorted(path.name for path in self.folder.iterdir() if path.name not in last)
+        try:
+            for name in (*others, *last):
+                self._store.upload(f"{self._prefix}/{name}", self.folder / name)
+        except BaseException:
+            # What cannot be removed now has no manifest: it is not there for readers, and swept later.
+            with suppress(ActographError):
+                self._store.delete_prefix(self._prefix)
+            raise
+        self.discard()
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
