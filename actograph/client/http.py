@@ -1,0 +1,349 @@
+"""The service's HTTP interface as Python calls, typed by the contract.
+
+with Client() as client:
+    file = client.upload_file(Path("problems.jsonl"))
+    job = client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
+    for event in client.events(job.id):
+        print(event.event, event.data)
+    for session in client.sessions(job_id=job.id):
+        rows = client.tensor(session.id, "resid_post.3", rows=(0, 10))
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from numpy.typing import NDArray
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from actograph import tensor_files
+from actograph.client import downloads
+from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer
+from actograph.client.event_stream import messages
+from actograph.client.transport import RETRY_STATUS, Params, Transport, backoff
+from actograph.contract import resources
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import JobStatus, ListPage
+from actograph.settings import Settings
+
+M = TypeVar("M", bound=BaseModel)
+Order = Literal["asc", "desc"]
+Rows = tuple[int, int] | slice | str
+
+PAGE_SIZE = 100
+#: the service sends a comment about every 15 s, so that silence means a dead connection
+EVENT_SILENCE_SECONDS = 60.0
+#: a service that is restarted, or a network that is down for a moment, does not end a watch
+EVENT_PATIENCE_SECONDS = 120.0
+LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
+
+
+class Client:
+    """A connection to one service; usable from several threads.
+
+    Args:
+        base_url: where the service is; by default `ACTOGRAPH_URL`, else this machine.
+        api_key: the key to send; by default `ACTOGRAPH_API_KEY`.
+        timeout: seconds that one answer may take.
+        retries: times that a request is sent again, with growing pauses, when the service cannot be
+            reached or cannot serve just now. Only requests that do no harm twice are repeated.
+
+    Raises (every call):
+        ApiError: the service refused; `status`, `code`, `message` and `errors` say why.
+        ServiceUnreachable: no connection.
+        UnexpectedAnswer: the answer has another form than this version of the contract.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        *,
+        retries: int = 4,
+    ) -> None:
+        if base_url is None or api_key is None:
+            settings = Settings()
+            base_url = settings.effective_url if base_url is None else base_url
+            api_key = settings.api_key if api_key is None else api_key
+        if not base_url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"{base_url!r} is no URL of a service; it must start with http:// or https://"
+            )
+        self.base_url = base_url.rstrip("/")
+        self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    # files
+
+    def upload_file(self, path: str | Path, purpose: str = "dataset") -> resources.File:
+        """Send a file from disk, without reading it into memory at once."""
+        path = Path(path)
+        with path.open("rb") as stream:
+
+            def parts() -> dict[str, Any]:
+                stream.seek(0)
+                return {"file": (path.name, stream, "application/octet-stream")}
+
+            answer = self._transport.post_form("/v1/files", data={"purpose": purpose}, files=parts)
+        return _read(resources.File, answer)
+
+    # jobs
+
+    def submit(
+        self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None
+    ) -> resources.Job:
+        """Submit a job. Each call has a key of its own, so that a repeated request makes one job only."""
+        body = spec.model_dump(mode="json") if isinstance(spec, BaseModel) else dict(spec)
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = self._transport.request("POST", "/v1/jobs", json=body, headers=headers)
+        return _read(resources.Job, answer)
+
+    def job(self, job_id: str) -> resources.Job:
+        """The job as it stands now."""
+        return _read(resources.Job, self._transport.request("GET", _path("/v1/jobs", job_id)))
+
+    def jobs(
+        self,
+        *,
+        status: JobStatus | str | None = None,
+        kind: str | None = None,
+        tag: str | None = None,
+        order: Order = "desc",
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[resources.Job]:
+        """Every job that fits, newest first, page after page as the iterator is read."""
+        params = {"status": status, "kind": kind, "tag": tag, "order": order, "limit": page_size}
+        return self._items("/v1/jobs", resources.Job, params)
+
+    def cancel(self, job_id: str) -> resources.Job:
+        """Ask for the end of a job; samples that finished are kept."""
+        return _read(resources.Job, self._transport.request("POST", _path("/v1/jobs", job_id, "cancel")))
+
+    def delete_job(self, job_id: str) -> resources.Deleted:
+        """Remove an ended job with its samples and sessions."""
+        return _read(resources.Deleted, self._transport.request("DELETE", _path("/v1/jobs", job_id)))
+
+    def samples(
+        self, job_id: str, *, status: str | None = None, page_size: int = PAGE_SIZE
+    ) -> Iterator[resources.Sample]:
+        """Every sample of a job, in the order of the dataset."""
+        params = {"status": status, "order": "asc", "limit": page_size}
+        return self._items(_path("/v1/jobs", job_id, "samples"), resources.Sample, params)
+
+    def results(self, job_id: str) -> resources.JobResults:
+        """Scores per condition, of what has finished so far."""
+        path = _path("/v1/jobs", job_id, "results")
+        return _read(resources.JobResults, self._transport.request("GET", path))
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[resources.Event]:
+        """The job's log after event `after`, to its last entry and as it is written.
+
+        A broken connection is taken up again after the last event received. Ends when the job has.
+
+        Raises:
+            ServiceUnreachable: the service was away for two minutes.
+        """
+        path = _path("/v1/jobs", job_id, "events")
+        failures, answered_at = 0, time.monotonic()
+        while True:
+            seen = after
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+            try:
+                with self._transport.stream(
+                    path, headers=headers, read_timeout=EVENT_SILENCE_SECONDS
+                ) as response:
+                    for message in messages(response.iter_lines()):
+                        event = _event(message.data)
+                        after = event.id
+                        yield event
+                        if event.event in LAST_EVENTS:
+                            return
+                    failures, answered_at = 0, time.monotonic()
+                if seen == after and self.job(job_id).status.is_terminal():
+                    return
+            except (ApiError, ServiceUnreachable) as error:
+                if isinstance(error, ApiError) and error.status not in RETRY_STATUS:
+                    raise
+                if after > seen:
+                    failures, answered_at = 0, time.monotonic()
+                elif time.monotonic() - answered_at > EVENT_PATIENCE_SECONDS:
+                    raise
+                failures += 1
+            time.sleep(backoff(failures))
+
+    # sessions
+
+    def sessions(
+        self,
+        *,
+        job_id: str | None = None,
+        model: str | None = None,
+        condition: str | None = None,
+        sample_index: int | None = None,
+        correct: bool | None = None,
+        tag: str | None = None,
+        order: Order = "desc",
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[resources.Session]:
+        """Every session that fits, newest first."""
+        params: Params = {
+            "job_id": job_id,
+            "model": model,
+            "condition": condition,
+            "sample_index": sample_index,
+            "correct": correct,
+            "tag": tag,
+            "order": order,
+            "limit": page_size,
+        }
+        return self._items(_SESSIONS, resources.Session, params)
+
+    def session(self, session_id: str) -> resources.Session:
+        """One session: its hooks, shapes and files."""
+        return _read(resources.Session, self._transport.request("GET", _path(_SESSIONS, session_id)))
+
+    def delete_session(self, session_id: str) -> resources.Deleted:
+        """Remove a session with its files."""
+        return _read(resources.Deleted, self._transport.request("DELETE", _path(_SESSIONS, session_id)))
+
+    def tensor(self, session_id: str, hook: str, rows: Rows | None = None) -> NDArray[Any]:
+        """Rows of one hook's tensor, shape `[rows, width]`; bfloat16 comes as float32, which is exact.
+
+        Args:
+            rows: `(start, stop)`, a slice without a step, or the service's own `"start:stop"`; all
+                rows where none are named.
+        """
+        path = _path(_SESSIONS, session_id, "tensors", hook)
+        params = {"format": "safetensors", "rows": _rows_text(rows)}
+        data = self._transport.request("GET", path, params=params).content
+        header = tensor_files.read_header(lambda offset, length: data[offset : offset + length], len(data))
+        if len(header.tensors) != 1:
+            raise UnexpectedAnswer(
+                f"the service sent {len(header.tensors)} tensors for {hook}, one was asked for"
+            )
+        entry = next(iter(header.tensors.values()))
+        return tensor_files.value_array(entry.dtype, entry.shape, data[entry.start : entry.stop])
+
+    def download_file(self, session_id: str, name: str, target: str | Path) -> Path:
+        """Fetch one file of a session to `target`, resumed and checked; see `downloads.fetch`."""
+        file = downloads.find(self.session(session_id).files, name)
+        return self.download(session_id, file, Path(target))
+
+    def download(self, session_id: str, file: resources.SessionFile, target: Path) -> Path:
+        """`download_file` for a caller that has the session's list of files already."""
+        return downloads.fetch(
+            self._transport, _path(_SESSIONS, session_id, "files", file.name), file, target
+        )
+
+    # the service
+
+    def models(self) -> list[resources.Model]:
+        """The models that are served."""
+        return list(self._items("/v1/models", resources.Model, {}))
+
+    def structure(self, model: str | None = None) -> resources.ModelStructure:
+        """Layers, widths and hook points of a model that a worker has loaded."""
+        answer = self._transport.request("GET", "/v1/model/structure", params={"model": model})
+        return _read(resources.ModelStructure, answer)
+
+    def workers(self) -> list[resources.Worker]:
+        """Every worker that the index knows, the newest first."""
+        return list(self._items("/v1/workers", resources.Worker, {}))
+
+    def queue(self) -> dict[str, Any]:
+        """What waits and what runs."""
+        return _QUEUE.validate_python(_json(self._transport.request("GET", "/v1/queue")))
+
+    def ready(self) -> bool:
+        """Whether requests will be served: database, broker and a worker with its model are there."""
+        try:
+            self._transport.request("GET", "/readyz", repeatable=False, timeout=10.0)
+        except ApiError as error:
+            if error.status == 503:
+                return False
+            raise
+        return True
+
+    def _items(self, path: str, form: type[M], params: Params) -> Iterator[M]:
+        after: str | None = None
+        while True:
+            answer = self._transport.request("GET", path, params={**params, "after": after})
+            page = _read(ListPage[Any], answer)
+            for item in page.data:
+                yield _validate(form, item)
+            if not page.has_more or page.last_id is None or page.last_id == after:
+                return
+            after = page.last_id
+
+
+_SESSIONS = "/v1/activations/sessions"
+_QUEUE = TypeAdapter(dict[str, Any])
+
+
+def _path(base: str, *parts: str) -> str:
+    """A path in which no part can lead out of its place."""
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidRequest(f"{parts!r} is no id or name")
+    return "/".join([base, *(quote(part, safe="") for part in parts)])
+
+
+def _rows_text(rows: Rows | None) -> str | None:
+    if rows is None or isinstance(rows, str):
+        return rows
+    if isinstance(rows, slice):
+        if rows.step not in (None, 1):
+            raise InvalidRequest("rows with a step cannot be asked for; take every row and step in numpy")
+        start, stop = rows.start, rows.stop
+    else:
+        start, stop = rows
+    return f"{'' if start is None else start}:{'' if stop is None else stop}"
+
+
+def _event(data: str) -> resources.Event:
+    try:
+        return resources.Event.model_validate_json(data)
+    except ValidationError as error:
+        raise _unexpected("event", error) from error
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise UnexpectedAnswer(
+            f"{answer.url} did not answer with JSON; is this an Actograph service?"
+        ) from error
+
+
+def _read(form: type[M], answer: httpx.Response) -> M:
+    return _validate(form, _json(answer))
+
+
+def _validate(form: type[M], value: Any) -> M:
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        raise _unexpected(form.__name__, error) from error
+
+
+def _unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"])) or "body"
+    return UnexpectedAnswer(
+        f"the {what} that the service sent has another form than this version knows "
+        f"({place}: {first['msg']}); do client and service have the same version?"
+    )
