@@ -1,0 +1,1 @@
+"""The one room that touches the model: tokens in, tokens and activation rows out."""

@@ -1,0 +1,345 @@
+"""Generation with capture: the only module that opens nnsight contexts."""
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import Dtype, SamplingSpec
+from worker.engine import ladder, memory
+from worker.engine.model import LoadedModel
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest, Positions, RowSink
+from worker.engine.row_writer import Point
+from worker.engine.rows import RowStream
+from worker.engine.sampling import GumbelSampler
+from worker.engine.stopping import RowTracker, StopStrings
+from worker.engine.structure import discover, first_tensor
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NO_OPTIONS = BufferOptions()
+
+
+def _never() -> bool:
+    return False
+
+
+class Engine:
+    """Runs one model: prompts in, continuations and activation rows out.
+
+    One thread at a time; a second caller waits. `structure` is proved when the engine is made.
+
+    Raises:
+        ModelRefused: (constructor) the model's structure cannot be found or proved.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self._discovery = discover(model)
+        self.structure: ModelStructure = self._discovery.structure
+        self.batch_limit: int | None = None  # set where memory ran out: what still went through
+        self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
+        self._lock = threading.Lock()
+
+    def plan_batch_size(
+        self,
+        hooks: Sequence[str],
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        options: BufferOptions = _NO_OPTIONS,
+    ) -> int:
+        """Samples to run at once, from free memory and from what earlier batches met."""
+        return memory.plan_batch_size(
+            self.model,
+            self.structure,
+            hooks,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            host_buffer_bytes=options.host_buffer_bytes,
+            limit=self.batch_limit,
+        )
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        sampling: SamplingSpec,
+        hooks: Sequence[str] = (),
+        positions: Positions = "all",
+        dtype: Dtype = "model",
+        sink: RowSink | None = None,
+        should_stop: Callable[[], bool] = _never,
+        on_step: Callable[[int], None] | None = None,
+        options: BufferOptions = _NO_OPTIONS,
+    ) -> list[Generation]:
+        """Continue every request in one batch; rows of `hooks` go to `sink` on the way.
+
+        Tokens and rows of a request do not depend on the others in the batch. Where memory runs
+        out the batch is halved and run again (`sink.reset`); a request that does not fit alone
+        comes back with an `error`. `sampling.seed` is not used: each request has its own.
+
+        Args:
+            hooks: canonical names or module locations, as `actograph.contract.hooks.expand`
+                gives them.
+            sink: required with hooks.
+            should_stop: polled between decode steps; True cancels the batch.
+            on_step: told the number of tokens generated so far (a progress heartbeat).
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
+            CaptureFailed: the rows of the batch could not be read as the structure promised.
+        """
+        self._validate(requests, sampling, hooks, sink)
+        plan = _Pass(
+            requests=requests,
+            sampling=sampling,
+            reads=self._reads(hooks),
+            positions=positions,
+            dtype=_DTYPES.get(dtype),
+            sink=sink,
+            should_stop=should_stop,
+            on_step=on_step,
+            options=options,
+        )
+        done: dict[int, Generation] = {}
+
+        def reset(batch: Sequence[int]) -> None:
+            if sink is not None and hooks:
+                for index in batch:
+                    sink.reset(index)
+
+        def give_up(index: int) -> None:
+            request = requests[index]
+            what = f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {sampling.max_tokens}"
+            done[index] = _failed(request, memory.out_of_memory(self.model.device, what))
+
+        with self._lock:
+            largest = ladder.descend(
+                range(len(requests)),
+                attempt=lambda batch: done.update(self._run(plan, batch)),
+                reset=reset,
+                give_up=give_up,
+            )
+        if largest < len(requests):
+            self.batch_limit = max(1, largest)
+        return [done[i] for i in range(len(requests))]
+
+    def _validate(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSpec,
+        hooks: Sequence[str],
+        sink: RowSink | None,
+    ) -> None:
+        if hooks and sink is None:
+            raise ValueError("hooks need a sink")
+        context = self.structure.context_length
+        for request in requests:
+            prompt = len(request.prompt_ids)
+            if not prompt:
+                raise InvalidRequest(f"{request.key}: the prompt has no tokens", param="prompt")
+            if prompt + sampling.max_tokens > context:
+                raise ContextLengthExceeded(
+                    f"{request.key}: prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens}) need "
+                    f"{prompt + sampling.max_tokens} tokens; the model's context is {context}",
+                    param="max_tokens",
+                )
+
+    def _reads(self, hooks: Sequence[str]) -> list[tuple[str, Point]]:
+        """What to read at each step, in execution order: (location, point).
+
+        Hooks whose locations show the same tensor share one read.
+        """
+        names: dict[str, list[str]] = {}
+        for hook in dict.fromkeys(hooks):
+            info = self.structure.hooks.get(hook)
+            location = hook if info is None else info.location
+            if location not in self._order:
+                raise UnknownHook(
+                    f"{hook}: no hook point or module location of this model; names must be expanded first",
+                    param="hooks",
+                )
+            names.setdefault(self._discovery.same_as[location], []).append(hook)
+        changed = self._discovery.changed_later
+        return [
+            (location, Point(tuple(names[location]), location in changed))
+            for location in sorted(names, key=self._order.__getitem__)
+        ]
+
+    def _run(self, plan: "_Pass", batch: Sequence[int]) -> dict[int, Generation]:
+        """One batch, from padding to the last row in the sink."""
+        chosen = [plan.requests[i] for i in batch]
+        sampling, stop = plan.sampling, plan.sampling.stop
+        lengths = [len(r.prompt_ids) for r in chosen]
+        tracker = RowTracker(
+            rows=len(chosen),
+            max_tokens=sampling.max_tokens,
+            eos_ids=self.model.eos_token_ids,
+            stops=StopStrings(stop, self.model.tokenizer) if stop else None,
+            should_stop=plan.should_stop,
+            on_step=plan.on_step,
+            device=self.model.device,
+        )
+        inputs = self._inputs(chosen, max(lengths), sampling, tracker)
+        if not plan.reads or plan.sink is None:
+            with torch.inference_mode():
+                self.model.lm.generate(**inputs)
+            return _generations(plan.requests, batch, tracker, {})
+        stream = RowStream(
+            [point for _, point in plan.reads],
+            prompt_lengths=lengths,
+            padded_length=max(lengths),
+            indices=batch,
+            positions=plan.positions,
+            dtype=plan.dtype,
+            options=plan.options,
+            sink=plan.sink,
+            ended_at=tracker.ended_at,
+            should_stop=plan.should_stop,
+        )
+        try:
+            self._trace(inputs, [location for location, _ in plan.reads], stream)
+            if tracker.cancelled:
+                tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
+            else:
+                stream.finish([len(t) for t in tracker.tokens])
+            return _generations(plan.requests, batch, tracker, stream.errors)
+        finally:
+            stream.close()
+            # the cut loop of a trace is a reference cycle; see `_read_steps`
+            gc.collect()
+
+    def _inputs(
+        self,
+        requests: Sequence[GenerationRequest],
+        padded: int,
+        sampling: SamplingSpec,
+        tracker: RowTracker,
+    ) -> dict[str, Any]:
+        """Left-padded ids, their mask, and how to choose and stop."""
+        pad = self.model.pad_token_id
+        ids = torch.full((len(requests), padded), pad, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(requests):
+            start = padded - len(request.prompt_ids)
+            ids[row, start:] = torch.tensor(request.prompt_ids)
+            mask[row, start:] = 1
+        device = self.model.device
+        inputs: dict[str, Any] = {
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "max_new_tokens": sampling.max_tokens,
+            "do_sample": False,
+            "num_beams": 1,
+            "use_cache": True,
+            # a chunked prefill or guessed tokens would make a step something else than one token
+            "prefill_chunk_size": None,
+            "prompt_lookup_num_tokens": None,
+            "return_dict_in_generate": False,
+            "eos_token_id": list(self.model.eos_token_ids) or None,
+            "pad_token_id": pad,
+            "stopping_criteria": StoppingCriteriaList([tracker]),
+            "streamer": None,  # nnsight's own would copy every token to the host once more
+        }
+        if sampling.temperature > 0:
+            sampler = GumbelSampler(sampling, [r.seed for r in requests], padded, device)
+            inputs["logits_processor"] = LogitsProcessorList([sampler])
+        return inputs
+
+    def _trace(self, inputs: Mapping[str, Any], locations: Sequence[str], stream: RowStream) -> None:
+        """Generate while handing every step's tensors to `stream`.
+
+        The whole padded batch is one invoke. nnsight captures the source of the `with` block,
+        so the block holds one call and nothing else.
+        """
+        lm = self.model.lm
+        data = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+        options = {name: value for name, value in inputs.items() if name not in data}
+        copied = stream.copied_points
+        readers = [_reader(lm, location, i in copied) for i, location in enumerate(locations)]
+        with warnings.catch_warnings():
+            # the open loop over steps always asks for one more than the model makes
+            warnings.filterwarnings("ignore", message=".*was never reached", category=UserWarning)
+            with torch.inference_mode():  # noqa: SIM117 (nnsight skips a first item of a shared `with`)
+                with lm.generate(**options) as tracer:
+                    with tracer.invoke(**data):
+                        _read_steps(tracer, readers, stream)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """What all batches of one call to `generate` have in common."""
+
+    requests: Sequence[GenerationRequest]
+    sampling: SamplingSpec
+    reads: Sequence[tuple[str, Point]]  # in execution order
+    positions: Positions
+    dtype: torch.dtype | None
+    sink: RowSink | None
+    should_stop: Callable[[], bool]
+    on_step: Callable[[int], None] | None
+    options: BufferOptions
+
+
+def _generations(
+    requests: Sequence[GenerationRequest],
+    batch: Sequence[int],
+    tracker: RowTracker,
+    errors: Mapping[int, BaseException],
+) -> dict[int, Generation]:
+    """Request index -> what came of it."""
+    found = {}
+    for row, index in enumerate(batch):
+        request = requests[index]
+        found[index] = Generation(
+            key=request.key,
+            prompt_ids=request.prompt_ids,
+            generated_ids=tuple(tracker.tokens[row]),
+            finish_reason=tracker.reasons[row],
+            error=errors.get(row),
+        )
+    return found
+
+
+def _failed(request: GenerationRequest, error: BaseException) -> Generation:
+    return Generation(
+        key=request.key, prompt_ids=request.prompt_ids, generated_ids=(), finish_reason="error", error=error
+    )
+
+
+def _reader(lm: Any, location: str, copied: bool) -> Callable[[], torch.Tensor]:
+    """A call that gives the location's tensor at the current step, inside a trace.
+
+    `location` is one that the dry forward recorded, never a name from outside. `copied` is for
+    tensors that the model overwrites before the step ends.
+    """
+    path, _, side = location.rpartition(".")
+    envoy = lm.get(path)
+    if copied:
+        return lambda: first_tensor(getattr(envoy, side)).clone()
+    if side == "input":
+        return lambda: first_tensor(envoy.input)
+    return lambda: first_tensor(envoy.output)
+
+
+def _read_steps(tracer: Any, readers: Sequence[Callable[[], torch.Tensor]], stream: RowStream) -> None:
+    """Runs beside the model: waits for each location in execution order, step by step.
+
+    Step 0 is the prompt; its tensors go on one by one, so that no two layers' prompt rows are
+    held on the device. A decode step is handed over as a whole: its tensors are one row each.
+    The loop ends when the model does: the last request is left waiting and is unwound.
+    """
+    decode = stream.decode
+    for step in tracer.iter[:]:
+        if step == 0:
+            for point, read in enumerate(readers):
+                stream.prefill(point, read())
+            continue
+        decode([read() for read in readers])

@@ -1,0 +1,147 @@
+"""How much memory a batch needs, how much there is, and what running out looks like."""
+
+import os
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from actograph.contract.errors import OutOfDeviceMemory
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import Dtype
+from worker.engine.model import LoadedModel
+
+CPU_BATCH_CAP = 16
+GPU_BATCH_CAP = 64
+# Share of the free memory that a plan may use; the rest is for activations of the forward pass
+_USABLE = 0.6
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def bytes_per_token(structure: ModelStructure, hooks: Sequence[str], dtype: Dtype = "model") -> int:
+    """Bytes of one stored row over all `hooks`.
+
+    A module location that is no standard point counts as wide as the hidden state.
+    """
+    total = 0
+    for hook in hooks:
+        info = structure.hooks.get(hook)
+        width = structure.hidden_size if info is None else info.width
+        own = structure.dtype if info is None else info.dtype
+        total += width * _ITEM_BYTES.get(own if dtype == "model" else dtype, 4)
+    return total
+
+
+def kv_bytes_per_token(model: LoadedModel) -> int:
+    """Bytes that one token takes in the key-value cache, from the config."""
+    config = model.text_config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * model.dtype.itemsize
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that may be allocated on `device` now.
+
+    GPU: what the driver has free, and what torch's allocator holds without using it.
+    CPU: the kernel's MemAvailable, or what the cgroup still allows where that is less.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_ram_available(), *_cgroup_available())
+
+
+def _ram_available() -> int:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _cgroup_available() -> list[int]:
+    """What the memory limits of cgroup v2 and v1 leave; a huge number where there is none."""
+    left = [1 << 62]
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        most, used = _read(limit).strip(), _read(usage).strip()
+        if most.isdigit() and used.isdigit():
+            left.append(max(0, int(most) - int(used)))
+    return left
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def plan_batch_size(
+    model: LoadedModel,
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    host_buffer_bytes: int,
+    limit: int | None = None,
+) -> int:
+    """Samples to run at once: at least 1, at most `limit` (or 16 on a CPU, 64 on a GPU).
+
+    Per sample it counts the cache for prompt and continuation, the logits of one step in float32,
+    and the prompt's captured rows (those of decoding pass through bounded buffers).
+
+    Args:
+        prompt_tokens: of the longest prompt.
+    """
+    cap = limit or (GPU_BATCH_CAP if model.device.type == "cuda" else CPU_BATCH_CAP)
+    tokens = min(prompt_tokens + max_tokens, structure.context_length)
+    per_sample = tokens * kv_bytes_per_token(model) + 3 * 4 * structure.vocab_size
+    # the widest hidden tensors of a prefill: a handful alive at a time
+    per_sample += prompt_tokens * structure.hidden_size * model.dtype.itemsize * 16
+    usable = int(available_bytes(model.device) * _USABLE)
+    if model.device.type != "cuda":
+        usable = max(0, usable - host_buffer_bytes)
+    fits = usable // max(per_sample, 1)
+    captured = prompt_tokens * bytes_per_token(structure, hooks)
+    if captured:
+        fits = min(fits, host_buffer_bytes // captured)
+    return max(1, min(cap, fits))
+
+
+def memory_snapshot(device: torch.device | None = None) -> dict[str, int]:
+    """Bytes now and at most: this process, and its share of the GPU where `device` is one."""
+    snapshot = {
+        "rss_bytes": _rss(),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    if device is not None and device.type == "cuda":
+        snapshot["cuda_allocated_bytes"] = torch.cuda.memory_allocated(device)
+        snapshot["cuda_reserved_bytes"] = torch.cuda.memory_reserved(device)
+        snapshot["cuda_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    return snapshot
+
+
+def _rss() -> int:
+    fields = _read("/proc/self/statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up: torch's on either device, or Python's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfDeviceMemory):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def out_of_memory(device: torch.device, what: str) -> OutOfDeviceMemory:
+    """The error for `what`, with the numbers that tell how full the device is."""
+    numbers = ", ".join(f"{name} {value:,}" for name, value in memory_snapshot(device).items())
+    return OutOfDeviceMemory(
+        f"{what} does not fit into the memory of {device}: {numbers}. "
+        "Shorten the prompt, lower max_tokens, capture fewer hooks, or use a larger device."
+    )

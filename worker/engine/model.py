@@ -1,0 +1,186 @@
+"""One model object, wrapped by nnsight, with its tokenizer."""
+
+import gc
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+# Before nnsight's first import, which reads them. nnsight's guard around glibc's backtrace()
+# stays on: without it an error that torch raises inside a trace can end the process.
+os.environ.setdefault("NNSIGHT_CONFIG", str(Path(__file__).with_name("nnsight.yaml")))
+
+import nnsight
+import torch
+from nnsight.schema.config import CONFIG
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from actograph.contract.errors import ModelRefused
+
+# nnsight takes a `-v` of our own command line for its debug switch
+CONFIG.APP.DEBUG = False
+
+LoadDtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+_CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """One model in memory: one set of weights, whatever looks at it."""
+
+    name: str  # as the service calls it
+    lm: Any  # nnsight's TransformersModel around `hf`
+    tokenizer: PreTrainedTokenizerBase
+    revision: str | None = None
+
+    @property
+    def hf(self) -> PreTrainedModel:
+        """The transformers model itself; the very object that `lm` runs."""
+        model: PreTrainedModel = self.lm._module
+        return model
+
+    @property
+    def text_config(self) -> Any:
+        """The config of the language model, also where it is one part of a larger config."""
+        return self.hf.config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.hf.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.hf.parameters()).dtype
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens that prompt and continuation may have together.
+
+        Raises:
+            ModelRefused: the config does not say.
+        """
+        for field in _CONTEXT_FIELDS:
+            value = getattr(self.text_config, field, None)
+            if isinstance(value, int) and value > 0:
+                return value
+        raise ModelRefused(
+            f"{self.name}: the config names no context length (looked for {', '.join(_CONTEXT_FIELDS)})"
+        )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation: the generation config's and the tokenizer's."""
+        generation = getattr(self.hf, "generation_config", None)
+        found: dict[int, None] = {}
+        for value in (getattr(generation, "eos_token_id", None), self.tokenizer.eos_token_id):
+            ids = value if isinstance(value, list | tuple) else [value]
+            found.update(dict.fromkeys(int(i) for i in ids if i is not None))
+        return tuple(found)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills a padded place. The attention mask decides what is padding, never this id."""
+        pad = self.tokenizer.pad_token_id
+        if pad is None:
+            return self.eos_token_ids[0] if self.eos_token_ids else 0
+        return int(pad)
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the first GPU where there is one, else the CPU.
+
+    Raises:
+        ModelRefused: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ModelRefused(f"device {device!r} is unknown; use auto, cpu, cuda or cuda:<n>") from error
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ModelRefused(f"device {device} was asked for, but torch sees no GPU; use cpu or auto")
+        if found.index is not None and found.index >= torch.cuda.device_count():
+            raise ModelRefused(f"device {device}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return found
+
+
+def load_model(
+    source: str,
+    *,
+    dtype: LoadDtype = "auto",
+    device: str = "auto",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    name: str | None = None,
+) -> LoadedModel:
+    """Load a model once, from a folder or the Hub. Code from a repository is never run.
+
+    Args:
+        source: folder or Hub id.
+        dtype: `auto` is the checkpoint's own.
+        device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
+
+    Raises:
+        ModelRefused: it cannot be loaded; the message says what to do.
+    """
+    name = name or source
+    target = resolve_device(device)
+    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    try:
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelRefused(
+            f"{name}: config or tokenizer cannot be read from {source!r} ({_first_line(error)}). "
+            "Give a folder with config.json and tokenizer files, or a Hub id that this machine can reach."
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
+    try:
+        lm = nnsight.TransformersModel(
+            source,
+            task="text-generation",
+            dispatch=True,
+            tokenizer=tokenizer,
+            revision=revision,
+            device_map={"": str(target)} if target.type == "cuda" else None,
+            **options,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(
+            f"{name}: the weights do not fit on {target}; take a smaller dtype or model, or free the GPU"
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+    return _prepared(LoadedModel(name=name, lm=lm, tokenizer=tokenizer, revision=revision))
+
+
+def wrap_model(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> LoadedModel:
+    """Wrap a model that is already in memory; its weights are shared, not copied."""
+    lm = nnsight.TransformersModel(hf_model, task="text-generation", dispatch=True, tokenizer=tokenizer)
+    return _prepared(LoadedModel(name=name, lm=lm, tokenizer=tokenizer))
+
+
+def _prepared(model: LoadedModel) -> LoadedModel:
+    if not model.hf.can_generate():
+        raise ModelRefused(f"{model.name}: {type(model.hf).__name__} has no language-model head")
+    module: torch.nn.Module = model.hf
+    module.train(False)
+    module.requires_grad_(False)
+    model.tokenizer.padding_side = "left"
+    if model.tokenizer.pad_token is None and model.eos_token_ids:
+        model.tokenizer.pad_token_id = model.eos_token_ids[0]
+    # The model's objects live as long as the process: a collection per batch need not visit them.
+    gc.collect()
+    gc.freeze()
+    return model
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

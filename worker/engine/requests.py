@@ -1,0 +1,73 @@
+"""What goes into the engine and what comes out of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue."""
+
+    key: str  # the caller's own name for it; handed back unchanged
+    prompt_ids: tuple[int, ...]  # never empty
+    seed: int  # all randomness of this sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One continued prompt.
+
+    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "cancelled"
+    (should_stop; the ids so far are kept) or "error" (see `error`; no ids).
+    An `error` beside "stop" or "length" means that the tokens are good and the captured rows
+    are not: nothing of this sample's rows may be kept.
+    """
+
+    key: str
+    prompt_ids: tuple[int, ...]
+    generated_ids: tuple[int, ...]  # as sampled, with the end token that ended it
+    finish_reason: FinishReason
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowChunk:
+    """Consecutive rows of one hook: `tensor[i]` belongs to token `first_row + i`."""
+
+    first_row: int
+    tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
+
+
+class RowSink(Protocol):
+    """Takes captured rows. Both methods are called from the engine's writer thread."""
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        """Take one chunk of request `index`.
+
+        Per hook the chunks arrive in row order and without gaps. A chunk holds every hook,
+        except where one batch's prompt alone exceeds the host buffer: then it holds those
+        that the forward pass has reached. An exception fails this sample only; the engine
+        keeps it and writes no more of the sample.
+        """
+        ...
+
+    def reset(self, index: int) -> None:
+        """Discard every chunk of request `index`: it will be run again from its start."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BufferOptions:
+    """Budgets of the path from device to sink; none of them depends on max_tokens."""
+
+    host_buffer_bytes: int = 2 << 30  # rows of one batch held in host memory
+    shard_bytes: int = 256 << 20  # rows of one sample handed to the sink at once, about
+    device_buffer_bytes: int = 64 << 20  # decode steps held back before they are moved together
+    max_block_steps: int = 64  # the same, in steps
+    queue_blocks: int = 4  # blocks on their way to the writer before decoding waits

@@ -1,0 +1,260 @@
+"""The way of activation rows from the device to the sink, in bounded memory.
+
+    decode thread                                   writer thread
+    prefill: one tensor per point, as it is read -> unpadded slices of it
+    decode:  references for k steps, then one
+             block per width and dtype           -> one block [batch, points, k, width]
+                                                    every so often: a chunk per sample -> sink
+
+On a GPU a tensor or block is copied to pinned memory on a side stream, and the decode loop
+never waits for it. A bounded queue between the threads makes decoding wait for a slow disk. The
+writer keeps at most `host_buffer_bytes` of a batch, then hands every sample's rows to the sink
+and frees them; so neither host nor device memory depends on max_tokens.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import Full, Queue
+
+import torch
+
+from actograph.contract.errors import CaptureFailed
+from worker.engine.requests import BufferOptions, Positions, RowSink
+from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip
+
+_POLL_SECONDS = 0.1
+
+
+class RowStream:
+    """Takes the tensors of one batch in the decode thread, delivers rows in a writer thread.
+
+    Args:
+        points: in the order in which they will be handed over.
+        prompt_lengths: tokens per sample, without padding.
+        padded_length: of the prompts in this batch (left padding).
+        indices: the samples' indices as the sink knows them.
+        dtype: to store in; None keeps what the model computed.
+        ended_at: live view of the tokens after which each sample ended, None while it runs.
+        should_stop: polled while decoding has to wait for the writer.
+
+    Raises (from any method): what made the writer fail, if it did.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        *,
+        prompt_lengths: Sequence[int],
+        padded_length: int,
+        indices: Sequence[int],
+        positions: Positions,
+        dtype: torch.dtype | None,
+        options: BufferOptions,
+        sink: RowSink,
+        ended_at: Sequence[int | None],
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._points = tuple(points)
+        self._prompts = tuple(prompt_lengths)
+        self._padded = padded_length
+        self._positions = positions
+        self._dtype = dtype
+        self._options = options
+        self._ended_at = ended_at
+        self._should_stop = should_stop
+        self._shapes: list[tuple[int, torch.dtype]] = []  # width and dtype per point
+        self._groups: list[list[int]] = []  # points of equal width and dtype
+        self._reshape = False
+        self._pending: list[list[torch.Tensor]] = []
+        self._steps = 0  # decode steps taken
+        self._block_steps = 0
+        self._latest: list[torch.Tensor] = []  # positions="last": the newest step
+        self._last: dict[int, list[torch.Tensor]] = {}  # the same, of samples that ended
+        self._copy_stream: torch.cuda.Stream | None = None
+        self._keep_decode = positions in ("all", "generated")
+        self._queue: Queue[Item | None] = Queue(options.queue_blocks)
+        self._writer = RowWriter(
+            self._points,
+            prompts=self._prompts,
+            indices=indices,
+            positions=positions,
+            dtype=dtype,
+            options=options,
+            sink=sink,
+            queue=self._queue,
+        )
+        self._thread = threading.Thread(target=self._writer.run, name="row-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def errors(self) -> Mapping[int, BaseException]:
+        """Sample of the batch -> what its sink raised."""
+        return self._writer.errors
+
+    # decode thread
+
+    def prefill(self, point: int, tensor: torch.Tensor) -> None:
+        """Hand over a point's prompt rows: [batch, tokens, ...]; call once per point, in order.
+
+        `tokens` is the padded length, or less where the model computes the last tokens only.
+        """
+        tokens = tensor.shape[1]
+        if tensor.shape[0] != len(self._prompts) or tokens > self._padded:
+            raise CaptureFailed(
+                f"{self._points[point].hooks[0]}: the prompt gave a tensor of shape {tuple(tensor.shape)} "
+                f"for {len(self._prompts)} samples of {self._padded} tokens"
+            )
+        if tensor.ndim != 3:
+            self._reshape = True
+            tensor = tensor.reshape(tensor.shape[0], tokens, -1)
+        self._shapes.append((tensor.shape[2], tensor.dtype))
+        tail_only = tokens < self._padded
+        self._writer.tail_only.append(tail_only)
+        self._writer.shapes.append((tensor.shape[2], self._dtype or tensor.dtype))
+        if self._positions == "generated":
+            return
+        if self._positions in ("last", "last_prompt"):
+            tensor = tensor[:, -1:].clone()
+            tokens = 1
+            if self._positions == "last":
+                self._latest.append(tensor)
+                return
+        elif _is_small_view(tensor):
+            tensor = tensor.clone()
+        starts = tuple(max(0, tokens - p) for p in self._prompts)
+        first = tuple(p - (tokens - s) for p, s in zip(self._prompts, starts, strict=True))
+        host, ready = self._to_host(tensor)
+        self._put(Strip(point, host, starts, first, ready))
+
+    def decode(self, values: list[torch.Tensor]) -> None:
+        """Hand over one step: a tensor [batch, 1, ...] per point."""
+        if not self._block_steps:
+            self._begin_decode(values)
+        self._steps += 1
+        if self._keep_decode:
+            self._pending.append(values)
+            if len(self._pending) >= self._block_steps:
+                self._flush()
+        elif self._positions == "last":
+            self._keep_last(values)
+
+    @property
+    def copied_points(self) -> frozenset[int]:
+        """Points whose tensors must be copied when they are read: the model overwrites them."""
+        return frozenset(i for i, p in enumerate(self._points) if p.changed_later)
+
+    def finish(self, generated: Sequence[int]) -> None:
+        """Hand over the rest and wait until the sink has it. `generated`: tokens per sample."""
+        if self._pending:
+            self._flush()
+        if self._positions == "last":
+            self._finish_last(generated)
+        self._put(Finish(tuple(generated)))
+        self._thread.join()
+        self._check()
+
+    def close(self) -> None:
+        """End the writer, dropping what it has not written; safe to call at any time."""
+        self._writer.dropped = True
+        while self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=_POLL_SECONDS)
+            except Full:
+                continue
+            self._thread.join()
+        self._pending.clear()
+        self._latest.clear()
+        self._last.clear()
+        self._writer.clear()
+
+    def _begin_decode(self, values: list[torch.Tensor]) -> None:
+        groups: dict[tuple[int, torch.dtype], list[int]] = {}
+        for i, (value, shape) in enumerate(zip(values, self._shapes, strict=True)):
+            if value.shape[:2] != (len(self._prompts), 1) or value[0, 0].numel() != shape[0]:
+                raise CaptureFailed(
+                    f"{self._points[i].hooks[0]}: a decode step gave a tensor of shape "
+                    f"{tuple(value.shape)}, not one row of {shape[0]} per sample"
+                )
+            groups.setdefault((shape[0], value.dtype), []).append(i)
+        self._groups = list(groups.values())
+        self._writer.groups = self._groups
+        step_bytes = sum(v.numel() * v.element_size() for v in values)
+        fit = self._options.device_buffer_bytes // max(step_bytes, 1)
+        self._block_steps = max(1, min(fit, self._options.max_block_steps))
+
+    def _flush(self) -> None:
+        """Move the pending steps on as one block."""
+        pending, self._pending = self._pending, []
+        steps = len(pending)
+        first = self._steps - steps  # the step that gave row prompt + first
+        counts = tuple(
+            steps if end is None else min(steps, max(0, end - 1 - first)) for end in self._ended_at
+        )
+        if not any(counts):
+            return
+        parts: list[torch.Tensor | list[torch.Tensor]] = []
+        ready = None
+        for group in self._groups:
+            # point-major, so that a point's k rows of a sample lie side by side
+            tensors = [values[i] for i in group for values in pending]
+            if self._reshape:
+                tensors = [t.reshape(t.shape[0], 1, -1) for t in tensors]
+            if tensors[0].is_cuda:
+                host, ready = self._to_host(torch.cat(tensors, dim=1))
+                parts.append(host)
+            else:
+                parts.append(tensors)
+        self._put(Block(steps, counts, tuple(parts), ready))
+
+    def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself."""
+        if self._dtype is not None and tensor.is_cuda:
+            tensor = tensor.to(self._dtype)
+        if not tensor.is_cuda:
+            return tensor, None
+        if self._copy_stream is None:
+            self._copy_stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        stream = self._copy_stream
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            host.copy_(tensor, non_blocking=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(stream)
+        tensor.record_stream(stream)
+        return host, ready
+
+    def _keep_last(self, values: list[torch.Tensor]) -> None:
+        for sample, end in enumerate(self._ended_at):
+            if end is not None and end <= self._steps and sample not in self._last:
+                self._last[sample] = [v[sample, -1].clone() for v in self._latest]
+        self._latest = values
+
+    def _finish_last(self, generated: Sequence[int]) -> None:
+        first = tuple(p + g - 2 for p, g in zip(self._prompts, generated, strict=True))
+        for i, latest in enumerate(self._latest):
+            rows = latest.reshape(latest.shape[0], 1, -1).clone()
+            for sample, kept in self._last.items():
+                rows[sample, 0] = kept[i].reshape(-1)
+            host, ready = self._to_host(rows)
+            self._put(Strip(i, host, (0,) * len(self._prompts), first, ready))
+
+    def _put(self, item: Item) -> None:
+        while True:
+            self._check()
+            try:
+                self._queue.put(item, timeout=_POLL_SECONDS)
+                return
+            except Full:
+                if self._should_stop():
+                    self._writer.dropped = True  # the generation will be cancelled at its next step
+                    return
+
+    def _check(self) -> None:
+        if self._writer.failure is not None:
+            raise self._writer.failure
+
+
+def _is_small_view(tensor: torch.Tensor) -> bool:
+    """Whether keeping this tensor keeps much more memory alive than its own."""
+    return tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()

@@ -1,0 +1,135 @@
+"""Token choice: temperature, top-k, top-p and a counter-based Gumbel-max draw.
+
+The noise of a token is a pure function of (sample seed, step, vocabulary index), so a sample's
+tokens depend neither on its batch-mates nor on its place in the batch nor on torch's generators,
+and a run that is resumed draws what an undisturbed one would have drawn.
+
+Gumbel-max: argmax(logits + g) with g standard Gumbel is a draw from softmax(logits) (Gumbel 1954;
+Maddison, Tarlow & Minka 2014). The generator is SplitMix64's output function (Steele, Lea & Flood
+2014) over a counter.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import LogitsProcessor
+
+from actograph.contract.specs import SamplingSpec
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of a 64-bit unsigned integer."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+_UNIT = 2.0**-52
+# Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a
+# 150k vocabulary costs a tenth of a full one on a CPU.
+_TOP_P_FIRST = 1024
+
+
+def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift; torch's `>>` carries the sign along."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix64(value: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's output function on int64 (arithmetic wraps modulo 2**64)."""
+    value = (value ^ _shift(value, 30)) * _MIX_1
+    value = (value ^ _shift(value, 27)) * _MIX_2
+    return value ^ _shift(value, 31)
+
+
+def uniform(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+    """Uniforms strictly inside (0, 1), float64, shape of `index`.
+
+    Args:
+        seeds: int64 [batch].
+        step: 0 for the first generated token.
+        index: int64 [batch, n] or [1, n]: vocabulary indices.
+    """
+    row = mix64(mix64(seeds + _GAMMA) + _signed((step + 1) * _GAMMA))
+    bits = mix64(row[:, None] + (index + 1) * _GAMMA)
+    # 52 bits and a half: every value is exact in float64, the smallest 2**-53, the largest 1 - 2**-53
+    return _shift(bits, 12).to(torch.float64).add_(0.5).mul_(_UNIT)
+
+
+def gumbel(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float64; see `uniform` for the arguments."""
+    return uniform(seeds, step, index).log_().neg_().log_().neg_()
+
+
+def candidates(
+    logits: torch.Tensor, *, temperature: float, top_k: int | None, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The tokens that may be drawn, warped in transformers' order: temperature, top-k, top-p.
+
+    Args:
+        logits: float32 [batch, vocab].
+
+    Returns:
+        Scaled logits [batch, n], -inf where a token is ruled out, and their vocabulary indices
+        [batch, n]; None for the indices where all tokens remain, in vocabulary order.
+    """
+    scores = logits / temperature
+    vocab = scores.shape[-1]
+    if top_k is not None and top_k < vocab:
+        values, index = scores.topk(top_k, dim=-1)
+        # top-p counts probability among the k that are left
+        return (_nucleus(values, values.softmax(-1), top_p) if top_p < 1.0 else values), index
+    if top_p >= 1.0:
+        return scores, None
+    log_total = scores.logsumexp(-1, keepdim=True)
+    first = min(_TOP_P_FIRST, vocab)
+    values, index = scores.topk(first, dim=-1)
+    probs = (values - log_total).exp()
+    if first < vocab and bool((probs.sum(-1) < top_p).any()):
+        values, index = scores.sort(dim=-1, descending=True)
+        probs = (values - log_total).exp()
+    return _nucleus(values, probs, top_p), index
+
+
+def _nucleus(values: torch.Tensor, probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the likeliest tokens up to and with the one that reaches `top_p`; input descending."""
+    before = probs.cumsum(-1) - probs
+    return values.masked_fill(before >= top_p, -torch.inf)
+
+
+class GumbelSampler(LogitsProcessor):
+    """Leaves one token per row: transformers' greedy argmax then takes it.
+
+    Args:
+        spec: temperature above 0, top_k, top_p.
+        seeds: one per row of the batch.
+        prompt_length: padded length of the prompts, from which the step is counted.
+        device: where the logits will be.
+    """
+
+    def __init__(
+        self, spec: SamplingSpec, seeds: Sequence[int], prompt_length: int, device: torch.device
+    ) -> None:
+        if spec.temperature <= 0:
+            raise ValueError("temperature 0 is greedy decoding and needs no sampler")
+        self._spec = spec
+        self._seeds = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
+        self._prompt_length = prompt_length
+        self._all: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        spec = self._spec
+        values, index = candidates(scores, temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p)
+        if index is None:
+            if self._all is None:
+                self._all = torch.arange(scores.shape[-1], device=scores.device)[None]
+            noise_index = self._all
+        else:
+            noise_index = index
+        noise = gumbel(self._seeds, input_ids.shape[1] - self._prompt_length, noise_index)
+        chosen = noise.add_(values).argmax(-1, keepdim=True)
+        if index is not None:
+            chosen = index.gather(1, chosen)
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)  # type: ignore[return-value]
