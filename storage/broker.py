@@ -48,8 +48,8 @@ def celery_app(broker_url: str) -> Celery:
         worker_concurrency=1,
         # the model lives in the child, and CUDA does not survive a fork
         worker_pool_start_method="spawn",
-        # the child loads the model before it reports that it is up
-        worker_proc_alive_timeout=600,
+        # the child loads the model before it reports that it is up, and a large one takes its time
+        worker_proc_alive_timeout=3600,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
     )

@@ -1,0 +1,30 @@
+"""`python -m worker`: the Celery worker in the foreground, set by ACTOGRAPH_* variables."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from actograph.settings import Settings
+from storage.broker import QUEUE
+from worker import celery_app
+from worker.stop_signal import StopSignal
+
+
+def main() -> int:
+    """Exit status 0 after an orderly stop, 1 where the model could not be loaded."""
+    with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
+        celery_app.stop_signal = stop = StopSignal.create(Path(folder))
+        options = ["--without-gossip", "--without-mingle", "--queues", QUEUE]
+        try:
+            celery_app.app.worker_main(["worker", "--loglevel", Settings().log_level, *options])
+        except SystemExit as ended:
+            if ended.code not in (None, 0) and not stop.failure():
+                return int(ended.code) if isinstance(ended.code, int) else 1
+        if failure := stop.failure():
+            sys.stderr.write(f"worker: {failure}\n")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

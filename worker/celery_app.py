@@ -1,0 +1,76 @@
+"""The Celery app of the worker: one child process that holds the model, one task.
+
+The parent imports neither torch nor the engine. The child is spawned, loads the model before
+it takes its first task, and takes one task at a time.
+"""
+
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+
+from actograph.contract.errors import ActographError
+from actograph.settings import Settings
+from storage.broker import DRAIN_TASK, celery_app
+from worker.stop_signal import StopSignal
+
+if TYPE_CHECKING:
+    from worker.process import WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+app = celery_app(Settings().broker_url)
+
+#: set in the child only
+_process: "WorkerProcess | None" = None
+#: set in the parent only, by worker/__main__.py
+stop_signal: StopSignal | None = None
+
+
+@app.task(name=DRAIN_TASK)  # type: ignore[untyped-decorator]
+def drain(job_id: str) -> None:
+    """Work on a job for one slice of time."""
+    if _process is None:
+        raise RuntimeError("this process was not set up as a worker's child")
+    _process.drain.run_slice(job_id)
+
+
+@signals.setup_logging.connect  # type: ignore[untyped-decorator]
+def _set_up_logging(**_: Any) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=Settings().log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+@signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _tell_the_child(**_: Any) -> None:
+    if stop_signal is not None:
+        stop_signal.set()
+
+
+@signals.worker_process_init.connect  # type: ignore[untyped-decorator]
+def _start(**_: Any) -> None:
+    global _process  # noqa: PLW0603 (one per process, by Celery's design)
+    from worker.process import WorkerProcess
+
+    stop = StopSignal.inherited()
+    try:
+        _process = WorkerProcess(Settings(), stop)
+        _process.start()
+    except Exception as error:  # Celery would log it and go on without a model
+        if not isinstance(error, ActographError):
+            logger.exception("the worker could not be set up")
+        stop.set(failure=str(error) or type(error).__name__)
+        os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(1)
+
+
+@signals.worker_process_shutdown.connect  # type: ignore[untyped-decorator]
+def _end(**_: Any) -> None:
+    if _process is not None:
+        _process.stop()

@@ -1,0 +1,233 @@
+"""The drain: claim a unit, run it as one batch, commit it, claim the next.
+
+One call works on one job for a slice of time and then lets the next message in the queue
+have its turn, so that no message comes near the broker's visibility timeout. What is in the
+database decides; a message that comes twice or late finds nothing to claim.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from actograph.contract import hooks
+from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost
+from actograph.contract.specs import CaptureSpec, EvaluationSpec
+from actograph.settings import Settings
+from storage import jobs, samples, sessions, workers
+from storage.artifacts.store import ArtifactStore
+from storage.broker import Broker
+from storage.database import Database
+from storage.models import JobRow
+from storage.sample_expansion import evaluation_samples
+from storage.samples import LeasedSample, SampleResult
+from storage.session_files import session_prefix
+from worker.chat_template import template_sha256, tokenizer_sha256
+from worker.datasets_of_job import DatasetReader
+from worker.engine.generate import Engine
+from worker.lease import LeaseKeeper
+from worker.model_holder import ModelHolder
+from worker.recording import Provenance
+from worker.runners.capture import CaptureRunner
+from worker.runners.evaluation import EvaluationRunner
+from worker.runners.runner import Runner
+from worker.stop_signal import StopSignal
+from worker.unit import Outcome, UnitRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """One job, ready to be run for a while."""
+
+    job_id: str
+    priority: int
+    units: UnitRunner
+
+
+class Drain:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        store: ArtifactStore,
+        broker: Broker,
+        models: ModelHolder,
+        worker_id: str,
+        stop: StopSignal,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._broker = broker
+        self._models = models
+        self._worker_id = worker_id
+        self._stop = stop
+        self._datasets = DatasetReader(store, settings.data_roots)
+
+    def load(self, model: str) -> None:
+        """Load a model before the first job asks for it. Raises ModelRefused."""
+        self._models.engine_for(model)
+
+    def run_slice(self, job_id: str) -> None:
+        """Work on a job until it has nothing left, its slice is over, or the worker stops."""
+        with self._database.write() as session:
+            if jobs.status_of(session, job_id) not in jobs.ACTIVE:
+                return
+            priority = jobs.get(session, job_id).priority
+            if not self._stop.is_set():
+                jobs.start(session, job_id)
+                workers.set_busy(session, self._worker_id, job_id)
+        if self._stop.is_set():
+            self._broker.wake(job_id, priority)
+            return
+        try:
+            work_remains = self._run(job_id)
+        finally:
+            with self._database.write() as session:
+                workers.set_idle(session, self._worker_id)
+        if work_remains:
+            self._broker.wake(job_id, priority)
+
+    def _run(self, job_id: str) -> bool:
+        """Returns whether the job may have work left that nobody runs."""
+        try:
+            current = self._prepare(job_id)
+        except ActographError as error:
+            logger.warning("job %s cannot run: %s", job_id, error)
+            with self._database.write() as session:
+                jobs.fail(session, job_id, error)
+            return False
+        deadline = time.monotonic() + self._settings.slice_seconds
+        while True:
+            with self._database.write() as session:
+                leases = samples.claim(
+                    session,
+                    job_id,
+                    worker_id=self._worker_id,
+                    count=current.units.size(),
+                    lease_seconds=self._settings.lease_seconds,
+                )
+                if not leases:
+                    if jobs.status_of(session, job_id) is not None:
+                        jobs.end_if_done(session, job_id)
+                    return False
+            self._run_unit(current, leases)
+            with self._database.read() as session:
+                urgent = jobs.more_urgent_waits(session, job_id, current.priority)
+            if urgent or self._stop.is_set() or time.monotonic() > deadline:
+                return True
+
+    def _prepare(self, job_id: str) -> Slice:
+        """Load the model if need be, read what the spec names, resolve its hooks.
+
+        Raises:
+            ActographError: the job cannot be run at all.
+        """
+        with self._database.read() as session:
+            row = jobs.get(session, job_id)
+        engine = self._models.engine_for(row.model)
+        runner = self._runner(row, engine)
+        provenance = self._provenance(row, engine, runner)
+        units = UnitRunner(
+            settings=self._settings, store=self._store, engine=engine, runner=runner, provenance=provenance
+        )
+        return Slice(job_id=job_id, priority=row.priority, units=units)
+
+    def _runner(self, row: JobRow, engine: Engine) -> Runner:
+        if row.kind != "evaluation":
+            return CaptureRunner(row.spec, engine.model.tokenizer)
+        spec = EvaluationSpec.model_validate(row.spec)
+        if row.total is None:
+            self._insert_samples(row, spec)
+        return EvaluationRunner(spec, engine.model.tokenizer, self._datasets.fewshot_pool(spec))
+
+    def _insert_samples(self, row: JobRow, spec: EvaluationSpec) -> None:
+        """Read a dataset that the API could not."""
+        rows = self._datasets.rows(spec.dataset, limit=spec.limit, offset=spec.offset)
+        with self._database.write() as session:
+            current = jobs.get(session, row.id)
+            if current.total is None:  # another worker may have been faster
+                count = samples.insert(session, row.id, evaluation_samples(spec, rows))
+                jobs.set_total(session, row.id, count)
+
+    def _provenance(self, row: JobRow, engine: Engine, runner: Runner) -> Provenance | None:
+        capture = CaptureSpec.model_validate(row.spec["capture"]) if row.spec["capture"] else None
+        if capture is None or capture.mode == "off":
+            return None
+        names = hooks.expand(capture.points, capture.layers, capture.hooks, engine.structure)
+        if row.hooks != names:
+            with self._database.write() as session:
+                jobs.set_hooks(session, row.id, names)
+        return Provenance(
+            structure=engine.structure,
+            tokenizer_sha256=tokenizer_sha256(engine.model.tokenizer),
+            template_sha256=template_sha256(engine.model.tokenizer),
+            capture=capture,
+            hooks=names,
+            sampling=runner.sampling,
+        )
+
+    def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> None:
+        keeper = LeaseKeeper(
+            self._database,
+            leases,
+            self._stop,
+            lease_seconds=self._settings.lease_seconds,
+            stall_seconds=self._settings.stall_seconds,
+        )
+        with keeper:
+            outcomes = current.units.run(leases, keeper)
+        with self._database.write() as session:
+            if outcomes is None:
+                samples.release(session, leases)
+                if jobs.status_of(session, current.job_id) is not None:
+                    jobs.end_if_done(session, current.job_id)
+                return
+            lost = [o for o in outcomes if not self._commit(session, current, o)]
+            kept = [o for o in outcomes if o not in lost]
+            if kept:
+                failed = sum(o.error is not None for o in kept)
+                jobs.count_finished(session, current.job_id, completed=len(kept) - failed, failed=failed)
+                jobs.end_if_done(session, current.job_id)
+        for outcome in lost:
+            if outcome.recorded is not None:
+                self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
+
+    def _commit(self, session: Session, current: Slice, outcome: Outcome) -> bool:
+        """Write one sample's result under its lease; False where the lease is lost."""
+        try:
+            if outcome.error is not None:
+                text = outcome.prompt.text if outcome.prompt else None
+                samples.fail(session, outcome.lease, outcome.error, text)
+                return True
+            self._complete(session, current, outcome)
+        except LeaseLost as error:
+            logger.warning("%s", error)
+            return False
+        return True
+
+    def _complete(self, session: Session, current: Slice, outcome: Outcome) -> None:
+        prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
+        if prompt is None or generation is None or scores is None:
+            raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
+        recorded = outcome.recorded
+        result = SampleResult(
+            prompt=prompt.text,
+            completion=outcome.completion,
+            finish_reason=generation.finish_reason,
+            prompt_tokens=len(generation.prompt_ids),
+            generated_tokens=len(generation.generated_ids),
+            scores=scores,
+            session_id=recorded.session_id if recorded else None,
+        )
+        samples.complete(session, outcome.lease, result)
+        if recorded is not None and current.units.provenance is not None:
+            verdict = next(iter(scores.values()), None)
+            correct = verdict.value == 1.0 if verdict else None
+            new = recorded.as_new(outcome.lease, generation, current.units.provenance, correct)
+            sessions.insert(session, new)

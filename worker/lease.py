@@ -1,0 +1,97 @@
+"""Keeps a unit's leases alive while it makes progress, and sees cancel and stop meanwhile.
+
+A thread of its own renews the leases, so that a long decode loses none. It renews only while
+the engine reports steps: a hung device must lose its leases, and then the process ends, since
+nothing else gets a stuck kernel off the device.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from storage import jobs, samples
+from storage.database import Database
+from storage.samples import LeasedSample
+from worker.stop_signal import StopSignal
+
+logger = logging.getLogger(__name__)
+
+#: exit status of a worker that ended itself because its device hung
+STALLED = 70
+POLL_SECONDS = 0.5
+#: a unit in hand may end by itself for so long after a stop was asked for
+STOP_GRACE_SECONDS = 5.0
+
+
+class LeaseKeeper:
+    """Use as a context manager around the running of one unit."""
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Sequence[LeasedSample],
+        stop: StopSignal,
+        *,
+        lease_seconds: float,
+        stall_seconds: float,
+        end_process: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._database = database
+        self._leases = list(leases)
+        self._stop = stop
+        self._lease_seconds = lease_seconds
+        self._stall_seconds = stall_seconds
+        self._end_process = end_process
+        self._progress_at = time.monotonic()
+        self._cancelled = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def __enter__(self) -> "LeaseKeeper":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def progress(self, _step: int = 0) -> None:
+        """The unit moves on; called at every decode step."""
+        self._progress_at = time.monotonic()
+
+    def should_stop(self) -> bool:
+        """Asked between decode steps: the job was cancelled or every lease is lost, or the
+        worker is stopping and the unit had its time to end by itself."""
+        return self._cancelled.is_set() or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+
+    def _run(self) -> None:
+        renewed_at = time.monotonic()
+        while not self._done.wait(min(POLL_SECONDS, self._lease_seconds / 6)):
+            silent = time.monotonic() - self._progress_at
+            if silent > self._stall_seconds:
+                logger.critical("no progress for %.0f s: the worker ends itself", silent)
+                self._end_process(STALLED)
+                return
+            try:
+                self._look_for_cancel()
+                if time.monotonic() - renewed_at > self._lease_seconds / 3:
+                    self._renew()
+                    renewed_at = time.monotonic()
+            except SQLAlchemyError:
+                logger.warning("the leases could not be renewed; trying again", exc_info=True)
+
+    def _look_for_cancel(self) -> None:
+        with self._database.read() as session:
+            status = jobs.status_of(session, self._leases[0].job_id)
+        if status not in jobs.ACTIVE:
+            self._cancelled.set()
+
+    def _renew(self) -> None:
+        with self._database.write() as session:
+            held = samples.renew(session, self._leases, lease_seconds=self._lease_seconds)
+        if not held:
+            self._cancelled.set()

@@ -1,0 +1,97 @@
+"""What the worker's child process holds: database, store, broker, model and the drain."""
+
+import logging
+import os
+import socket
+from functools import cached_property
+
+from actograph.contract import model_names
+from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.resources import ModelStructure
+from actograph.settings import Settings
+from storage import migrate, workers
+from storage.artifacts.store import open_store
+from storage.broker import Broker
+from storage.database import Database
+from storage.ids import new_worker_id
+from worker.drain import Drain
+from worker.engine.memory import memory_snapshot
+from worker.heartbeat import Heartbeat
+from worker.model_holder import ModelHolder
+from worker.stop_signal import StopSignal
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """Set up once per child process; torch is imported with this module, so only there."""
+
+    def __init__(self, settings: Settings, stop: StopSignal) -> None:
+        self._settings = settings
+        self._stop = stop
+        self.worker_id = new_worker_id()
+        self._database = Database(settings.effective_database_url)
+        self._heartbeat = Heartbeat(
+            self._database, self.worker_id, seconds=settings.lease_seconds / 3, memory=memory_snapshot
+        )
+
+    def start(self) -> None:
+        """Register, load the model, be ready.
+
+        Raises:
+            ActographError: the model or the schema is refused; the reason is in the index.
+        """
+        settings = self._settings
+        migrate.require_current(self._database)
+        hostname = socket.gethostname()
+        name = model_names.parse(settings.model).name if settings.model else ""
+        with self._database.write() as session:
+            workers.bury(session, hostname, _is_alive)
+            workers.register(session, self.worker_id, hostname=hostname, pid=os.getpid(), model=name)
+        self._heartbeat.start()
+        try:
+            if not settings.model:
+                raise ModelRefused("no model is set; say which with ACTOGRAPH_MODEL or `up --model`")
+            if settings.threads:
+                import torch
+
+                torch.set_num_threads(settings.threads)
+            self.drain.load(name)
+        except ActographError as error:
+            with self._database.write() as session:
+                workers.set_failed(session, self.worker_id, error)
+            raise
+
+    @cached_property
+    def drain(self) -> Drain:
+        settings = self._settings
+        return Drain(
+            settings=settings,
+            database=self._database,
+            store=open_store(settings.effective_artifact_url),
+            broker=Broker(settings.broker_url),
+            models=ModelHolder(settings, self._loaded),
+            worker_id=self.worker_id,
+            stop=self._stop,
+        )
+
+    def stop(self) -> None:
+        """Leave in order: the index shows the worker as offline."""
+        self._heartbeat.stop()
+        with self._database.write() as session:
+            workers.set_offline(session, self.worker_id)
+        self._database.close()
+
+    def _loaded(self, structure: ModelStructure) -> None:
+        with self._database.write() as session:
+            workers.set_ready(session, self.worker_id, structure)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,246 @@
+"""From captured rows to session files: one `UnitRecorder` per unit, one session per sample."""
+
+import importlib.metadata
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.hooks import point_of
+from actograph.contract.specs import CaptureSpec, SamplingSpec
+from storage.artifacts.store import ArtifactStore
+from storage.ids import new_session_id
+from storage.manifest import Segment, SessionManifest, StoredTensor, Turn
+from storage.samples import LeasedSample
+from storage.session_files import SessionWriter, TensorRows
+from storage.sessions import NewSession
+from worker.engine.requests import Generation, RowChunk
+
+#: safetensors names
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+WRITERS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What all sessions of a slice have in common."""
+
+    structure: resources.ModelStructure
+    tokenizer_sha256: str
+    template_sha256: str | None
+    capture: CaptureSpec
+    hooks: Sequence[str]
+    sampling: SamplingSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A session whose files are in the store, ready for the index."""
+
+    session_id: str
+    rows: int
+    tensors: Mapping[str, resources.TensorInfo]
+    files: Sequence[resources.SessionFile]
+
+    def as_new(
+        self, sample: LeasedSample, generation: Generation, provenance: Provenance, correct: bool | None
+    ) -> NewSession:
+        return NewSession(
+            id=self.session_id,
+            job_id=sample.job_id,
+            sample_id=sample.id,
+            sample_index=sample.sample_index,
+            condition=sample.condition,
+            epoch=sample.epoch,
+            model=provenance.structure.model,
+            prompt_tokens=len(generation.prompt_ids),
+            generated_tokens=len(generation.generated_ids),
+            rows=self.rows,
+            dtype=_common_dtype(self.tensors),
+            hooks=self.tensors,
+            files=self.files,
+            correct=correct,
+        )
+
+
+class UnitRecorder:
+    """The engine's `RowSink`: writes each sample's chunks as shards of its session.
+
+    Every attempt gets a session id of its own, so that an attempt that is fenced off can be
+    removed without touching the one that was kept.
+    """
+
+    def __init__(self, store: ArtifactStore, samples: Sequence[LeasedSample], provenance: Provenance) -> None:
+        self._store = store
+        self._samples = samples
+        self._provenance = provenance
+        self._writers: dict[int, SessionWriter] = {}
+        self._widths: dict[int, dict[str, tuple[int, str]]] = {}
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        """Raises CaptureFailed where a value is not finite, or the store's errors."""
+        shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
+        if index not in self._writers:
+            self._writers[index] = SessionWriter(self._store, new_session_id())
+            self._widths[index] = {}
+        self._widths[index].update({part.name: (part.shape[1], part.dtype) for part in shard})
+        self._writers[index].write_shard(shard)
+
+    def reset(self, index: int) -> None:
+        writer = self._writers.pop(index, None)
+        if writer is not None:
+            writer.discard()
+
+    def finish(self, generations: Mapping[int, Generation]) -> dict[int, Recorded | ActographError]:
+        """Close the sessions of these samples, several at once; the others are discarded.
+
+        An error stands in the place of each session that could not be kept.
+        """
+        for index in [i for i in self._writers if i not in generations]:
+            self.reset(index)
+        with ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer") as pool:
+            outcomes = pool.map(lambda item: self._finish_one(*item), generations.items())
+        return dict(zip(generations, outcomes, strict=True))
+
+    def discard(self) -> None:
+        """Remove whatever was not finished."""
+        for index in list(self._writers):
+            self.reset(index)
+
+    def _finish_one(self, index: int, generation: Generation) -> Recorded | ActographError:
+        writer = self._writers.get(index)
+        if writer is None:
+            return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
+        try:
+            manifest = self._manifest(index, generation, writer.session_id)
+            stored = writer.finish(manifest, [*generation.prompt_ids, *generation.generated_ids])
+        except ActographError as error:
+            self.reset(index)
+            return error
+        except OSError as error:
+            self.reset(index)
+            return CaptureFailed(f"the session could not be stored: {error}")
+        del self._writers[index]
+        return Recorded(
+            session_id=manifest.session_id,
+            rows=len(generation.prompt_ids) + len(generation.generated_ids) - 1,
+            tensors={
+                name: resources.TensorInfo(
+                    shape=list(tensor.shape),
+                    dtype=tensor.dtype,
+                    first_row=tensor.first_row,
+                    nbytes=tensor.shape[0] * tensor.shape[1] * _item_size(tensor.dtype),
+                )
+                for name, tensor in manifest.tensors.items()
+            },
+            files=[resources.SessionFile.model_validate(f.model_dump()) for f in stored],
+        )
+
+    def _manifest(self, index: int, generation: Generation, session_id: str) -> SessionManifest:
+        sample, origin = self._samples[index], self._provenance
+        prompt, total = len(generation.prompt_ids), len(generation.prompt_ids) + len(generation.generated_ids)
+        tensors = {}
+        for hook in origin.hooks:
+            first, stop = expected_rows(hook, origin.capture.positions, prompt, len(generation.generated_ids))
+            if hook not in self._widths[index]:
+                raise CaptureFailed(f"{hook}: no rows were captured")
+            width, dtype = self._widths[index][hook]
+            tensors[hook] = StoredTensor(shape=(stop - first, width), dtype=dtype, first_row=first)
+        reason = generation.finish_reason
+        return SessionManifest(
+            session_id=session_id,
+            job_id=sample.job_id,
+            sample_id=sample.id,
+            sample_index=sample.sample_index,
+            condition=sample.condition or None,
+            epoch=sample.epoch,
+            model=origin.structure.model,
+            revision=origin.structure.revision,
+            tokenizer_sha256=origin.tokenizer_sha256,
+            template_sha256=origin.template_sha256,
+            capture=origin.capture.model_dump(mode="json"),
+            capture_sha256=origin.capture.digest(),
+            dtype=origin.capture.dtype,
+            prompt_tokens=prompt,
+            generated_tokens=total - prompt,
+            turns=[Turn(role="assistant", start=0, stop=total, prompt_tokens=prompt)],
+            segments=[
+                Segment(name="prompt", start=0, stop=prompt),
+                Segment(name="completion", start=prompt, stop=total),
+            ],
+            sampling=origin.sampling.model_dump(mode="json"),
+            seed=sample.seed,
+            finish_reason=reason if reason in ("stop", "length") else None,
+            versions=library_versions(),
+            created_at=int(time.time()),
+            tensors=tensors,
+        )
+
+
+def expected_rows(hook: str, positions: str, prompt: int, generated: int) -> tuple[int, int]:
+    """Rows [first, stop) that a hook must have for a sample of so many tokens.
+
+    Counted apart from the engine, so that what it delivered can be checked against it.
+    """
+    first, stop = (prompt - 1 if point_of(hook) == "logits" else 0), prompt + generated - 1
+    match positions:
+        case "prompt":
+            stop = prompt
+        case "generated":
+            first = prompt
+        case "last":
+            first = stop - 1
+        case "last_prompt":
+            first, stop = prompt - 1, prompt
+    return first, max(first, stop)
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    names = ("actograph", "torch", "transformers", "nnsight")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
+    tensor = chunk.tensor
+    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float32)):
+        # the sum of finite values may overflow, so this is only a reason to look
+        bad = (~torch.isfinite(tensor)).any(dim=1).nonzero()
+        if bad.numel():
+            row = chunk.first_row + int(bad[0])
+            raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
+    return TensorRows(
+        name=hook,
+        dtype=DTYPE_NAMES[tensor.dtype],
+        shape=(tensor.shape[0], tensor.shape[1]),
+        first_row=chunk.first_row,
+        data=_bytes_of(tensor),
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's memory without a copy; numpy knows no bfloat16, so bytes are what is shown."""
+    array: Any = tensor.contiguous().view(torch.uint8).numpy()
+    return memoryview(array).cast("B")
+
+
+def _item_size(dtype: str) -> int:
+    return next(torch.empty(0, dtype=d).element_size() for d, name in DTYPE_NAMES.items() if name == dtype)
+
+
+def _common_dtype(tensors: Mapping[str, resources.TensorInfo]) -> str:
+    names = {info.dtype for info in tensors.values()}
+    return names.pop() if len(names) == 1 else "mixed"

@@ -1,0 +1,1 @@
+"""One file per job kind: how its samples become prompts, and its completions scores."""

@@ -1,0 +1,64 @@
+"""Evaluation jobs: a task's prompts, few-shot examples and scorers."""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from actograph.contract.resources import Score
+from actograph.contract.specs import EvaluationSpec, SamplingSpec
+from actograph.dataset_rows import DatasetRow
+from storage.samples import LeasedSample
+from worker.chat_template import is_chat_prompt, render_chat
+from worker.evals import scorers
+from worker.evals.tasks import TASKS, FewshotSampler, build_prompt
+from worker.runners import text
+from worker.runners.runner import Prompt
+
+
+class EvaluationRunner:
+    def __init__(
+        self,
+        spec: EvaluationSpec,
+        tokenizer: PreTrainedTokenizerBase,
+        fewshot_pool: Sequence[DatasetRow],
+    ) -> None:
+        """`fewshot_pool` holds the rows that examples are drawn from; empty without few-shot.
+
+        Raises:
+            InvalidRequest: a chat template is asked for and there is none, or too few examples.
+        """
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._task = TASKS[spec.task]
+        self._conditions = {condition.name: condition for condition in spec.conditions}
+        self._is_chat = is_chat_prompt(tokenizer, spec.apply_chat_template)
+        self._fewshot = FewshotSampler(
+            fewshot_pool,
+            spec.num_fewshot,
+            same_dataset=spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset,
+        )
+        stop = self._task.stop_strings(spec.sampling.stop, is_chat=self._is_chat)
+        self.sampling: SamplingSpec = spec.sampling.model_copy(update={"stop": stop})
+
+    def prompt(self, sample: LeasedSample) -> Prompt:
+        row = DatasetRow(
+            index=sample.sample_index, question=sample.input["question"], answer=sample.input["answer"]
+        )
+        built = build_prompt(
+            self._task,
+            row,
+            self._conditions[sample.condition],
+            fewshot=self._fewshot.choose(row),
+            is_chat=self._is_chat,
+            fewshot_as_multiturn=self._spec.fewshot_as_multiturn,
+        )
+        if isinstance(built, str):
+            return text.encode(self._tokenizer, built, is_chat=False)
+        rendered = render_chat(self._tokenizer, built, enable_thinking=self._spec.enable_thinking)
+        return text.encode(self._tokenizer, rendered, is_chat=True)
+
+    def completion(self, token_ids: tuple[int, ...]) -> str:
+        return text.decode(self._tokenizer, token_ids, self.sampling.stop)
+
+    def score(self, sample: LeasedSample, completion: str) -> Mapping[str, Score]:
+        return scorers.score(self._spec.task, completion, sample.input["answer"])

@@ -1,0 +1,37 @@
+"""What the drain asks of a job kind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from actograph.contract.resources import Score
+from actograph.contract.specs import SamplingSpec
+from storage.samples import LeasedSample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    text: str
+    #: tokens as the model is given them, never empty
+    token_ids: tuple[int, ...]
+
+
+class Runner(Protocol):
+    """Made once per time slice for one job."""
+
+    @property
+    def sampling(self) -> SamplingSpec:
+        """The job's sampling, with the stop strings of its task."""
+        ...
+
+    def prompt(self, sample: LeasedSample) -> Prompt:
+        """Raises ActographError where this sample cannot be prompted; the others go on."""
+        ...
+
+    def completion(self, token_ids: tuple[int, ...]) -> str:
+        """The text of generated tokens, cut before the first stop string."""
+        ...
+
+    def score(self, sample: LeasedSample, completion: str) -> Mapping[str, Score]:
+        """Verdicts by metric key; empty where the job kind scores nothing."""
+        ...

@@ -1,0 +1,25 @@
+"""Between prompts, tokens and completions, for every job kind."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from actograph.contract.errors import InvalidRequest
+from worker.chat_template import encode_prompt
+from worker.evals.scorers import cut_at_stop
+from worker.runners.runner import Prompt
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool) -> Prompt:
+    """Raises InvalidRequest where the text has no tokens."""
+    ids = encode_prompt(tokenizer, text, is_chat=is_chat)
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    return Prompt(text=text, token_ids=tuple(ids))
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> str:
+    """Special tokens are left out, and the first stop string with all that follows it."""
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return cut_at_stop(text, stop)

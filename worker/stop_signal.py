@@ -1,0 +1,51 @@
+"""How the worker's two processes tell each other to stop.
+
+Celery's parent process takes the signals and talks to the broker; its child holds the model.
+Celery's warm shutdown waits for the running task and tells the child nothing, so the parent
+leaves a file that the child looks for between decode steps. A child that cannot load its
+model leaves the same file, with the reason in it, and ends the parent. The file's name is
+inherited through the environment.
+"""
+
+import os
+import time
+from pathlib import Path
+
+_ENVIRONMENT = "ACTOGRAPH_WORKER_STOP_FILE"
+
+
+class StopSignal:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen_at: float | None = None
+
+    @classmethod
+    def create(cls, folder: Path) -> "StopSignal":
+        """In the parent: a signal that is not set, inherited by processes started from now on."""
+        signal = cls(folder / "stop-worker")
+        signal._path.unlink(missing_ok=True)
+        os.environ[_ENVIRONMENT] = str(signal._path)
+        return signal
+
+    @classmethod
+    def inherited(cls) -> "StopSignal":
+        """In the child: the parent's signal."""
+        return cls(Path(os.environ[_ENVIRONMENT]))
+
+    def set(self, failure: str = "") -> None:
+        """Ask for the end; `failure` says why where it is not an orderly one."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(failure)
+
+    def failure(self) -> str:
+        """Why the child gave up; "" where it did not."""
+        return self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+
+    def is_set(self) -> bool:
+        if self._seen_at is None and self._path.exists():
+            self._seen_at = time.monotonic()
+        return self._seen_at is not None
+
+    def seconds_since_set(self) -> float:
+        """Seconds since this process first saw it set; 0 while it is not."""
+        return time.monotonic() - self._seen_at if self.is_set() and self._seen_at is not None else 0.0

@@ -1,0 +1,178 @@
+"""One unit: a few samples that are run as one batch, from prompts to recorded sessions.
+
+Nothing here touches the index. A sample that fails takes its reason with it and leaves the
+others alone; an error of the whole batch is the error of each of its samples.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded
+from actograph.contract.resources import Score
+from actograph.settings import Settings
+from storage.artifacts.store import ArtifactStore
+from storage.samples import LeasedSample
+from worker.engine.generate import Engine
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+from worker.lease import LeaseKeeper
+from worker.recording import Provenance, Recorded, UnitRecorder
+from worker.runners.runner import Prompt, Runner
+
+logger = logging.getLogger(__name__)
+
+#: length that prompts are taken to have before any is known
+FIRST_GUESS_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one sample; `error` is None where it completed."""
+
+    lease: LeasedSample
+    prompt: Prompt | None = None
+    generation: Generation | None = None
+    completion: str = ""
+    scores: Mapping[str, Score] | None = None
+    #: None where nothing was to be captured
+    recorded: Recorded | None = None
+    error: ActographError | None = None
+
+
+class UnitRunner:
+    """Runs the units of one job during one slice."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: ArtifactStore,
+        engine: Engine,
+        runner: Runner,
+        provenance: Provenance | None,
+    ) -> None:
+        """`provenance` is None where the job captures nothing."""
+        self._store = store
+        self._engine = engine
+        self._runner = runner
+        self.provenance = provenance
+        self._at_most = settings.batch_size
+        self._longest_prompt = min(FIRST_GUESS_TOKENS, engine.structure.context_length)
+        self._options = BufferOptions(
+            host_buffer_bytes=settings.host_buffer_bytes, shard_bytes=settings.shard_bytes
+        )
+
+    def size(self) -> int:
+        """Samples that the next unit should have, by the memory plan and the settings.
+
+        Prompts are known only once they are claimed, so the longest one so far stands for them.
+        """
+        planned = self._engine.plan_batch_size(
+            self.provenance.hooks if self.provenance else (),
+            prompt_tokens=self._longest_prompt,
+            max_tokens=self._runner.sampling.max_tokens,
+            options=self._options,
+        )
+        return min(planned, self._at_most) if self._at_most else planned
+
+    def run(self, leases: Sequence[LeasedSample], keeper: LeaseKeeper) -> list[Outcome] | None:
+        """One outcome for every sample, in order; None where `keeper` ended the unit early.
+
+        Session files of completed samples are in the store when this returns.
+
+        Raises:
+            torch.AcceleratorError: the device's state is lost; only a new process helps.
+        """
+        outcomes = {lease.id: self._prompted(lease) for lease in leases}
+        runnable = [o for o in outcomes.values() if o.error is None]
+        if runnable:
+            recorder = None
+            if self.provenance is not None:
+                recorder = UnitRecorder(self._store, [o.lease for o in runnable], self.provenance)
+            try:
+                ran = self._generate(runnable, recorder, keeper)
+                if ran is None:
+                    return None
+                if recorder is not None:
+                    ran = _with_sessions(ran, recorder)
+            finally:
+                if recorder is not None:
+                    recorder.discard()
+            outcomes |= {o.lease.id: self._scored(o) for o in ran}
+        return [outcomes[lease.id] for lease in leases]
+
+    def _prompted(self, lease: LeasedSample) -> Outcome:
+        try:
+            prompt = self._runner.prompt(lease)
+        except ActographError as error:
+            return Outcome(lease=lease, error=error)
+        self._longest_prompt = max(self._longest_prompt, len(prompt.token_ids))
+        context = self._engine.structure.context_length
+        max_tokens = self._runner.sampling.max_tokens
+        if len(prompt.token_ids) + max_tokens > context:
+            too_long = ContextLengthExceeded(
+                f"the prompt's {len(prompt.token_ids)} tokens and max_tokens {max_tokens} together "
+                f"exceed the model's context of {context} tokens"
+            )
+            return Outcome(lease=lease, prompt=prompt, error=too_long)
+        return Outcome(lease=lease, prompt=prompt)
+
+    def _generate(
+        self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
+    ) -> list[Outcome] | None:
+        requests = [
+            GenerationRequest(key=o.lease.id, prompt_ids=o.prompt.token_ids, seed=o.lease.seed)
+            for o in runnable
+            if o.prompt is not None
+        ]
+        origin = self.provenance
+        try:
+            generations = self._engine.generate(
+                requests,
+                sampling=self._runner.sampling,
+                hooks=origin.hooks if origin else (),
+                positions=origin.capture.positions if origin else "all",
+                dtype=origin.capture.dtype if origin else "model",
+                sink=recorder,
+                should_stop=keeper.should_stop,
+                on_step=keeper.progress,
+                options=self._options,
+            )
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            logger.exception("a unit of job %s failed", runnable[0].lease.job_id)
+            return [replace(o, error=_as_error(error)) for o in runnable]
+        if any(g.finish_reason == "cancelled" for g in generations):
+            return None
+        return [
+            replace(o, generation=g, error=_as_error(g.error) if g.error is not None else None)
+            for o, g in zip(runnable, generations, strict=True)
+        ]
+
+    def _scored(self, outcome: Outcome) -> Outcome:
+        if outcome.error is not None or outcome.generation is None:
+            return outcome
+        completion = self._runner.completion(outcome.generation.generated_ids)
+        return replace(outcome, completion=completion, scores=self._runner.score(outcome.lease, completion))
+
+
+def _with_sessions(outcomes: Sequence[Outcome], recorder: UnitRecorder) -> list[Outcome]:
+    """Store the sessions of the samples that went well; one that cannot be stored has failed."""
+    good = {i: o.generation for i, o in enumerate(outcomes) if o.generation and o.error is None}
+    sessions = recorder.finish(good)
+    updated = list(outcomes)
+    for i, session in sessions.items():
+        if isinstance(session, Recorded):
+            updated[i] = replace(outcomes[i], recorded=session)
+        else:
+            updated[i] = replace(outcomes[i], error=session)
+    return updated
+
+
+def _as_error(error: BaseException) -> ActographError:
+    if isinstance(error, ActographError):
+        return error
+    return CaptureFailed(f"{type(error).__name__}: {error}")
