@@ -236,12 +236,15 @@ def parse_shard_tensor_name(name: str) -> tuple[str, int, int] | None:
 
 
 def encode_header(
-    tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+    tensors: Sequence[tuple[str, str, Sequence[int]]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    at_least: int = 0,
 ) -> bytes:
     """A file's first bytes for (name, dtype, shape) in the order in which their bytes follow.
 
-    Padded with spaces so that the data begins at a multiple of 8 bytes. Readers that map the file need
-    each tensor aligned to its element: give the widest dtypes first.
+    Padded with spaces to a multiple of 8 bytes, or to exactly `at_least` where it is shorter than that.
+    Readers that map a file need each tensor aligned to its element; the order is the caller's business.
     """
     fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -252,8 +255,9 @@ def encode_header(
         fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     body = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    body += b" " * (-len(body) % ALIGNMENT)
-    return len(body).to_bytes(8, "little") + body
+    length = 8 + len(body)
+    length = at_least if length <= at_least else length + -length % ALIGNMENT
+    return (length - 8).to_bytes(8, "little") + body.ljust(length - 8)
 
 
 def encode_tensors(

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.resources import SessionFile
+from actograph.tensor_files import itemsize
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -36,6 +37,11 @@ class StoredTensor(ManifestPart):
     @property
     def files(self) -> list[str]:
         return [part.file for part in self.parts]
+
+    def placed(self, parts: list[TensorPart]) -> "StoredTensor":
+        """The same tensor, now that it is known where its rows are."""
+        nbytes = self.shape[0] * self.shape[1] * itemsize(self.dtype)
+        return self.model_copy(update={"parts": parts, "nbytes": nbytes})
 
 
 class Turn(ManifestPart):
@@ -93,8 +99,8 @@ class SessionManifest(ManifestPart):
     def num_tokens(self) -> int:
         return self.prompt_tokens + self.generated_tokens
 
-    def encode(self) -> bytes:
-        return self.model_dump_json(indent=1).encode() + b"\n"
+    def encode(self) -> str:
+        return self.model_dump_json(indent=1) + "\n"
 
     @classmethod
     def decode(cls, data: bytes) -> "SessionManifest":

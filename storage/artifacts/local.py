@@ -5,7 +5,6 @@ holds the name. What a killed writer leaves has a name that begins with `.stagin
 """
 
 import errno
-import io
 import os
 import secrets
 import shutil
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, Self
 
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.store import (
@@ -30,7 +29,6 @@ from storage.artifacts.store import (
 )
 
 STAGING = ".staging-"
-_WRITE_BUFFER = 1 << 16
 
 
 class LocalStore:
@@ -95,7 +93,7 @@ class LocalStore:
             return 0
         _, freed = _newest_and_bytes(doomed)
         _remove(doomed)
-        fsync_folder(path.parent)
+        fsync(path.parent)
         return freed
 
     def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
@@ -114,15 +112,17 @@ class LocalStore:
         aside = staging_path(target)
         digest, size = sha256(), 0
         try:
-            with open_synced(aside) as file:
+            with aside.open("xb") as file:
                 for chunk in chunks:
                     file.write(chunk)
                     digest.update(chunk)
                     size += len(chunk)
+                file.flush()
+                os.fsync(file.fileno())
             aside.replace(target)
         finally:
             aside.unlink(missing_ok=True)
-        fsync_folder(target.parent)
+        fsync(target.parent)
         return size, digest.hexdigest()
 
     def local_path(self, key: str) -> Path | None:
@@ -157,9 +157,8 @@ class LocalStore:
 class StageFolder:
     """A folder in which a prefix's files are written before anybody may see them."""
 
-    def __init__(self, folder: Path, *, durable: bool, mode: int = 0o777) -> None:
+    def __init__(self, folder: Path, *, mode: int = 0o777) -> None:
         self.folder = folder
-        self._durable = durable
         self._ended = False
         folder.mkdir(mode=mode)
 
@@ -172,14 +171,16 @@ class StageFolder:
         self.discard()
 
     def create(self, name: str) -> BinaryIO:
-        path = self.folder / check_name(name)
-        return open_synced(path) if self._durable else path.open("xb", buffering=_WRITE_BUFFER)
+        return (self.folder / check_name(name)).open("x+b")
 
     def rename(self, old: str, new: str) -> None:
         target = self.folder / check_name(new)
         if target.exists():
             raise Conflict(f"{new} was created already")
         (self.folder / check_name(old)).rename(target)
+
+    def remove(self, name: str) -> None:
+        (self.folder / check_name(name)).unlink()
 
     def check_complete(self, last: Sequence[str]) -> None:
         missing = [name for name in last if not (self.folder / name).exists()]
@@ -196,13 +197,15 @@ class LocalStage(StageFolder):
     """Files in a folder beside their final place; `commit` renames the folder."""
 
     def __init__(self, target: Path, folder: Path) -> None:
-        super().__init__(folder, durable=True)
+        super().__init__(folder)
         self._target = target
 
     def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
         """One rename shows all files at once, so `last` needs no order of its own."""
         self.check_complete(last)
-        fsync_folder(self.folder)
+        for path in self.folder.iterdir():
+            fsync(path)
+        fsync(self.folder)
         try:
             # Refused by the system where the target is a folder with files in it.
             self.folder.rename(self._target)
@@ -211,23 +214,7 @@ class LocalStage(StageFolder):
                 raise Conflict(f"{self._target.name} is stored already") from error
             raise
         self._ended = True
-        fsync_folder(self._target.parent)
-
-
-class _SyncedFile(io.FileIO):
-    """A file whose bytes are on the disk once `close` has returned."""
-
-    def close(self) -> None:
-        if not self.closed:
-            try:
-                os.fsync(self.fileno())
-            finally:
-                super().close()
-
-
-def open_synced(path: Path) -> BinaryIO:
-    """A new file, fsynced when it is closed; FileExistsError where there is one."""
-    return cast(BinaryIO, io.BufferedWriter(_SyncedFile(path, "xb"), _WRITE_BUFFER))
+        fsync(self._target.parent)
 
 
 def staging_path(target: Path) -> Path:
@@ -235,9 +222,9 @@ def staging_path(target: Path) -> Path:
     return target.with_name(f"{STAGING}{target.name}-{secrets.token_hex(4)}")
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def fsync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

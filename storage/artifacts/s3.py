@@ -298,7 +298,7 @@ class S3Stage(StageFolder):
     """Files on this machine's disk until `commit` uploads them."""
 
     def __init__(self, store: S3Store, prefix: str) -> None:
-        super().__init__(staging_path(store.spool / prefix.rpartition("/")[2]), durable=False, mode=0o700)
+        super().__init__(staging_path(store.spool / prefix.rpartition("/")[2]), mode=0o700)
         self._store = store
         self._prefix = prefix
 

@@ -77,11 +77,15 @@ class StagedPrefix(Protocol):
     ) -> None: ...
 
     def create(self, name: str) -> BinaryIO:
-        """A new file to write; close it before `rename` and `commit`."""
+        """A new file to write, read and seek in; close it before `rename` and `commit`."""
         ...
 
     def rename(self, old: str, new: str) -> None:
         """Rename a closed file that was created here."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file that was created here."""
         ...
 
     def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:

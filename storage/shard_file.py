@@ -1,0 +1,130 @@
+"""One safetensors file whose rows are written as they come and whose header is written last.
+
+What a header says (whether the file is the only one, how many tokens there are) is known only when the
+next rows come or the sample ends. Holding the rows back until then would hold a whole batch in memory,
+so room for the header is left at the front and filled on `seal`.
+"""
+
+import hashlib
+import io
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph import tensor_files
+from actograph.contract.resources import SessionFile
+from storage.artifacts.store import StagedPrefix
+from storage.manifest import TensorPart
+
+TOKEN_IDS = "token_ids"
+_METADATA_ROOM = 768  # bytes; a longer header costs a copy of the file
+_MANY_TOKENS = 10**9
+_NO_ROWS = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of one hook, the first being row `start` of the session's tensor."""
+
+    hook: str
+    dtype: str
+    shape: tuple[int, int]
+    start: int
+    data: memoryview = _NO_ROWS
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape[0]
+
+    def name(self, *, sharded: bool) -> str:
+        return tensor_files.shard_tensor_name(self.hook, self.start, self.stop) if sharded else self.hook
+
+
+@dataclass(frozen=True, slots=True)
+class SealedShard:
+    """A complete file under its temporary name, and what it holds."""
+
+    file: SessionFile
+    parts: Mapping[str, TensorPart]
+
+
+class ShardFile:
+    """Writes the rows of `blocks` at once; `seal` completes the file."""
+
+    def __init__(self, stage: StagedPrefix, name: str, blocks: Sequence[Block]) -> None:
+        self._stage, self._name = stage, name
+        # The narrowest dtypes first and an end at a multiple of 8: then every tensor, and token_ids
+        # after them, is aligned to its element whatever the shapes are. Readers that map files need it.
+        blocks = sorted(blocks, key=lambda block: tensor_files.itemsize(block.dtype))
+        self._data_bytes = sum(len(block.data) for block in blocks)
+        entries = [(b.name(sharded=True), b.dtype, b.shape) for b in blocks]
+        longest = tensor_files.encode_header([*entries, (TOKEN_IDS, "I64", (_MANY_TOKENS,))])
+        self._data_start = self._aligned(len(longest) + _METADATA_ROOM)
+        self._file = stage.create(name)
+        try:
+            self._file.seek(self._data_start)
+            for block in blocks:
+                self._file.write(block.data)
+        except BaseException:
+            self._file.close()
+            raise
+        # without their rows, which belong to the caller
+        self._blocks = [Block(b.hook, b.dtype, b.shape, b.start) for b in blocks]
+
+    def close(self) -> None:
+        """Give the file up."""
+        self._file.close()
+
+    def seal(
+        self,
+        *,
+        sharded: bool,
+        metadata: Mapping[str, str],
+        token_ids: NDArray[np.int64] | None,
+        empty: Iterable[Block],
+    ) -> SealedShard:
+        """Write `token_ids` behind the rows, then the header, and hash the file.
+
+        `sharded` names each tensor after its rows; `empty` are tensors without any.
+        """
+        blocks = [*empty, *self._blocks]
+        entries: list[tuple[str, str, Sequence[int]]] = [
+            (b.name(sharded=sharded), b.dtype, b.shape) for b in blocks
+        ]
+        parts = {
+            b.hook: TensorPart(file=self._name, name=entry[0], start=b.start, stop=b.stop)
+            for b, entry in zip(blocks, entries, strict=True)
+        }
+        if token_ids is not None:
+            entries.append((TOKEN_IDS, "I64", token_ids.shape))
+            parts[TOKEN_IDS] = TensorPart(file=self._name, name=TOKEN_IDS, start=0, stop=len(token_ids))
+        with self._file as file:
+            if token_ids is not None:
+                file.seek(self._data_start + self._data_bytes)
+                file.write(token_ids.astype("<i8").tobytes())
+            header = tensor_files.encode_header(entries, metadata, at_least=self._data_start)
+            if len(header) <= self._data_start:
+                file.seek(0)
+                file.write(header)
+                return SealedShard(self._hashed(file), parts)
+            longer = tensor_files.encode_header(entries, metadata, at_least=self._aligned(len(header)))
+            with self._stage.create(f"{self._name}.longer") as copy:
+                copy.write(longer)
+                file.seek(self._data_start)
+                shutil.copyfileobj(file, copy, 1 << 20)
+                hashed = self._hashed(copy)
+        self._stage.remove(self._name)
+        self._stage.rename(f"{self._name}.longer", self._name)
+        return SealedShard(hashed, parts)
+
+    def _aligned(self, data_start: int) -> int:
+        return data_start + -(data_start + self._data_bytes) % tensor_files.ALIGNMENT
+
+    def _hashed(self, file: BinaryIO) -> SessionFile:
+        file.seek(0)
+        digest = hashlib.file_digest(cast(io.BufferedRandom, file), "sha256")
+        return SessionFile(name=self._name, bytes=file.tell(), sha256=digest.hexdigest())
