@@ -17,8 +17,9 @@ from actograph.contract.specs import MAX_PROMPT_CHARS
 MAX_LINE_BYTES = 4_000_000
 MAX_REPORTED = 10
 
-# The number that GSM8K's answers end with, as lm-eval's strict-match filter finds it.
+# An answer in GSM8K's form, as lm-eval's strict-match filter finds it in a completion.
 GOLD = re.compile(r"#### (-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?[0-9.]*[0-9][0-9.]*")
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -38,9 +39,9 @@ def read_rows(
     """Read `limit` rows after the first `offset`; rows outside that window are not examined.
 
     Blank lines do not count as rows, a UTF-8 byte order mark is tolerated and fields other
-    than `question` and `answer` are dropped. `require_gold` asks for a `#### N` in every
-    answer, which the gsm8k scorers compare with. To read a file of unknown origin, pass
-    `bounded_lines(stream)`.
+    than `question` and `answer` are dropped. `require_gold` asks that every answer ends with
+    `#### N`: the gsm8k scorers could never find another one right. To read a file of unknown
+    origin, pass `bounded_lines(stream)`.
 
     Raises:
         InvalidDataset: naming each of the first bad rows and its field.
@@ -140,7 +141,7 @@ def _faults(record: object, *, require_gold: bool) -> Iterator[str]:
         elif (fault := _text_fault(record[field])) is not None:
             yield f"{field} {fault}"
         elif field == "answer" and require_gold and not _has_gold(record[field]):
-            yield "answer has no gold number (#### N)"
+            yield "answer does not end with a gold number (#### N)"
 
 
 def _text_fault(value: object) -> str | None:
@@ -159,5 +160,7 @@ def _text_fault(value: object) -> str | None:
 
 
 def _has_gold(answer: str) -> bool:
-    found = GOLD.search(answer)
-    return found is not None and any(char.isdigit() for char in found[1])
+    """Whether the answer ends with a number that a completion can match once both are normalised."""
+    _, marker, number = answer.rpartition("#### ")
+    number = number.replace(",", "").replace("$", "").removesuffix(".")
+    return bool(marker) and _NUMBER.fullmatch(number) is not None
