@@ -35,7 +35,7 @@ class Transport:
             # presigned redirects lead to the object store; httpx drops our key on another origin
             follow_redirects=True,
             # a proxy named in the environment has no business with this machine's own services
-            trust_env=not is_loopback(self.base_url),
+            trust_env=not is_loopback_host(httpx.URL(self.base_url).host),
         )
 
     def close(self) -> None:
@@ -129,9 +129,8 @@ class Transport:
         )
 
 
-def is_loopback(url: str) -> bool:
-    """Whether a URL points to this machine."""
-    host = httpx.URL(url).host
+def is_loopback_host(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
     if host == "localhost":
         return True
     try:

@@ -1,0 +1,46 @@
+"""One service per home folder."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from actograph.contract.errors import Conflict
+
+
+class HomeInUse(Conflict):
+    """Another service runs on this home folder."""
+
+    code = "home_in_use"
+
+
+class HomeLock:
+    """Holds `home/lock` while the context lasts; the kernel frees it however the process ends.
+
+    Raises on entry:
+        HomeInUse: another process holds it; the message names its pid.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        self._home.mkdir(parents=True, exist_ok=True)
+        # children do not inherit the descriptor, and so do not hold the lock
+        self._fd = os.open(self._home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._fd, 32).decode().strip() or "unknown"
+            os.close(self._fd)
+            raise HomeInUse(
+                f"another actograph up (pid {holder}) runs on {self._home}; stop it or choose another --home"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
