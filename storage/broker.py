@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 from celery import Celery
+from kombu.exceptions import KombuError
 
 from actograph.contract.errors import ServiceUnavailable
 
@@ -71,8 +72,10 @@ class Broker:
         A failure needs no other answer: the reconciler wakes the job once the broker is back.
         """
         try:
+            # kombu tries a broker that is away for seconds; a ping says so at once
+            self._redis.ping()
             self._celery.send_task(DRAIN_TASK, args=[job_id], priority=priority, retry=False)
-        except (redis.RedisError, OSError, self._celery.connection_for_write().connection_errors):
+        except (redis.RedisError, KombuError, OSError):
             return False
         return True
 

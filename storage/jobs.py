@@ -256,7 +256,7 @@ def stranded(session: Session, live_job_ids: Sequence[str]) -> Sequence[tuple[st
         )
         .order_by(JobRow.priority, JobRow.created_at)
     )
-    return session.execute(statement).tuples().all()
+    return [(row.id, row.priority) for row in session.execute(statement)]
 
 
 def unended(session: Session) -> Sequence[str]:

@@ -1,0 +1,89 @@
+"""The application: opens what requests need, and puts the routes together."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+
+from actograph import __version__
+from actograph.settings import Settings
+from api import errors, openapi
+from api.auth import Authentication
+from api.body_limit import BodyLimit
+from api.dependencies import Services, refuse_nul
+from api.reconciler import Reconciler
+from api.routes import health, jobs
+from api.served_models import ServedModels
+from storage import migrate
+from storage.artifacts.store import open_store
+from storage.broker import Broker
+from storage.database import Database
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = """\
+Submit evaluation and capture jobs, follow them, and read every sample's score and activations.
+
+Errors are problem details (RFC 9457); their `error` member has OpenAI's form.
+"""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The HTTP service. Nothing is opened before it starts."""
+    settings = settings or Settings()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services = open_services(settings)
+        reconciler = Reconciler(services)
+        app.state.services = services
+        reconciler.start()
+        try:
+            yield
+        finally:
+            services.stopping.set()
+            reconciler.stop()
+            services.broker.close()
+            services.database.close()
+
+    app = FastAPI(
+        title="Actograph",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        dependencies=[Depends(refuse_nul)],
+        responses=errors.documented(401, 500, 503),
+        redirect_slashes=False,
+    )
+    errors.install(app)
+    openapi.install(app)
+    for module in (jobs, health):
+        app.include_router(module.router)
+    # the last one added is the first to see a request
+    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(Authentication, settings=settings)
+    return app
+
+
+def open_services(settings: Settings) -> Services:
+    """Open database, store and broker.
+
+    Raises:
+        ServiceUnavailable: the database's schema is not the one that this version works on.
+        ValueError: a URL of the settings cannot be used.
+    """
+    database = Database(settings.effective_database_url)
+    try:
+        migrate.require_current(database)
+        store = open_store(settings.effective_artifact_url)
+    except Exception:
+        database.close()
+        raise
+    return Services(
+        settings=settings,
+        database=database,
+        store=store,
+        broker=Broker(settings.broker_url),
+        models=ServedModels(settings),
+    )

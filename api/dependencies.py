@@ -1,0 +1,83 @@
+"""What every endpoint stands on: the index, the store, the broker and the settings."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+from starlette.requests import HTTPConnection
+
+from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.settings import Settings
+from api.served_models import ServedModels
+from storage import ids
+from storage.artifacts.store import ArtifactStore
+from storage.broker import Broker
+from storage.database import Database
+from storage.pages import Order
+
+JSON_SAFE_INT = 2**53 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """Opened once when the process starts, shared by all requests."""
+
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    broker: Broker
+    models: ServedModels
+    #: set when the process has been asked to end; open event streams end on it
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
+async def _services(connection: HTTPConnection) -> Services:
+    services: Services = connection.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+
+
+async def refuse_nul(request: Request) -> None:
+    """A NUL cannot be compared with text in Postgres; no value of ours holds one.
+
+    Raises:
+        InvalidRequest: a query parameter with a NUL character.
+    """
+    for name, value in request.query_params.multi_items():
+        if "\0" in value or "\0" in name:
+            raise InvalidRequest("a query parameter contains a NUL character", param=name.replace("\0", ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageQuery:
+    """`limit`, `after` and `order` of a list."""
+
+    limit: int
+    after: str | None
+    order: Order
+
+
+Limit = Annotated[int, Query(ge=1, le=100, description="Most items to return.")]
+After = Annotated[str | None, Query(max_length=64, description="Id of the last item of the page before.")]
+NewestFirst = Annotated[Order, Query(description="By time of creation.")]
+
+
+async def _page(limit: Limit = 20, after: After = None, order: NewestFirst = "desc") -> PageQuery:
+    return PageQuery(limit=limit, after=after, order=order)
+
+
+PageDep = Annotated[PageQuery, Depends(_page)]
+
+
+def known_id(text: str, prefix: str, noun: str) -> str:
+    """`text` where it has the form of one of our ids.
+
+    Raises:
+        NotFound: it cannot name anything.
+    """
+    if not ids.is_id(text, prefix):
+        raise NotFound(f"no {noun} has this id; ids look like {prefix}_<32 hex digits>")
+    return text

@@ -1,0 +1,173 @@
+"""The one family of error answers: RFC 9457 problem details, with OpenAI's `error` beside them.
+
+Whatever fails, the body has the shape of `resources.Problem`, so that one client-side check
+reads it. Errors that nobody foresaw are logged and say nothing of the inside.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.resources import OpenAIError, Problem, ProblemItem
+from api.validation import InvalidFields, field_errors
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    503: "service_unavailable_error",
+}
+_HTTP_CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+}
+
+
+def problem_response(
+    status: int,
+    detail: str,
+    *,
+    code: str,
+    instance: str,
+    param: str | None = None,
+    items: Sequence[ProblemItem] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An error answer. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
+    if items is None:
+        items = [ProblemItem(detail=detail, pointer=pointer_of(param))] if param else []
+    problem = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance=instance,
+        errors=list(items),
+        error=OpenAIError(
+            message=detail,
+            type=_OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+            param=param,
+            code=code,
+        ),
+    )
+    sent = dict(headers or {})
+    if status == 401:
+        sent.setdefault("WWW-Authenticate", "Bearer")
+    return JSONResponse(problem.model_dump(mode="json"), status, sent, MEDIA_TYPE)
+
+
+def pointer_of(param: str) -> str:
+    """`/sampling/max_tokens` for `sampling.max_tokens`."""
+    return "/" + param.replace("~", "~0").replace("/", "~1").replace(".", "/")
+
+
+def actograph_problem(error: ActographError, instance: str) -> JSONResponse:
+    """The answer to one of our own errors."""
+    items = None
+    if isinstance(error, InvalidFields):
+        items = [ProblemItem(detail=e.detail, pointer=e.pointer) for e in error.errors]
+    return problem_response(
+        error.status,
+        error.message,
+        code=error.code,
+        instance=instance,
+        param=error.param,
+        items=items,
+        headers=getattr(error, "headers", None),
+    )
+
+
+async def _on_actograph_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ActographError)
+    if error.status >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, error.message)
+    return actograph_problem(error, request.url.path)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Parameters and forms, which FastAPI itself checks."""
+    assert isinstance(error, RequestValidationError)
+    found = field_errors([{**e, "loc": tuple(e["loc"])[1:]} for e in error.errors()])
+    return actograph_problem(InvalidFields(found), request.url.path)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    detail = str(error.detail)
+    if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = "there is nothing at this address; /openapi.json lists what there is"
+    elif error.status_code == 405:
+        detail = f"{request.method} is not possible here; /openapi.json lists what is"
+    return problem_response(
+        error.status_code,
+        detail,
+        code=_HTTP_CODES.get(error.status_code, "http_error"),
+        instance=request.url.path,
+        headers=error.headers,
+    )
+
+
+async def _on_database_error(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s: the database failed: %s", request.method, request.url.path, error)
+    away = ServiceUnavailable("the database does not answer; try again in a moment")
+    return problem_response(
+        away.status, away.message, code=away.code, instance=request.url.path, headers={"Retry-After": "5"}
+    )
+
+
+async def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(
+        500,
+        "something went wrong inside Actograph; the server's log has the reason",
+        code=ActographError.code,
+        instance=request.url.path,
+    )
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(ActographError, _on_actograph_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    for kind in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(kind, _on_database_error)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+_MEANINGS = {
+    400: "The request cannot be read.",
+    401: "A valid API key is required.",
+    404: "There is no such resource.",
+    409: "The resource's state does not allow this.",
+    413: "The request body is too large.",
+    415: "The body is not of the expected media type.",
+    416: "The range lies outside the tensor or file.",
+    422: "The request is not valid; `errors` names the fields.",
+    500: "Something went wrong inside Actograph.",
+    503: "A service that this request needs cannot be reached.",
+}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries for error answers, for a route's `responses`."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status in statuses
+    }

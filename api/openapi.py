@@ -1,0 +1,60 @@
+"""The OpenAPI document: what FastAPI finds, and what it cannot see."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from actograph.contract.resources import Problem
+from actograph.contract.specs import job_spec_adapter
+from api.auth import OPEN_PATHS
+
+REF = "#/components/schemas/{model}"
+TAGS = [
+    {"name": "jobs", "description": "Evaluations and captures: submit, follow, cancel, read."},
+    {"name": "sessions", "description": "What was captured: search, slice, download, delete."},
+    {"name": "files", "description": "Datasets that clients upload."},
+    {"name": "models", "description": "Served models and their structure."},
+    {"name": "queue", "description": "The queue and its workers."},
+    {"name": "health", "description": "Probes."},
+]
+
+
+def install(app: FastAPI) -> None:
+    """Have `app.openapi()` add job specs, problem details and the bearer key."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    found = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        tags=TAGS,
+    )
+    spec = job_spec_adapter.json_schema(ref_template=REF)
+    _, problem = models_json_schema([(Problem, "serialization")], ref_template=REF)
+    components = found.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name, schema in {**spec.pop("$defs"), **problem["$defs"], "JobSpec": spec}.items():
+        schemas.setdefault(name, schema)
+    components["securitySchemes"] = {
+        "apiKey": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Needed where the service has keys; without keys it serves its own machine alone.",
+        }
+    }
+    for path, operations in found["paths"].items():
+        if path not in OPEN_PATHS:
+            for operation in operations.values():
+                operation["security"] = [{"apiKey": []}]
+    return found

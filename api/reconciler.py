@@ -1,0 +1,117 @@
+"""Puts right what a crash left behind: lost messages, dead workers, jobs that nobody ends.
+
+The database says what is to be done; this thread compares it with the broker every few
+seconds. A flushed Redis therefore costs seconds and no work.
+"""
+
+import logging
+import threading
+import time
+
+import sqlalchemy as sa
+
+from actograph.contract.errors import ActographError, NotFound
+from api.dependencies import Services
+from storage import jobs, workers
+
+log = logging.getLogger(__name__)
+
+#: what a killed writer left is removed once it is certainly no writer's any more
+STAGING_SECONDS = 3600.0
+SWEEP_EVERY_SECONDS = 600.0
+#: rows of workers that ended are shown for a day
+FORGET_WORKERS_SECONDS = 24 * 3600.0
+
+
+class Reconciler:
+    """A thread that runs `reconcile_once` until it is stopped, whatever goes wrong."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._swept_at = float("-inf")
+        self._failing = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._attempt()
+            self._stop.wait(self._services.settings.reconcile_seconds)
+
+    def _attempt(self) -> None:
+        """One round; a service that is away is logged once, when it goes and when it is back."""
+        try:
+            self.reconcile_once()
+        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
+            if not self._failing:
+                log.warning("reconciling waits for a service that is away: %s", error)
+            self._failing = True
+        except Exception:
+            log.exception("reconciling failed; it is tried again")
+        else:
+            if self._failing:
+                log.warning("reconciling goes on: all services answer again")
+            self._failing = False
+
+    def reconcile_once(self) -> list[str]:
+        """One round of everything; returns the jobs that were woken.
+
+        Raises:
+            ServiceUnavailable: the broker does not answer.
+            sqlalchemy.exc.SQLAlchemyError: the database does not.
+        """
+        self._expire_workers()
+        self._end_jobs()
+        woken = self._wake_stranded()
+        self._sweep()
+        return woken
+
+    def _expire_workers(self) -> None:
+        with self._services.database.write() as session:
+            expired = workers.expire(session, self._services.settings.lease_seconds)
+            workers.forget(session, FORGET_WORKERS_SECONDS)
+        if expired:
+            log.warning("%d worker(s) fell silent and count as offline", expired)
+
+    def _end_jobs(self) -> None:
+        with self._services.database.read() as session:
+            candidates = jobs.unended(session)
+        for job_id in candidates:
+            try:
+                with self._services.database.write() as session:
+                    jobs.end_if_done(session, job_id)
+            except NotFound:
+                continue  # deleted since
+
+    def _wake_stranded(self) -> list[str]:
+        with self._services.database.read() as session:
+            stranded = jobs.stranded(session, workers.busy_job_ids(session))
+        if not stranded:
+            return []
+        waiting = self._services.broker.waiting_job_ids()
+        woken = []
+        for job_id, priority in stranded:
+            if job_id in waiting:
+                continue
+            if not self._services.broker.wake(job_id, priority):
+                log.warning("job %s has work, but the broker cannot be reached", job_id)
+                break
+            woken.append(job_id)
+        if woken:
+            log.info("woke %d job(s) whose message or worker was lost", len(woken))
+        return woken
+
+    def _sweep(self) -> None:
+        if time.monotonic() - self._swept_at < SWEEP_EVERY_SECONDS:
+            return
+        removed = self._services.store.sweep_staging(STAGING_SECONDS)
+        self._swept_at = time.monotonic()
+        if removed:
+            log.info("removed %d leftover(s) of writers that were killed", removed)

@@ -1,0 +1,173 @@
+"""/v1/jobs: submit, list, follow, cancel, delete."""
+
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
+from starlette.responses import JSONResponse
+
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
+from api import submissions
+from api.dependencies import PageDep, Services, ServicesDep, known_id
+from api.errors import documented
+from api.validation import parse_job_spec
+from storage import idempotency, jobs, pages, sessions
+from storage.idempotency import StoredAnswer
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+RETRY_AFTER_SECONDS = 1
+ACCEPTED_HEADERS = {
+    "Location": {"description": "URL of the job.", "schema": {"type": "string"}},
+    "Retry-After": {"description": "Seconds until it is worth asking.", "schema": {"type": "integer"}},
+}
+
+
+async def _json_body(request: Request) -> bytes:
+    """The body as it came; it is parsed in the thread that answers, not in the event loop."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise HTTPException(415, "send the job as JSON, with Content-Type: application/json")
+    return await request.body()
+
+
+@router.post(
+    "",
+    status_code=202,
+    operation_id="submit_job",
+    summary="Submit a job",
+    response_model=Job,
+    responses={202: {"headers": ACCEPTED_HEADERS}, **documented(409, 413, 415, 422)},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
+        }
+    },
+)
+def submit_job(
+    services: ServicesDep,
+    body: Annotated[bytes, Depends(_json_body)],
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> JSONResponse:
+    """Check a job and put it into the queue.
+
+    With an `Idempotency-Key` a repeated request gets the first one's answer.
+    """
+    spec = parse_job_spec(body)
+    if idempotency_key is None:
+        return _accepted(_submit(services, spec, None))
+    # the key is compared as text in the index
+    if "\0" in idempotency_key or not idempotency_key.isprintable():
+        raise InvalidRequest("an Idempotency-Key is printable text", param="Idempotency-Key")
+    digest = sha256(b"POST /v1/jobs\n" + body).hexdigest()
+    with services.database.write() as session:
+        stored = idempotency.begin(session, idempotency_key, digest)
+    if stored is not None:
+        return _accepted(stored)
+    try:
+        return _accepted(_submit(services, spec, idempotency_key))
+    except ActographError:
+        with services.database.write() as session:
+            idempotency.abandon(session, idempotency_key)
+        raise
+
+
+def _submit(services: Services, spec: submissions.Spec, key: str | None) -> StoredAnswer:
+    submission = submissions.check(services, spec)
+    with services.database.write() as session:
+        row = submissions.insert(session, submission)
+        answer = StoredAnswer(202, jobs.resource(session, row).model_dump(mode="json"))
+        if key is not None:
+            idempotency.finish(session, key, answer.status_code, answer.response)
+    # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
+    services.broker.wake(row.id, row.priority)
+    return answer
+
+
+def _accepted(answer: StoredAnswer) -> JSONResponse:
+    headers = {"Location": f"/v1/jobs/{answer.response['id']}", "Retry-After": str(RETRY_AFTER_SECONDS)}
+    return JSONResponse(answer.response, answer.status_code, headers)
+
+
+@router.get(
+    "", operation_id="list_jobs", summary="List jobs", response_model=ListPage[Job], responses=documented(422)
+)
+def list_jobs(
+    services: ServicesDep,
+    page: PageDep,
+    status: Annotated[JobStatus | None, Query()] = None,
+    kind: Annotated[str | None, Query(max_length=32)] = None,
+    tag: Annotated[str | None, Query(max_length=64)] = None,
+) -> ListPage[Job]:
+    with services.database.read() as session:
+        rows, has_more = jobs.find(
+            session,
+            status=status,
+            kind=kind,
+            tag=tag,
+            after=page.after,
+            limit=page.limit,
+            order=page.order,
+        )
+        positions = jobs.queue_positions(session)
+        return pages.page(rows, has_more, lambda row: jobs.resource(session, row, positions))
+
+
+@router.get(
+    "/{job_id}",
+    operation_id="get_job",
+    summary="One job",
+    response_model=Job,
+    responses=documented(404, 422),
+)
+def get_job(services: ServicesDep, job_id: str) -> Job:
+    with services.database.read() as session:
+        return jobs.resource(session, jobs.get(session, known_id(job_id, "job", "job")))
+
+
+@router.delete(
+    "/{job_id}",
+    operation_id="delete_job",
+    summary="Delete a job that has ended or not begun",
+    response_model=Deleted,
+    responses=documented(404, 409, 422),
+)
+def delete_job(services: ServicesDep, job_id: str) -> Deleted:
+    """Removes the job, its samples and its sessions with all their files."""
+    known_id(job_id, "job", "job")
+    with services.database.write() as session:
+        session_ids = sessions.ids(session, sessions.SessionFilter(job_id=job_id))
+        jobs.delete(session, job_id)
+    for session_id in session_ids:
+        services.store.delete_prefix(f"sessions/{session_id}")
+    return Deleted(id=job_id, object="job")
+
+
+@router.post(
+    "/{job_id}/cancel",
+    operation_id="cancel_job",
+    summary="End a job; what finished is kept",
+    response_model=Job,
+    responses=documented(404, 409, 422),
+)
+def cancel_job(services: ServicesDep, job_id: str) -> Job:
+    """A worker that runs the job sees this between two tokens. Cancelling twice changes nothing."""
+    known_id(job_id, "job", "job")
+    with services.database.write() as session:
+        return jobs.resource(session, jobs.cancel(session, job_id))
+
+
+@router.get(
+    "/{job_id}/results",
+    operation_id="get_job_results",
+    summary="Scores for each condition, also while the job runs",
+    response_model=JobResults,
+    responses=documented(404, 422),
+)
+def get_job_results(services: ServicesDep, job_id: str) -> resources.JobResults:
+    known_id(job_id, "job", "job")
+    with services.database.read() as session:
+        return jobs.results(session, jobs.get(session, job_id))

@@ -1,0 +1,258 @@
+"""Submitting a job: every check that can be made before a worker sees it, then one transaction.
+
+What is refused here costs the client a second; what is refused by the worker costs a place in
+the queue. The job is visible only together with its samples.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from actograph.contract import hooks
+from actograph.contract.errors import (
+    ContextLengthExceeded,
+    InvalidDataset,
+    InvalidRequest,
+    NotFound,
+    UnknownHook,
+)
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import (
+    CaptureJobSpec,
+    CaptureSpec,
+    EvaluationSpec,
+    FileDataset,
+    HubDataset,
+    PathDataset,
+)
+from actograph.dataset_rows import DatasetRow
+from api.dependencies import Services
+from storage import dataset_sources, files, jobs, samples, workers
+from storage.models import JobRow
+from storage.sample_expansion import capture_samples, evaluation_samples
+from storage.samples import NewSample
+
+#: more samples than this make one transaction too long; split the job with offset and limit
+MAX_SAMPLES = 200_000
+
+#: an offset beyond it selects nothing in any file; larger numbers than the machine's are not counted to
+FARTHEST_ROW = 1 << 40
+
+Spec = EvaluationSpec | CaptureJobSpec
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job that passed every check and can be inserted."""
+
+    spec: Spec
+    hooks: list[str] | None
+    samples: Callable[[], Iterator[NewSample]]
+    #: how many they are; None where only the worker can read the dataset
+    total: int | None
+    #: (field of the spec, file id)
+    uploads: tuple[tuple[str, str], ...]
+
+
+def check(services: Services, spec: Spec) -> Submission:
+    """Check a spec against what is served here.
+
+    Raises:
+        UnknownModel, UnknownHook, ContextLengthExceeded, InvalidDataset, InvalidRequest
+    """
+    model = services.models.require(spec.model)
+    with services.database.read() as session:
+        structure = workers.structure(session, model)
+    changes: dict[str, Any] = {"model": model}
+    if isinstance(spec, CaptureJobSpec) and spec.capture is None:
+        changes["capture"] = CaptureSpec()
+    spec = spec.model_copy(update=changes)
+    hook_names = _hooks(spec.capture, structure)
+    if structure is not None:
+        _check_context(spec, structure)
+    _check_template(spec, structure)
+    if isinstance(spec, CaptureJobSpec):
+        capture_spec = spec
+        total = _check_count(len(spec.inputs) * spec.epochs)
+        return Submission(
+            spec=spec,
+            hooks=hook_names,
+            samples=lambda: capture_samples(capture_spec),
+            total=total,
+            uploads=(),
+        )
+    spec, rows = _read_datasets(services, spec)
+    evaluation = spec
+    refs = (("dataset", spec.dataset), ("fewshot_dataset", spec.fewshot_dataset))
+    uploads = tuple((field, ref.file_id) for field, ref in refs if isinstance(ref, FileDataset))
+    return Submission(
+        spec=spec,
+        hooks=hook_names,
+        samples=lambda: evaluation_samples(evaluation, rows or ()),
+        total=None if rows is None else len(rows) * len(spec.conditions) * spec.epochs,
+        uploads=uploads,
+    )
+
+
+def insert(session: Session, submission: Submission) -> JobRow:
+    """Insert the job and its samples; the caller commits, then wakes the workers.
+
+    Raises:
+        InvalidDataset: an uploaded file was deleted since the check.
+    """
+    for field, file_id in submission.uploads:
+        _require_upload(session, file_id, field)
+    spec = submission.spec
+    row = jobs.create(
+        session, kind=spec.kind, model=spec.model, spec=spec, hooks=submission.hooks, total=submission.total
+    )
+    samples.insert(session, row.id, submission.samples())
+    return row
+
+
+def _hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> list[str] | None:
+    """Canonical names, [] where nothing is captured, None where the worker must resolve them."""
+    if capture is None or capture.mode == "off":
+        return []
+    if structure is None:
+        return None
+    try:
+        return hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+    except UnknownHook as error:
+        raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
+
+
+def _check_context(spec: Spec, structure: ModelStructure) -> None:
+    if spec.sampling.max_tokens >= structure.context_length:
+        raise ContextLengthExceeded(
+            f"max_tokens {spec.sampling.max_tokens} leaves no room for a prompt: {spec.model} has a "
+            f"context of {structure.context_length} tokens",
+            param="sampling.max_tokens",
+        )
+
+
+def _check_template(spec: Spec, structure: ModelStructure | None) -> None:
+    """Refuse what needs a chat template where none is, or none shall be used."""
+    lacks_template = structure is not None and not structure.chat_template
+    why = f"{spec.model} has no chat template"
+    if isinstance(spec, CaptureJobSpec):
+        for place, given in enumerate(spec.inputs):
+            if given.messages is not None and lacks_template:
+                raise InvalidRequest(f"{why}; send a prompt instead", param=f"inputs.{place}.messages")
+        return
+    if spec.apply_chat_template and lacks_template:
+        raise InvalidRequest(f"{why}; leave apply_chat_template out", param="apply_chat_template")
+    if spec.apply_chat_template is False:
+        lacks_template, why = True, "apply_chat_template is false"
+    for place, condition in enumerate(spec.conditions):
+        if condition.system is not None and lacks_template:
+            raise InvalidRequest(
+                f"a system message needs a chat template, and {why}; use prefix or suffix instead",
+                param=f"conditions.{place}.system",
+            )
+
+
+def _check_count(count: int) -> int:
+    if count > MAX_SAMPLES:
+        raise InvalidRequest(
+            f"the job has {count} samples or more, one job may have {MAX_SAMPLES}; split it with offset and "
+            "limit"
+        )
+    return count
+
+
+def _read_datasets(
+    services: Services, spec: EvaluationSpec
+) -> tuple[EvaluationSpec, list[DatasetRow] | None]:
+    """The spec with its paths resolved, and the rows to run where they can be read here."""
+    dataset = _locate(services, spec.dataset, "dataset")
+    fewshot = _locate(services, spec.fewshot_dataset, "fewshot_dataset") if spec.fewshot_dataset else None
+    spec = spec.model_copy(update={"dataset": dataset, "fewshot_dataset": fewshot})
+    per_row = len(spec.conditions) * spec.epochs
+    rows: list[DatasetRow] | None = None
+    if not isinstance(dataset, HubDataset):
+        # one row more than allowed is enough to know that there are too many
+        most = MAX_SAMPLES // per_row + 1
+        limit = most if spec.limit is None else min(spec.limit, most)
+        rows = _rows(services, dataset, "dataset", limit=limit, offset=spec.offset)
+        _check_count(len(rows) * per_row)
+    if spec.num_fewshot:
+        _check_fewshot(services, spec)
+    return spec, rows
+
+
+def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
+    """Refuse fewer rows than the examples need; which ones are shown is the worker's draw."""
+    source, field = spec.fewshot_dataset, "fewshot_dataset"
+    if source is None:
+        source, field = spec.dataset, "dataset"
+    # a tested problem is never its own example
+    needed = spec.num_fewshot + (source == spec.dataset)
+    if isinstance(source, HubDataset):
+        return
+    found = len(_rows(services, source, field))
+    if found < needed:
+        raise InvalidDataset(
+            f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
+            param="num_fewshot",
+        )
+
+
+def _rows(
+    services: Services,
+    dataset: FileDataset | PathDataset,
+    field: str,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[DatasetRow]:
+    with _named(field):
+        return dataset_sources.read(
+            dataset,
+            services.store,
+            services.settings.data_roots,
+            limit=limit,
+            offset=min(offset, FARTHEST_ROW),
+        )
+
+
+def _locate(
+    services: Services, dataset: FileDataset | PathDataset | HubDataset, field: str
+) -> FileDataset | PathDataset | HubDataset:
+    """The dataset with its path resolved; later changes of a link do not move the job."""
+    if isinstance(dataset, PathDataset):
+        with _named(field):
+            found = dataset_sources.allowed_path(dataset.path, services.settings.data_roots)
+        return PathDataset(path=str(found))
+    if isinstance(dataset, FileDataset):
+        with services.database.read() as session:
+            _require_upload(session, dataset.file_id, field)
+    elif not _HUB_ID.fullmatch(dataset.hub):
+        raise InvalidDataset("give <owner>/<name>, such as openai/gsm8k", param=f"{field}.hub")
+    return dataset
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Errors about `dataset` told of `field`, which may be the few-shot dataset."""
+    try:
+        yield
+    except InvalidDataset as error:
+        param = (error.param or "dataset").replace("dataset", field, 1)
+        raise InvalidDataset(error.message, param=param) from error.__cause__
+    except OSError as error:
+        raise InvalidDataset(f"the file cannot be read: {error.strerror}", param=field) from error
+
+
+def _require_upload(session: Session, file_id: str, field: str) -> None:
+    try:
+        files.get(session, file_id)
+    except NotFound:
+        raise InvalidDataset(
+            f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"
+        ) from None

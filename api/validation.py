@@ -1,0 +1,136 @@
+"""From pydantic's errors to fields that a client recognises.
+
+pydantic's `loc` names the members of unions beside the fields (`dataset.FileDataset.file_id`).
+Here every step of it is looked up in what the client sent, and what is not there is dropped.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
+
+MAX_REPORTED = 20
+
+#: the members of `specs.DatasetRef` and the field that tells each
+_DATASETS = {"FileDataset": "file_id", "PathDataset": "path", "HubDataset": "hub"}
+_DATASET_FIELDS = ("dataset", "fewshot_dataset")
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One field at fault; `path` holds keys and indices from the top of the body."""
+
+    path: tuple[str | int, ...]
+    detail: str
+
+    @property
+    def pointer(self) -> str:
+        """RFC 6901; the empty string is the body as a whole."""
+        return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in self.path)
+
+    @property
+    def param(self) -> str:
+        return ".".join(str(p) for p in self.path)
+
+
+class InvalidFields(InvalidRequest):
+    """Some fields of the request are not valid."""
+
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        self.errors = list(errors)
+        first = self.errors[0]
+        more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+        where = f"{first.param}: " if first.param else ""
+        super().__init__(f"{where}{first.detail}{more}", param=first.param or None)
+
+
+def parse_job_spec(body: bytes) -> EvaluationSpec | CaptureJobSpec:
+    """Read a job spec from JSON.
+
+    Raises:
+        InvalidFields: with every field at fault, up to a limit.
+    """
+    try:
+        spec = job_spec_adapter.validate_json(body)
+    except ValidationError as error:
+        raise InvalidFields(_job_spec_errors(error, body)) from None
+    # JSON writes a NUL only like so; neither Postgres nor a tokenizer takes one.
+    if b"\\u0000" in body and (path := _find_nul(from_json(body))) is not None:
+        raise InvalidFields([FieldError(path, "contains a NUL character")])
+    return spec
+
+
+def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:
+    """pydantic's errors, one for each field. `sent` is the body, where there is one."""
+    details: dict[tuple[str | int, ...], list[str]] = {}
+    for error in errors:
+        loc = tuple(error["loc"])
+        path = loc if sent is None else _path_in(loc, sent, missing=error["type"] == "missing")
+        detail = "unknown field" if error["type"] == "extra_forbidden" else error["msg"]
+        detail = detail.removeprefix("Value error, ")
+        found = details.setdefault(path, [])
+        if detail not in found:
+            found.append(detail)
+    return [FieldError(path, " or ".join(found)) for path, found in details.items()]
+
+
+def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
+    raw = error.errors(include_url=False, include_context=False, include_input=False)
+    if raw[0]["type"] == "json_invalid":
+        return [FieldError((), raw[0]["msg"])]
+    if raw[0]["type"].startswith("union_tag"):
+        return [FieldError(("kind",), "kind must be one of evaluation, capture")]
+    sent = from_json(body)
+    if not isinstance(sent, dict):
+        return [FieldError((), "the body must be a JSON object")]
+    kept: list[Mapping[str, Any]] = []
+    plain: list[FieldError] = []
+    for item in raw[: MAX_REPORTED * 10]:
+        loc = item["loc"][1:]  # the first step is the job's kind
+        if len(loc) > 1 and loc[0] in _DATASET_FIELDS and loc[1] in _DATASETS:
+            given = sent.get(loc[0])
+            named = [f for f in _DATASETS.values() if isinstance(given, dict) and f in given]
+            if len(named) != 1:
+                plain.append(FieldError((loc[0],), f"give exactly one of {', '.join(_DATASETS.values())}"))
+                continue
+            if _DATASETS[str(loc[1])] != named[0]:
+                continue
+        kept.append({**item, "loc": loc})
+    found = [*dict.fromkeys(plain), *field_errors(kept, sent)]
+    return found[:MAX_REPORTED]
+
+
+def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:
+    """The steps of `loc` that lead somewhere in `sent`; the rest are names of union members."""
+    path: list[str | int] = []
+    here = sent
+    for place, step in enumerate(loc):
+        is_key = isinstance(here, dict) and step in here
+        is_index = isinstance(here, list) and isinstance(step, int) and step < len(here)
+        if is_key or is_index:
+            here = here[step]
+            path.append(step)
+        elif missing and place == len(loc) - 1:
+            path.append(step)
+    return tuple(path)
+
+
+def _find_nul(value: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
+    if isinstance(value, str):
+        return path if "\0" in value else None
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if "\0" in key:
+                return path
+            if (found := _find_nul(item, (*path, key))) is not None:
+                return found
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if (found := _find_nul(item, (*path, index))) is not None:
+                return found
+    return None
