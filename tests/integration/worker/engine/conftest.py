@@ -1,0 +1,157 @@
+"""Small real models, engines around them, a sink that keeps everything, and an independent reference."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from worker.engine.generate import Engine
+from worker.engine.model import load_model, wrap_model
+from worker.engine.requests import Generation, GenerationRequest, RowChunk
+
+SHAPES: dict[str, Any] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "mistral": MistralConfig,
+}
+TRAINED = ("tiny-qwen3", "stories260k")
+
+
+class KeepingSink:
+    """Joins the chunks of each sample; can fail for chosen samples."""
+
+    def __init__(self, fail: Sequence[int] = ()) -> None:
+        self.chunks: dict[int, dict[str, list[RowChunk]]] = {}
+        self.fail = set(fail)
+        self.resets: list[int] = []
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        if index in self.fail:
+            raise OSError(f"no room for sample {index}")
+        for hook, chunk in rows.items():
+            self.chunks.setdefault(index, {}).setdefault(hook, []).append(chunk)
+
+    def reset(self, index: int) -> None:
+        self.resets.append(index)
+        self.chunks.pop(index, None)
+
+    def first_row(self, index: int, hook: str) -> int:
+        return self.chunks[index][hook][0].first_row
+
+    def rows(self, index: int, hook: str) -> torch.Tensor:
+        return torch.cat([c.tensor for c in self.chunks[index][hook]])
+
+
+def random_engine(config: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> Engine:
+    """An engine around random weights, wide enough that the tokens differ."""
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return Engine(wrap_model(model, tokenizer, name=name))
+
+
+@pytest.fixture(scope="session")
+def engine_of(shared: Path) -> Callable[[str], Engine]:
+    """Model name -> its engine: `tiny-qwen3`, `stories260k`, or random weights in a known shape."""
+    torch.set_num_threads(1)
+    made: dict[str, Engine] = {}
+
+    def make(name: str) -> Engine:
+        if name not in made:
+            if name in TRAINED:
+                made[name] = Engine(load_model(str(shared / "models" / name), device="cpu", name=name))
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+                config = SHAPES[name](
+                    hidden_size=32,
+                    intermediate_size=48,
+                    num_hidden_layers=3,
+                    num_attention_heads=4,
+                    num_key_value_heads=2,
+                    head_dim=8,
+                    vocab_size=512,
+                    max_position_embeddings=160,
+                    bos_token_id=1,
+                    eos_token_id=1,
+                    pad_token_id=None,
+                    tie_word_embeddings=False,
+                )
+                made[name] = random_engine(config, tokenizer, name)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def keeping_sink() -> type[KeepingSink]:
+    return KeepingSink
+
+
+@pytest.fixture(scope="session")
+def random_engine_of() -> Callable[[Any, PreTrainedTokenizerBase, str], Engine]:
+    return random_engine
+
+
+@pytest.fixture(scope="session")
+def requests_for() -> Callable[..., list[GenerationRequest]]:
+    def make(engine: Engine, prompts: Sequence[str], seed: int = 0) -> list[GenerationRequest]:
+        return [
+            GenerationRequest(
+                key=f"s{i}", prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=seed + i
+            )
+            for i, text in enumerate(prompts)
+        ]
+
+    return make
+
+
+def _first(value: Any) -> torch.Tensor:
+    while isinstance(value, tuple | list):
+        value = value[0]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[..., dict[str, torch.Tensor]]:
+    """Rows of every location by plain forward hooks, in one forward over all tokens that were run."""
+
+    def compute(engine: Engine, generation: Generation, hooks: Sequence[str]) -> dict[str, torch.Tensor]:
+        hf = engine.model.hf
+        got: dict[str, torch.Tensor] = {}
+        handles = []
+        for hook in hooks:
+            info = engine.structure.hooks.get(hook)
+            path, _, side = (info.location if info else hook).rpartition(".")
+
+            def keep(_: Any, args: Any, kwargs: Any, output: Any, hook: str = hook, side: str = side) -> None:
+                value = output if side == "output" else (args or list(kwargs.values()))[0]
+                got[hook] = _first(value)[0].detach().clone().flatten(1)
+
+            handles.append(hf.get_submodule(path).register_forward_hook(keep, with_kwargs=True))
+        ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
+        try:
+            with torch.inference_mode():
+                hf(input_ids=ids, use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return got
+
+    return compute

@@ -1,0 +1,154 @@
+"""Structure discovery on architectures that differ in how a layer is built."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    FalconConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    Olmo2Config,
+    PreTrainedTokenizerBase,
+    Qwen3MoeConfig,
+)
+
+from actograph.contract import hooks as grammar
+from actograph.contract.errors import ModelRefused, UnknownHook
+from actograph.contract.specs import SamplingSpec
+from worker.engine.generate import Engine
+from worker.engine.model import load_model, resolve_device, wrap_model
+
+pytestmark = pytest.mark.integration
+
+SIZE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+OTHERS: dict[str, Any] = {
+    "gpt2": lambda: GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, n_positions=128, vocab_size=512, bos_token_id=1, eos_token_id=1
+    ),
+    "gpt_neox": lambda: GPTNeoXConfig(**{k: v for k, v in SIZE.items() if k != "num_key_value_heads"}),
+    "olmo2": lambda: Olmo2Config(**SIZE),
+    "gemma2": lambda: Gemma2Config(**SIZE, head_dim=8),
+    "falcon": lambda: FalconConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=512,
+        bos_token_id=1, eos_token_id=1, new_decoder_architecture=False,
+    ),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SIZE, **{"head_dim": 8}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    ),
+}  # fmt: skip
+MISSING: dict[str, set[str]] = {
+    "gpt2": set(),
+    "gpt_neox": {"resid_mid"},
+    "olmo2": {"attn_in", "mlp_in"},
+    "gemma2": {"logits"},
+    "falcon": {"resid_mid"},
+    "qwen3_moe": set(),
+}
+ROUTER = {"router_logits", "expert_indices", "expert_weights"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine_of: Callable[[str], Engine]) -> PreTrainedTokenizerBase:
+    return engine_of("stories260k").model.tokenizer
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "stories260k", "llama", "qwen2", "qwen3", "mistral"])
+def test_pre_norm_models_have_every_dense_point(name: str, engine_of: Callable[[str], Engine]) -> None:
+    structure = engine_of(name).structure
+    layers = structure.num_layers
+    dense = [p for p in grammar.LAYER_POINTS if p not in ROUTER]
+    assert set(structure.hooks) == {f"{p}.{i}" for p in dense for i in range(layers)} | {
+        "embed",
+        "final_norm",
+        "logits",
+    }
+    assert set(structure.unavailable) == ROUTER
+    assert structure.hooks["attn_in.1"].location == "model.layers.1.input_layernorm.output"
+    assert structure.hooks["mlp_in.1"].location == "model.layers.1.post_attention_layernorm.output"
+    assert structure.hooks["resid_mid.0"].location == "model.layers.0.post_attention_layernorm.input"
+    assert structure.hooks["logits"].width == structure.vocab_size
+    assert f"resid_mid == resid_pre + attn_out ({layers} checked)" in structure.proofs
+    assert f"resid_post == resid_mid + mlp_out ({layers} checked)" in structure.proofs
+    assert f"resid_post.i == resid_pre.i+1 ({layers - 1} checked)" in structure.proofs
+    for hook, info in structure.hooks.items():
+        for alias in info.aliases:
+            assert grammar.resolve(alias, structure) == hook or info.location == alias
+    order = structure.module_locations
+    assert order.index("model.layers.0.output") < order.index("model.layers.1.input_layernorm.output")
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_other_layers(
+    name: str,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    random_engine_of: Any,
+    keeping_sink: Any,
+    requests_for: Any,
+    reference: Any,
+) -> None:
+    engine = random_engine_of(OTHERS[name](), tokenizer, name)
+    structure = engine.structure
+    assert set(structure.unavailable) == MISSING[name] | ROUTER
+    for point in MISSING[name]:
+        assert len(structure.unavailable[point]) > 20
+        with pytest.raises(UnknownHook):
+            grammar.expand([point], "all", [], structure)
+    hooks = list(structure.hooks)
+    sink = keeping_sink()
+    made = engine.generate(
+        requests_for(engine, ["Once upon a time there was", "The"]),
+        sampling=SamplingSpec(max_tokens=8),
+        hooks=hooks,
+        sink=sink,
+    )
+    # plain hooks keep a copy at the moment of the call, so a later change in place shows up here
+    for i, g in enumerate(made):
+        assert g.error is None
+        want = reference(engine, g, hooks)
+        for hook in hooks:
+            got = sink.rows(i, hook)
+            assert torch.allclose(got, want[hook][sink.first_row(i, hook) :], rtol=1e-3, atol=1e-3), hook
+
+
+def test_moe_points_are_refused_with_the_reason(
+    tokenizer: PreTrainedTokenizerBase, random_engine_of: Any
+) -> None:
+    structure = random_engine_of(OTHERS["qwen3_moe"](), tokenizer, "moe").structure
+    assert "version" in structure.unavailable["router_logits"]
+    assert structure.hooks["mlp_out.1"].location == "model.layers.1.mlp.output"
+
+
+def test_one_copy_of_the_weights(engine_of: Callable[[str], Engine]) -> None:
+    source = engine_of("llama").model
+    again = wrap_model(source.hf, source.tokenizer, name="again")
+    assert again.hf is source.hf
+
+
+def test_what_cannot_be_loaded_is_refused_with_advice(tmp_path: Any) -> None:
+    with pytest.raises(ModelRefused, match=r"config\.json"):
+        load_model(str(tmp_path), device="cpu")
+    with pytest.raises(ModelRefused, match="device"):
+        resolve_device("gpu7")
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelRefused, match="no GPU"):
+            resolve_device("cuda:0")
+
+
+def test_nothing_is_added_to_every_object(engine_of: Callable[[str], Engine]) -> None:
+    engine_of("llama")
+    assert not hasattr(object(), "save")

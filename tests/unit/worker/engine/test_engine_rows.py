@@ -1,0 +1,363 @@
+"""The row path alone, fed with made-up tensors: what comes out, in which pieces, in how much memory."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.errors import CaptureFailed
+from worker.engine.requests import BufferOptions, Positions, RowChunk
+from worker.engine.row_writer import Point, expected_rows
+from worker.engine.rows import RowStream
+
+PROMPTS = (3, 7, 5)
+GENERATED = (9, 2, 14)
+PADDED = max(PROMPTS)
+WIDTHS = (4, 4, 6, 9)  # the last point is computed for the last prompt token only
+POINTS = (Point(("a", "a_again")), Point(("b",)), Point(("c",)), Point(("tail",)))
+SMALL = BufferOptions(
+    host_buffer_bytes=900, shard_bytes=300, device_buffer_bytes=1, max_block_steps=3, queue_blocks=2
+)
+
+
+class Chunks:
+    """A sink that keeps everything, and can fail for one sample."""
+
+    def __init__(self, fail: int | None = None, delay: float = 0.0) -> None:
+        self.calls: list[tuple[int, dict[str, RowChunk]]] = []
+        self.fail = fail
+        self.delay = delay
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        time.sleep(self.delay)
+        if index == self.fail:
+            raise OSError("disk full")
+        self.calls.append((index, dict(rows)))
+
+    def reset(self, index: int) -> None:
+        raise AssertionError("not asked for")
+
+    def joined(self, index: int) -> dict[str, tuple[int, torch.Tensor]]:
+        parts: dict[str, list[RowChunk]] = {}
+        for i, rows in self.calls:
+            if i == index:
+                for hook, chunk in rows.items():
+                    assert chunk.tensor.is_contiguous()
+                    parts.setdefault(hook, []).append(chunk)
+        out = {}
+        for hook, chunks in parts.items():
+            row = chunks[0].first_row
+            for chunk in chunks:
+                assert chunk.first_row == row, "chunks must follow each other without gaps"
+                row += chunk.tensor.shape[0]
+            out[hook] = (chunks[0].first_row, torch.cat([c.tensor for c in chunks]))
+        return out
+
+
+def value(point: int, sample: int, row: int) -> torch.Tensor:
+    """The row that `sample` must have for token `row`; unlike every other row."""
+    return torch.arange(WIDTHS[point]) + 10.0 * row + 1000.0 * sample + 10_000.0 * point
+
+
+def run(
+    sink: Chunks,
+    *,
+    positions: Positions = "all",
+    options: BufferOptions = SMALL,
+    dtype: torch.dtype | None = None,
+    source: torch.dtype = torch.float32,
+    generated: Sequence[int] = GENERATED,
+) -> RowStream:
+    """Feed a whole batch; rows that are padding or come after a sample's end are NaN."""
+    ended: list[int | None] = [None] * len(PROMPTS)
+    stream = RowStream(
+        POINTS,
+        prompt_lengths=PROMPTS,
+        padded_length=PADDED,
+        indices=(10, 11, 12),
+        positions=positions,
+        dtype=dtype,
+        options=options,
+        sink=sink,
+        ended_at=ended,
+    )
+    try:
+        for p, width in enumerate(WIDTHS):
+            tokens = 1 if p == 3 else PADDED
+            full = torch.full((3, PADDED, width), torch.nan)
+            for s, length in enumerate(PROMPTS):
+                for row in range(length):
+                    full[s, PADDED - length + row] = value(p, s, row)
+            stream.prefill(p, full[:, -tokens:].to(source))
+        for step in range(1, max(generated)):
+            for s, count in enumerate(generated):
+                if count == step:
+                    ended[s] = count
+            values = []
+            for p, width in enumerate(WIDTHS):
+                rows = torch.full((3, 1, width), torch.nan)
+                for s, length in enumerate(PROMPTS):
+                    if step < generated[s]:
+                        rows[s, 0] = value(p, s, length + step - 1)
+                values.append(rows.to(source))
+            stream.decode(values)
+        stream.finish(generated)
+    finally:
+        stream.close()
+    return stream
+
+
+def check(
+    sink: Chunks,
+    positions: Positions = "all",
+    generated: Sequence[int] = GENERATED,
+    dtype: torch.dtype = torch.float32,
+    skip: int | None = None,
+) -> None:
+    for s, (length, count) in enumerate(zip(PROMPTS, generated, strict=True)):
+        if s == skip:
+            continue
+        got = sink.joined(10 + s)
+        assert set(got) == {"a", "a_again", "b", "c", "tail"}
+        for p, point in enumerate(POINTS):
+            rows = expected_rows(positions, length, count, tail_only=p == 3)
+            want = [value(p, s, row) for row in rows]
+            for hook in point.hooks:
+                first, tensor = got[hook]
+                assert first == rows.start
+                assert tensor.dtype == dtype
+                assert tensor.shape == (len(rows), WIDTHS[p])
+                if want:
+                    assert torch.equal(tensor, torch.stack(want).to(dtype))
+
+
+@pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
+@pytest.mark.parametrize("options", [SMALL, BufferOptions()])
+def test_every_row_arrives_once_and_in_order(positions: Positions, options: BufferOptions) -> None:
+    sink = Chunks()
+    stream = run(sink, positions=positions, options=options)
+    assert not stream.errors
+    check(sink, positions)
+
+
+@pytest.mark.parametrize("positions", ["all", "generated", "last"])
+def test_samples_that_end_with_their_first_token(positions: Positions) -> None:
+    sink = Chunks()
+    run(sink, positions=positions, generated=(1, 1, 1))
+    check(sink, positions, generated=(1, 1, 1))
+    sink = Chunks()
+    run(sink, positions=positions, generated=(1, 6, 2))
+    check(sink, positions, generated=(1, 6, 2))
+
+
+def test_expected_rows() -> None:
+    assert expected_rows("all", 4, 3, tail_only=False) == range(0, 6)
+    assert expected_rows("all", 4, 3, tail_only=True) == range(3, 6)
+    assert expected_rows("prompt", 4, 3, tail_only=False) == range(0, 4)
+    assert expected_rows("generated", 4, 3, tail_only=False) == range(4, 6)
+    assert expected_rows("last", 4, 3, tail_only=False) == range(5, 6)
+    assert expected_rows("last_prompt", 4, 3, tail_only=False) == range(3, 4)
+
+
+def test_small_budgets_give_several_chunks_and_large_ones_one() -> None:
+    several, one = Chunks(), Chunks()
+    run(several)
+    run(one, options=BufferOptions())
+    assert len([i for i, _ in several.calls if i == 12]) > 3
+    assert [i for i, _ in one.calls] == [10, 11, 12]
+    for index in (10, 11, 12):
+        a, b = several.joined(index), one.joined(index)
+        assert {h: f for h, (f, _) in a.items()} == {h: f for h, (f, _) in b.items()}
+        assert all(torch.equal(a[h][1], b[h][1]) for h in a)
+
+
+def test_chunks_stay_near_the_shard_size() -> None:
+    sink = Chunks()
+    options = BufferOptions(shard_bytes=400, max_block_steps=4)
+    run(sink, options=options)
+    check(sink)
+    largest_row = 4 * (4 + 4 + 4 + 6 + 9)
+    for _, rows in sink.calls:
+        assert sum(c.tensor.nbytes for c in rows.values()) <= 400 + 4 * largest_row
+
+
+def test_rows_keep_their_dtype_or_take_the_one_asked_for() -> None:
+    sink = Chunks()
+    run(sink, source=torch.bfloat16)
+    for s in range(3):
+        for p, point in enumerate(POINTS):
+            first, tensor = sink.joined(10 + s)[point.hooks[0]]
+            assert tensor.dtype == torch.bfloat16
+            assert torch.equal(tensor[0], value(p, s, first).bfloat16())
+    sink = Chunks()
+    run(sink, dtype=torch.float16)
+    check(sink, dtype=torch.float16)
+
+
+def test_a_failing_sink_fails_its_own_sample_only() -> None:
+    sink = Chunks(fail=11)
+    stream = run(sink)
+    assert list(stream.errors) == [1]
+    assert isinstance(stream.errors[1], OSError)
+    check(sink, skip=1)
+
+
+def test_missing_rows_are_an_error() -> None:
+    sink = Chunks()
+    stream = RowStream(
+        (Point(("a",)),),
+        prompt_lengths=(2,),
+        padded_length=2,
+        indices=(0,),
+        positions="all",
+        dtype=None,
+        options=BufferOptions(),
+        sink=sink,
+        ended_at=[None],
+    )
+    stream.prefill(0, torch.zeros(1, 2, 4))
+    stream.finish((5,))  # four decode steps never came
+    stream.close()
+    assert "2 rows were captured where 6 were due" in str(stream.errors[0])
+
+
+def test_wrong_shapes_are_refused() -> None:
+    def stream() -> RowStream:
+        return RowStream(
+            (Point(("a",)),),
+            prompt_lengths=(2,),
+            padded_length=2,
+            indices=(0,),
+            positions="all",
+            dtype=None,
+            options=BufferOptions(),
+            sink=Chunks(),
+            ended_at=[None],
+        )
+
+    first = stream()
+    with pytest.raises(CaptureFailed, match="a: the prompt gave"):
+        first.prefill(0, torch.zeros(2, 2, 4))
+    first.close()
+    second = stream()
+    second.prefill(0, torch.zeros(1, 2, 4))
+    with pytest.raises(CaptureFailed, match="a: a decode step gave"):
+        second.decode([torch.zeros(1, 1, 5)])
+    second.close()
+
+
+class Meter(Chunks):
+    """Counts what the writer holds whenever it hands something over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self.stream: Any = None
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        writer = self.stream._writer
+        held = sum(s.tensor.nbytes for s in writer._strips.values())
+        held += sum(part.nbytes for b in writer._blocks for part in b.parts)
+        self.peak = max(self.peak, held)
+
+
+@pytest.mark.parametrize("tokens", [200, 2000])
+def test_memory_does_not_grow_with_max_tokens(tokens: int) -> None:
+    sink = Meter()
+    options = BufferOptions(
+        host_buffer_bytes=20_000, shard_bytes=1 << 30, device_buffer_bytes=2_000, max_block_steps=64
+    )
+    stream = RowStream(
+        (Point(("a",)), Point(("b",))),
+        prompt_lengths=(4, 4),
+        padded_length=4,
+        indices=(0, 1),
+        positions="all",
+        dtype=None,
+        options=options,
+        sink=sink,
+        ended_at=[None, None],
+    )
+    sink.stream = stream
+    pending = 0
+    for p in range(2):
+        stream.prefill(p, torch.zeros(2, 4, 16))
+    for _ in range(tokens - 1):
+        stream.decode([torch.zeros(2, 1, 16), torch.zeros(2, 1, 16)])
+        pending = max(pending, len(stream._pending))
+    stream.finish((tokens, tokens))
+    stream.close()
+    assert not stream.errors
+    assert pending * 2 * 2 * 16 * 4 <= 2_000
+    assert sink.peak <= 20_000
+
+
+def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait() -> None:
+    sink = Chunks(delay=0.05)
+    stopped = threading.Event()
+    stream = RowStream(
+        (Point(("a",)),),
+        prompt_lengths=(1,),
+        padded_length=1,
+        indices=(0,),
+        positions="all",
+        dtype=None,
+        options=BufferOptions(host_buffer_bytes=1, max_block_steps=1, queue_blocks=1),
+        sink=sink,
+        ended_at=[None],
+        should_stop=stopped.is_set,
+    )
+    stream.prefill(0, torch.zeros(1, 1, 4))
+    begin = time.monotonic()
+    for _ in range(8):
+        stream.decode([torch.zeros(1, 1, 4)])
+    assert time.monotonic() - begin > 0.2  # five or more writes were waited for
+    sink.delay = 1.0
+    stopped.set()
+    begin = time.monotonic()
+    for _ in range(20):
+        stream.decode([torch.zeros(1, 1, 4)])
+    stream.close()
+    assert time.monotonic() - begin < 5.0
+    assert len(sink.calls) < 20
+
+
+def test_an_error_of_the_writer_reaches_the_decode_thread() -> None:
+    stream = RowStream(
+        (Point(("a",)),),
+        prompt_lengths=(2,),
+        padded_length=2,
+        indices=(0,),
+        positions="all",
+        dtype=None,
+        options=BufferOptions(),
+        sink=Chunks(),
+        ended_at=[None],
+    )
+    stream.prefill(0, torch.zeros(1, 2, 4))
+    stream._writer._emit = lambda: 1 // 0  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        stream.finish((1,))
+    stream.close()
+    assert not stream._thread.is_alive()
+
+
+def test_close_is_safe_at_any_time() -> None:
+    stream = RowStream(
+        (Point(("a",)),),
+        prompt_lengths=(2,),
+        padded_length=2,
+        indices=(0,),
+        positions="all",
+        dtype=None,
+        options=BufferOptions(),
+        sink=Chunks(),
+        ended_at=[None],
+    )
+    stream.prefill(0, torch.zeros(1, 2, 4))
+    stream.close()
+    stream.close()
+    assert not stream._thread.is_alive()
