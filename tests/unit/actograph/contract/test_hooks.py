@@ -1,0 +1,149 @@
+"""Hook names: the grammar, the aliases and their resolution against a structure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from actograph.contract import hooks
+from actograph.contract.errors import UnknownHook
+
+
+@dataclass
+class Table:
+    num_layers: int
+    locations: Mapping[str, str]
+    module_locations: Sequence[str]
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+
+def llama(layers: int = 8) -> Table:
+    locations = {"embed": "model.embed_tokens.output"}
+    order = ["model.embed_tokens.output"]
+    for i in range(layers):
+        layer = f"model.layers.{i}"
+        points = {
+            "resid_pre": f"{layer}.input",
+            "attn_in": f"{layer}.input_layernorm.output",
+            "attn_out": f"{layer}.self_attn.output",
+            "resid_mid": f"{layer}.post_attention_layernorm.input",
+            "mlp_in": f"{layer}.post_attention_layernorm.output",
+            "mlp_out": f"{layer}.mlp.output",
+            "resid_post": f"{layer}.output",
+        }
+        locations |= {f"{point}.{i}": location for point, location in points.items()}
+        order += [*list(points.values())[:5], f"{layer}.mlp.up_proj.output", *list(points.values())[5:]]
+    locations |= {"final_norm": "model.norm.output", "logits": "lm_head.output"}
+    order += ["model.norm.output", "lm_head.output"]
+    missing = {p: "not a mixture of experts" for p in ("router_logits", "expert_indices", "expert_weights")}
+    return Table(layers, locations, order, missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("resid_post.3", "resid_post.3"),
+        ("resid_post.03", "resid_post.3"),
+        ("embed", "embed"),
+        ("model.layers[3].input_layernorm.output", "attn_in.3"),
+        ("model.layers.3.input_layernorm.output", "attn_in.3"),
+        ("model.layers.3.input", "resid_pre.3"),
+        ("model.layers[3].output", "resid_post.3"),
+        ("model.norm.output", "final_norm"),
+        ("blocks.3.hook_resid_post", "resid_post.3"),
+        ("blocks.3.hook_resid_mid", "resid_mid.3"),
+        ("blocks.3.hook_in", "resid_pre.3"),
+        ("blocks.3.attn.hook_out", "attn_out.3"),
+        ("hook_embed", "embed"),
+        ("layers_output[3]", "resid_post.3"),
+        ("attentions_output[3]", "attn_out.3"),
+        ("token_embeddings", "embed"),
+        ("layer_3_input_layernorm_output", "attn_in.3"),
+        ("layer_3_post_attention_layernorm_output", "mlp_in.3"),
+        ("layer_3_mlp_output", "mlp_out.3"),
+        ("layer_3_output", "resid_post.3"),
+        ("model.layers[3].mlp.up_proj.output", "model.layers.3.mlp.up_proj.output"),
+    ],
+)
+def test_every_alias_means_its_hook(name: str, hook: str) -> None:
+    assert hooks.resolve(name, llama()) == hook
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resid_post.8", "layers 0 to 7"),
+        ("blocks.99.hook_resid_post", "layers 0 to 7"),
+        ("resid_pst.3", "resid_post.3"),
+        ("model.layers.3.input_layernom.output", "input_layernorm"),
+        ("router_logits.1", "not a mixture of experts"),
+        ("model.layers.3.__class__", "no such hook"),
+        ("__import__('os').system('true')", "no such hook"),
+        ("resid_post", "no such hook"),
+        ("resid_post.-1", "no such hook"),
+        ("", "no such hook"),
+    ],
+)
+def test_an_unknown_name_is_refused_and_says_what_is_near(name: str, words: str) -> None:
+    with pytest.raises(UnknownHook, match=words.replace("(", r"\(")):
+        hooks.resolve(name, llama())
+
+
+@pytest.mark.parametrize(
+    ("layers", "chosen"),
+    [
+        (None, [2, 4, 6]),
+        ("all", list(range(8))),
+        ("2:8:2", [2, 4, 6]),
+        (":3", [0, 1, 2]),
+        ("6:", [6, 7]),
+        ([5, 1, 5], [1, 5]),
+    ],
+)
+def test_layers_are_chosen_by_list_slice_or_default(
+    layers: list[int] | str | None, chosen: list[int]
+) -> None:
+    assert hooks.select_layers(layers, 8) == chosen
+
+
+@pytest.mark.parametrize("layers", [[8], "8:20:4", [-1]])
+def test_layers_outside_the_model_are_refused(layers: list[int] | str) -> None:
+    with pytest.raises(UnknownHook):
+        hooks.select_layers(layers, 8)
+
+
+def test_expansion_joins_points_and_hooks_in_execution_order_without_repeats() -> None:
+    expanded = hooks.expand(
+        ["resid_post", "attn_in", "logits"],
+        [4, 1],
+        ["blocks.1.hook_resid_post", "embed", "mlp_out.0"],
+        llama(),
+    )
+    assert expanded == [
+        "embed", "mlp_out.0", "attn_in.1", "resid_post.1", "attn_in.4", "resid_post.4", "logits",
+    ]  # fmt: skip
+
+
+def test_nothing_named_means_the_residual_stream_at_the_default_layers() -> None:
+    assert hooks.expand([], None, [], llama()) == ["resid_post.2", "resid_post.4", "resid_post.6"]
+
+
+def test_explicit_hooks_alone_bring_no_default_points() -> None:
+    assert hooks.expand([], None, ["embed"], llama()) == ["embed"]
+
+
+def test_a_point_that_the_architecture_lacks_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnknownHook, match="not a mixture of experts"):
+        hooks.expand(["router_logits"], "all", [], llama())
+
+
+@pytest.mark.parametrize(
+    ("hook", "point", "layer"),
+    [
+        ("resid_post.12", "resid_post", 12),
+        ("embed", "embed", None),
+        ("model.norm.input", "model.norm.input", None),
+    ],
+)
+def test_a_hook_names_its_point_and_layer(hook: str, point: str, layer: int | None) -> None:
+    assert (hooks.point_of(hook), hooks.layer_of(hook)) == (point, layer)
