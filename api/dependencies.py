@@ -1,6 +1,7 @@
 """What every endpoint stands on: the index, the store, the broker and the settings."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -16,8 +17,6 @@ from storage.broker import Broker
 from storage.database import Database
 from storage.pages import Order
 
-JSON_SAFE_INT = 2**53 - 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
@@ -28,6 +27,7 @@ class Services:
     store: ArtifactStore
     broker: Broker
     models: ServedModels
+    started_at: float = field(default_factory=time.time)
     #: set when the process has been asked to end; open event streams end on it
     stopping: threading.Event = field(default_factory=threading.Event)
 

@@ -292,6 +292,29 @@ def queue_positions(session: Session) -> dict[str, int]:
     return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
 
 
+def counts(session: Session) -> dict[JobStatus, int]:
+    """Number of jobs in each status that is not an end."""
+    open_ones = [status for status in JobStatus if not status.is_terminal()]
+    statement = (
+        sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(open_ones)).group_by(JobRow.status)
+    )
+    found = {row[0]: row[1] for row in session.execute(statement)}
+    return {status: found.get(status, 0) for status in open_ones}
+
+
+def open_samples(session: Session) -> dict[SampleStatus, int]:
+    """Number of samples of active jobs that have not ended."""
+    wanted = (SampleStatus.PENDING, SampleStatus.LEASED)
+    statement = (
+        sa.select(SampleRow.status, sa.func.count())
+        .join(JobRow, JobRow.id == SampleRow.job_id)
+        .where(JobRow.status.in_(ACTIVE), SampleRow.status.in_(wanted))
+        .group_by(SampleRow.status)
+    )
+    found = {row[0]: row[1] for row in session.execute(statement)}
+    return {status: found.get(status, 0) for status in wanted}
+
+
 def rate(session: Session, row: JobRow) -> float | None:
     """Samples per second over the last units of a running job."""
     if row.status != JobStatus.IN_PROGRESS:

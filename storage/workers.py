@@ -140,6 +140,12 @@ def structure(session: Session, model: str) -> resources.ModelStructure | None:
     return resources.ModelStructure.model_validate(row.structure) if row else None
 
 
+def loaded_at(session: Session, model: str) -> float | None:
+    """When a worker last loaded this model."""
+    row = session.get(ModelRow, model)
+    return row.loaded_at if row else None
+
+
 def resource(row: WorkerRow) -> resources.Worker:
     return resources.Worker(
         id=row.id,

@@ -188,6 +188,15 @@ class SessionStats(Resource):
     rows: int
 
 
+class SessionDeletion(Resource):
+    """Sessions that a bulk deletion removed or, with `dry_run`, would remove."""
+
+    object: Literal["activation.session.deletion"] = "activation.session.deletion"
+    dry_run: bool
+    sessions: int
+    bytes: int
+
+
 class File(Resource):
     """An uploaded file, in OpenAI's shape."""
 
@@ -266,6 +275,17 @@ class Worker(Resource):
     job_id: str | None = None
     error: ErrorRecord | None = None
     memory: dict[str, int] = Field(default_factory=dict)
+
+
+class Queue(Resource):
+    """What waits and what runs."""
+
+    object: Literal["queue"] = "queue"
+    jobs: dict[str, int] = Field(description="Number of jobs in each status that is not an end.")
+    samples: dict[str, int] = Field(description="pending and leased samples of those jobs.")
+    next: list[str] = Field(description="Ids of the next queued jobs, the first one first.")
+    messages: int | None = Field(description="Jobs with a message in the broker; null where it is away.")
+    workers: dict[str, int] = Field(description="Number of workers in each status.")
 
 
 class ProblemItem(Resource):

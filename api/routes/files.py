@@ -1,0 +1,140 @@
+"""/v1/files: datasets that clients upload."""
+
+from collections.abc import Iterator
+from typing import Annotated, BinaryIO
+
+from fastapi import APIRouter, Form, Query, Request, UploadFile
+from starlette.responses import Response
+
+from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
+from actograph.contract.resources import Deleted, File, ListPage
+from api import downloads
+from api.dependencies import PageDep, ServicesDep, known_id
+from api.errors import documented
+from storage import files, ids, jobs, pages
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+CHUNK = 1 << 20
+MAX_NAME = 255
+
+
+@router.post(
+    "",
+    operation_id="upload_file",
+    summary="Upload a file",
+    response_model=File,
+    responses=documented(400, 413, 422),
+)
+def upload_file(
+    services: ServicesDep,
+    file: UploadFile,
+    purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
+) -> File:
+    if file.size == 0:
+        raise InvalidRequest("the file is empty", param="file")
+    file_id = ids.new_file_id()
+    limit = services.settings.max_upload_bytes
+    size, sha256 = services.store.put_stream(f"files/{file_id}", _chunks(file.file, limit))
+    try:
+        with services.database.write() as session:
+            row = files.insert(
+                session,
+                file_id=file_id,
+                filename=_plain_name(file.filename),
+                purpose=purpose,
+                size=size,
+                sha256=sha256,
+            )
+    except BaseException:
+        services.store.delete_prefix(f"files/{file_id}")
+        raise
+    return files.resource(row)
+
+
+@router.get(
+    "",
+    operation_id="list_files",
+    summary="List files",
+    response_model=ListPage[File],
+    responses=documented(422),
+)
+def list_files(
+    services: ServicesDep,
+    page: PageDep,
+    purpose: Annotated[str | None, Query(max_length=64)] = None,
+) -> ListPage[File]:
+    with services.database.read() as session:
+        rows, has_more = files.find(
+            session, purpose=purpose, after=page.after, limit=page.limit, order=page.order
+        )
+        return pages.page(rows, has_more, files.resource)
+
+
+@router.get(
+    "/{file_id}",
+    operation_id="get_file",
+    summary="One file",
+    response_model=File,
+    responses=documented(404, 422),
+)
+def get_file(services: ServicesDep, file_id: str) -> File:
+    with services.database.read() as session:
+        return files.resource(files.get(session, known_id(file_id, "file", "file")))
+
+
+@router.get(
+    "/{file_id}/content",
+    operation_id="get_file_content",
+    summary="A file's bytes",
+    response_class=Response,
+    responses=downloads.RESPONSES | documented(404, 416, 422),
+)
+def get_file_content(services: ServicesDep, request: Request, file_id: str) -> Response:
+    known_id(file_id, "file", "file")
+    with services.database.read() as session:
+        row = files.get(session, file_id)
+    return downloads.serve(
+        request,
+        services.store,
+        f"files/{file_id}",
+        size=row.bytes,
+        sha256=row.sha256,
+        media_type="application/octet-stream",
+        filename=row.filename,
+    )
+
+
+@router.delete(
+    "/{file_id}",
+    operation_id="delete_file",
+    summary="Delete a file that no active job reads",
+    response_model=Deleted,
+    responses=documented(404, 409, 422),
+)
+def delete_file(services: ServicesDep, file_id: str) -> Deleted:
+    known_id(file_id, "file", "file")
+    with services.database.write() as session:
+        files.get(session, file_id)
+        reader = jobs.refers_to_file(session, file_id)
+        if reader is not None:
+            raise Conflict(f"job {reader} reads file {file_id}; wait for its end or cancel it first")
+        files.delete(session, file_id)
+    services.store.delete_prefix(f"files/{file_id}")
+    return Deleted(id=file_id, object="file")
+
+
+def _chunks(stream: BinaryIO, limit: int) -> Iterator[bytes]:
+    """The upload in pieces; ends with PayloadTooLarge beyond `limit` bytes."""
+    seen = 0
+    while chunk := stream.read(CHUNK):
+        seen += len(chunk)
+        if seen > limit:
+            raise PayloadTooLarge(f"the file is larger than {limit} bytes (ACTOGRAPH_MAX_UPLOAD_BYTES)")
+        yield chunk
+
+
+def _plain_name(name: str | None) -> str:
+    """The client's name without folders and control characters; it is shown, never opened."""
+    last = (name or "").replace("\\", "/").rpartition("/")[2]
+    return "".join(c for c in last if c.isprintable())[:MAX_NAME] or "upload"

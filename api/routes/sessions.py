@@ -1,0 +1,250 @@
+"""/v1/activations/sessions: what was captured, searched, sliced, downloaded and deleted."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from actograph.contract import resources
+from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
+from actograph.contract.resources import Deleted, ListPage, SessionDeletion, SessionStats
+from api import downloads
+from api.dependencies import PageDep, Services, ServicesDep, known_id
+from api.errors import documented
+from api.tensor_slices import Format, answer
+from storage import pages, sessions
+from storage.manifest import MANIFEST_NAME, SessionManifest
+from storage.session_reader import SessionReader
+from storage.sessions import SessionFilter
+
+router = APIRouter(prefix="/v1/activations", tags=["sessions"])
+
+MAX_INT = 2**31 - 1
+#: sessions removed in one transaction
+DELETE_BATCH = 500
+
+Seconds = Annotated[float | None, Query(allow_inf_nan=False, description="Unix seconds.")]
+
+
+def _filter(
+    *,
+    services: ServicesDep,
+    job_id: Annotated[str | None, Query(max_length=64)] = None,
+    model: Annotated[str | None, Query(max_length=1024)] = None,
+    condition: Annotated[str | None, Query(max_length=64)] = None,
+    sample_index: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
+    correct: Annotated[bool | None, Query(description="Verdict of the task's first scorer.")] = None,
+    tag: Annotated[str | None, Query(max_length=64, description="A tag of the session's job.")] = None,
+    created_after: Seconds = None,
+    created_before: Seconds = None,
+) -> SessionFilter:
+    return SessionFilter(
+        job_id=job_id,
+        # a model that is no longer served keeps its sessions
+        model=(services.models.find(model) or model) if model is not None else None,
+        condition=condition,
+        sample_index=sample_index,
+        correct=correct,
+        tag=tag,
+        created_after=created_after,
+        created_before=created_before,
+    )
+
+
+FilterDep = Annotated[SessionFilter, Depends(_filter)]
+
+
+@router.get(
+    "/sessions",
+    operation_id="list_sessions",
+    summary="Search sessions",
+    response_model=ListPage[resources.Session],
+    responses=documented(422),
+)
+def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> ListPage[resources.Session]:
+    with services.database.read() as session:
+        rows, has_more = sessions.find(session, wanted, after=page.after, limit=page.limit, order=page.order)
+        found = {item.id: item for item in sessions.resources_of(session, rows)}
+    return pages.page(rows, has_more, lambda row: found[row.id])
+
+
+@router.delete(
+    "/sessions",
+    operation_id="delete_sessions",
+    summary="Delete every session that fits",
+    response_model=SessionDeletion,
+    responses=documented(422),
+)
+def delete_sessions(
+    services: ServicesDep,
+    wanted: FilterDep,
+    dry_run: Annotated[bool, Query(description="Only count what would go.")] = False,
+    everything: Annotated[bool, Query(alias="all", description="Needed where no filter is given.")] = False,
+) -> SessionDeletion:
+    """Sessions that are created while this runs stay."""
+    if wanted == SessionFilter() and not everything:
+        raise InvalidRequest("name a filter, or say all=true to delete every session", param="all")
+    with services.database.read() as session:
+        ids = sessions.ids(session, wanted)
+        if dry_run:
+            totals = sessions.totals(session, wanted)
+            return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes)
+    count = size = 0
+    for start in range(0, len(ids), DELETE_BATCH):
+        gone = []
+        with services.database.write() as session:
+            for session_id in ids[start : start + DELETE_BATCH]:
+                try:
+                    row = sessions.get(session, session_id)
+                except NotFound:
+                    continue  # someone else deleted it meanwhile
+                size += row.bytes
+                sessions.delete(session, session_id)
+                gone.append(session_id)
+        for session_id in gone:
+            services.store.delete_prefix(f"sessions/{session_id}")
+        count += len(gone)
+    return SessionDeletion(dry_run=False, sessions=count, bytes=size)
+
+
+@router.get(
+    "/sessions/stats",
+    operation_id="get_session_stats",
+    summary="Number and size of the sessions that fit",
+    response_model=SessionStats,
+    responses=documented(422),
+)
+def get_session_stats(services: ServicesDep, wanted: FilterDep) -> SessionStats:
+    with services.database.read() as session:
+        return sessions.totals(session, wanted)
+
+
+@router.get(
+    "/session/{session_id}",
+    operation_id="get_session_alias",
+    summary="The same as /v1/activations/sessions/{session_id}",
+    response_model=resources.Session,
+    responses=documented(404, 422),
+)
+@router.get(
+    "/sessions/{session_id}",
+    operation_id="get_session",
+    summary="One session",
+    response_model=resources.Session,
+    responses=documented(404, 422),
+)
+def get_session(services: ServicesDep, session_id: str) -> resources.Session:
+    return _session(services, session_id)
+
+
+@router.delete(
+    "/session/{session_id}",
+    operation_id="delete_session_alias",
+    summary="The same as DELETE /v1/activations/sessions/{session_id}",
+    response_model=Deleted,
+    responses=documented(404, 422),
+)
+@router.delete(
+    "/sessions/{session_id}",
+    operation_id="delete_session",
+    summary="Delete a session with its files",
+    response_model=Deleted,
+    responses=documented(404, 422),
+)
+def delete_session(services: ServicesDep, session_id: str) -> Deleted:
+    known_id(session_id, "ses", "session")
+    with services.database.write() as session:
+        sessions.delete(session, session_id)
+    services.store.delete_prefix(f"sessions/{session_id}")
+    return Deleted(id=session_id, object="activation.session")
+
+
+@router.get(
+    "/sessions/{session_id}/manifest",
+    operation_id="get_session_manifest",
+    summary="How a session was made and which bytes hold what",
+    response_model=SessionManifest,
+    responses=documented(404, 422),
+)
+def get_session_manifest(services: ServicesDep, session_id: str) -> SessionManifest:
+    return _reader(services, session_id).manifest
+
+
+@router.get(
+    "/sessions/{session_id}/tensors/{hook:path}",
+    operation_id="get_session_tensor",
+    summary="Rows of one tensor",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The rows; bfloat16 comes as it is in safetensors and as float32 otherwise.",
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+                "application/json": {"schema": {"type": "object"}},
+            },
+        },
+        **documented(404, 416, 422),
+    },
+)
+def get_session_tensor(
+    services: ServicesDep,
+    session_id: str,
+    hook: str,
+    rows: Annotated[
+        str | None, Query(description="start:stop, counted within the tensor; all where not given.")
+    ] = None,
+    form: Annotated[Format, Query(alias="format")] = "safetensors",
+) -> Response:
+    """`hook` is a hook name or an alias of one, or `token_ids`. Only the rows' bytes are read."""
+    return answer(_reader(services, session_id), hook, rows, form)
+
+
+@router.head("/sessions/{session_id}/files/{name}", include_in_schema=False)
+@router.get(
+    "/sessions/{session_id}/files/{name}",
+    operation_id="get_session_file",
+    summary="A file of a session",
+    response_class=Response,
+    responses=downloads.RESPONSES | documented(404, 416, 422),
+)
+def get_session_file(services: ServicesDep, request: Request, session_id: str, name: str) -> Response:
+    found = _session(services, session_id)
+    for file in found.files:
+        if file.name == name:
+            return downloads.serve(
+                request,
+                services.store,
+                f"sessions/{session_id}/{file.name}",
+                size=file.bytes,
+                sha256=file.sha256,
+                media_type="application/json" if name.endswith(".json") else "application/octet-stream",
+                filename=file.name,
+            )
+    raise NotFound(f"session {session_id} has the files {', '.join(f.name for f in found.files)}")
+
+
+def _session(services: Services, session_id: str) -> resources.Session:
+    known_id(session_id, "ses", "session")
+    with services.database.read() as session:
+        row = sessions.get(session, session_id)
+        return sessions.resources_of(session, [row])[0]
+
+
+def _reader(services: Services, session_id: str) -> SessionReader:
+    """A reader of a session that the index knows.
+
+    Raises:
+        NotFound: the index does not know it.
+        StoreDamaged: it does, but its manifest is gone.
+    """
+    known_id(session_id, "ses", "session")
+    with services.database.read() as session:
+        sessions.get(session, session_id)
+    reader = SessionReader(services.store, session_id)
+    try:
+        _ = reader.manifest
+    except NotFound:
+        with services.database.read() as session:
+            sessions.get(session, session_id)  # deleted just now?
+        raise StoreDamaged(f"session {session_id} has no {MANIFEST_NAME} in the store") from None
+    return reader
