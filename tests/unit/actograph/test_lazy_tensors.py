@@ -1,0 +1,133 @@
+"""Rows of a folder's tensors, read without loading the files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from actograph import tensor_files
+from actograph.client.tensors import LazyTensor, LocalFile, SessionTensors, open_folder
+from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+
+
+@pytest.fixture
+def values() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(10, 6)
+
+
+@pytest.fixture
+def single(tmp_path: Path, values: torch.Tensor) -> Path:
+    safetensors.torch.save_file(
+        {"x.0": values, "y.0": values.bfloat16(), "token_ids": torch.arange(11)},
+        tmp_path / "activations.safetensors",
+        {"model": "m"},
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path: Path, values: torch.Tensor) -> Path:
+    cuts = [(0, 4), (4, 5), (5, 10)]
+    for number, (start, stop) in enumerate(cuts):
+        tensors = {f"x.0[{start}:{stop}]": values[start:stop].contiguous()}
+        if stop == 10:
+            tensors["token_ids"] = torch.arange(11)
+        safetensors.torch.save_file(tensors, tmp_path / f"activations-{number}.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["single", "sharded"])
+@pytest.mark.parametrize(
+    "index",
+    [0, -1, 4, 9, np.int64(3), slice(None), slice(3, 7), slice(-3, None), slice(8, 2), slice(None, None, 3),
+     slice(None, None, -1), slice(9, 2, -2), slice(0, 99)],
+)  # fmt: skip
+def test_indexing_is_numpy_indexing(
+    folder: str, index: int | slice, values: torch.Tensor, request: pytest.FixtureRequest
+) -> None:
+    tensor = open_folder(request.getfixturevalue(folder))["x.0"]
+    got, expected = tensor[index], values.numpy()[index]
+    assert got.shape == expected.shape
+    assert np.array_equal(got, expected)
+
+
+def test_what_a_tensor_says_about_itself(single: Path, values: torch.Tensor) -> None:
+    session = open_folder(single)
+    assert set(session) == {"x.0", "y.0"}
+    assert session.token_ids.tolist() == list(range(11))
+    assert session.metadata == {"model": "m"}
+    tensor = session["y.0"]
+    assert (tensor.shape, tensor.stored_dtype) == ((10, 6), "BF16")
+    assert tensor.dtype == np.dtype(np.float32)
+    assert (len(tensor), tensor.ndim, tensor.nbytes) == (10, 2, 120)
+    assert np.array_equal(np.asarray(tensor), values.bfloat16().float().numpy())
+    assert [row.tolist() for row in tensor] == np.asarray(tensor).tolist()
+
+
+@pytest.mark.parametrize("index", [10, -11])
+def test_a_row_that_is_not_there(single: Path, index: int) -> None:
+    with pytest.raises(IndexError):
+        open_folder(single)["x.0"][index]
+    with pytest.raises(RangeNotSatisfiable):
+        open_folder(single)["x.0"].read(5, 11)
+
+
+def test_only_the_bytes_of_the_rows_are_read(single: Path) -> None:
+    file = LocalFile(single / "activations.safetensors")
+    reads: list[int] = []
+
+    def read_at(offset: int, length: int) -> bytes:
+        reads.append(length)
+        return file(offset, length)
+
+    tensor = SessionTensors({"f": (read_at, file.size)})["x.0"]
+    reads.clear()
+    assert tensor[2:5].shape == (3, 6)
+    assert reads == [3 * 6 * 4]
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    (sharded / "activations-1.safetensors").unlink()
+    with pytest.raises(StoreDamaged, match=r"x\.0: rows 4:5 are missing"):
+        open_folder(sharded)
+
+
+def test_a_missing_last_shard_is_noticed(sharded: Path) -> None:
+    (sharded / "activations-2.safetensors").unlink()
+    with pytest.raises(StoreDamaged, match="token_ids"):
+        open_folder(sharded)
+
+
+def test_shards_that_overlap_or_differ_are_refused(sharded: Path) -> None:
+    extra = sharded / "activations-9.safetensors"
+    safetensors.torch.save_file({"x.0[4:6]": torch.zeros(2, 6)}, extra)
+    with pytest.raises(StoreDamaged, match="twice"):
+        open_folder(sharded)
+    safetensors.torch.save_file({"x.0[10:12]": torch.zeros(2, 7)}, extra)
+    with pytest.raises(StoreDamaged, match="differ"):
+        open_folder(sharded)
+    safetensors.torch.save_file({"x.0[10:13]": torch.zeros(2, 6)}, extra)
+    with pytest.raises(StoreDamaged, match="has 2 rows"):
+        open_folder(sharded)
+
+
+def test_a_file_cut_short_after_it_was_opened(single: Path) -> None:
+    session = open_folder(single)
+    with (single / "activations.safetensors").open("r+b") as file:
+        file.truncate(400)
+    with pytest.raises(StoreDamaged, match="cut short"):
+        np.asarray(session["x.0"])
+
+
+def test_a_folder_without_tensors(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="holds no"):
+        open_folder(tmp_path)
+
+
+def test_a_scalar_has_no_rows() -> None:
+    entry = tensor_files.TensorEntry("F32", (), 0, 4)
+    with pytest.raises(StoreDamaged):
+        LazyTensor([(lambda offset, length: b"", entry)])

@@ -1,0 +1,248 @@
+"""The safetensors layout: what is written opens elsewhere, what is malformed is refused."""
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actograph import tensor_files
+from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.tensor_files import ReadAt
+
+
+def reader(data: bytes) -> ReadAt:
+    return lambda offset, length: data[offset : offset + length]
+
+
+def file_of(header: object, data: bytes = b"") -> bytes:
+    body = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(body).to_bytes(8, "little") + body + data
+
+
+def entry(dtype: str = "F32", shape: object = (2, 2), offsets: object = (0, 16)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
+dtypes = st.sampled_from(sorted(tensor_files.NUMPY_DTYPES))
+shapes = st.lists(st.integers(0, 5), max_size=3)
+tensors = st.dictionaries(names, st.tuples(dtypes, shapes), max_size=6)
+
+
+@given(tensors, st.dictionaries(names, st.text(st.characters(exclude_categories=["Cs"]))))
+def test_what_is_encoded_is_read_back(fields: dict[str, Any], metadata: dict[str, str]) -> None:
+    contents = {
+        name: (dtype, shape, bytes(math.prod(shape) * tensor_files.itemsize(dtype)))
+        for name, (dtype, shape) in fields.items()
+    }
+    data = tensor_files.encode_tensors(contents, metadata)
+    for size in (None, len(data)):
+        header = tensor_files.read_header(reader(data), size)
+        assert header.metadata == metadata
+        assert header.file_bytes == len(data)
+        assert {name: (e.dtype, list(e.shape)) for name, e in header.tensors.items()} == fields
+        assert all(e.start % tensor_files.itemsize(e.dtype) == 0 for e in header.tensors.values())
+
+
+@given(st.integers(1, 6), st.integers(0, 4), st.data())
+def test_row_range_is_a_numpy_slice(rows: int, width: int, data: st.DataObject) -> None:
+    array = np.arange(rows * width, dtype="<i4").reshape(rows, width)
+    before = b"\1\2\3\4" * 3
+    raw = tensor_files.encode_tensors(
+        {"a": ("I32", (3,), before), "t": ("I32", array.shape, array.tobytes())}
+    )
+    header = tensor_files.read_header(reader(raw))
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+    offset, length = tensor_files.row_range(header, "t", start, stop)
+    assert raw[offset : offset + length] == array[start:stop].tobytes()
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.data())
+def test_overlaps_cover_every_row_once(lengths: list[int], data: st.DataObject) -> None:
+    ends = np.cumsum(lengths).tolist()
+    parts = list(zip([0, *ends], ends, strict=False))
+    total = sum(lengths)
+    start = data.draw(st.integers(0, total))
+    stop = data.draw(st.integers(start, total))
+    rows = [
+        parts[i][0] + row
+        for i, low, high in tensor_files.overlaps(parts, start, stop)
+        for row in range(low, high)
+    ]
+    assert rows == list(range(start, stop))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 4), (2, 1), (4, 4)])
+def test_rows_outside_the_tensor_are_refused(start: int, stop: int) -> None:
+    raw = tensor_files.encode_tensors({"t": ("F32", (3, 1), bytes(12))})
+    with pytest.raises(RangeNotSatisfiable, match=r"0:3"):
+        tensor_files.row_range(tensor_files.read_header(reader(raw)), "t", start, stop)
+
+
+def test_an_unknown_tensor_is_not_found() -> None:
+    header = tensor_files.read_header(reader(tensor_files.encode_tensors({})))
+    with pytest.raises(NotFound, match="no tensor x"):
+        tensor_files.row_range(header, "x", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "too short"),
+        (b"\x05\0\0\0\0\0\0", "too short"),
+        ((1 << 40).to_bytes(8, "little") + b"{}", "at most"),
+        ((50).to_bytes(8, "little") + b"{}", "longer than|ends within"),
+        (file_of(b"[1]"), "begin with"),
+        (file_of(b" {}"), "begin with"),
+        (file_of(b"{"), "not valid JSON"),
+        (file_of(b'{"a":"\xff"}'), "not valid JSON"),
+        (file_of(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "not valid JSON|must give"),
+        (file_of(b'{"a":1,"a":2}'), "twice"),
+        (file_of({"__metadata__": {"a": 1}}), "__metadata__"),
+        (file_of({"__metadata__": "a"}), "__metadata__"),
+        (file_of({"t": 5}), "must give"),
+        (file_of({"t": {**entry(), "extra": 1}}, bytes(16)), "must give"),
+        (file_of({"t": entry(dtype="F31")}, bytes(16)), "unknown tensor dtype"),
+        (file_of({"t": {**entry(), "dtype": 3}}, bytes(16)), "dtype is not"),
+        (file_of({"t": entry(shape="22")}, bytes(16)), "shape is not"),
+        (file_of({"t": entry(shape=[-2, -2])}, bytes(16)), "shape is not"),
+        (file_of({"t": entry(shape=[True, 4])}, bytes(16)), "shape is not"),
+        (file_of({"t": entry(shape=[2, 2.0])}, bytes(16)), "shape is not"),
+        (file_of({"t": entry(offsets=[0])}, bytes(16)), "data_offsets is not"),
+        (file_of({"t": entry(offsets=[-16, 0])}, bytes(16)), "data_offsets is not"),
+        (file_of({"t": entry(offsets=[16, 0])}, bytes(16)), "which takes 16"),
+        (file_of({"t": entry(offsets=[0, 12])}, bytes(12)), "which takes 16"),
+        (file_of({"t": entry(offsets=[4, 20])}, bytes(20)), "hole or overlap"),
+        (file_of({"t": entry(), "u": entry()}, bytes(16)), "hole or overlap"),
+        (file_of({"t": entry(), "u": entry(offsets=[8, 24])}, bytes(24)), "hole or overlap"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sized", [False, True])
+def test_malformed_files_are_refused(data: bytes, reason: str, sized: bool) -> None:
+    with pytest.raises(StoreDamaged, match=reason):
+        tensor_files.read_header(reader(data), len(data) if sized else None)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_that_is_cut_or_longer_is_refused(change: int) -> None:
+    data = tensor_files.encode_tensors({"t": ("F32", (2, 2), bytes(16))})
+    with pytest.raises(StoreDamaged, match="tensors end at byte"):
+        tensor_files.read_header(reader(data + b"x"), len(data) + change)
+
+
+@given(st.binary(max_size=200))
+def test_noise_never_passes_or_crashes(noise: bytes) -> None:
+    for data in (noise, file_of(noise)):
+        try:
+            header = tensor_files.read_header(reader(data), len(data))
+        except StoreDamaged:
+            continue
+        assert header.file_bytes == len(data)
+
+
+def test_a_large_header_takes_a_second_read() -> None:
+    contents = {f"tensor.{i}": ("U8", (1, 1), bytes([i % 256])) for i in range(2000)}
+    data = tensor_files.encode_tensors(contents)
+    reads: list[tuple[int, int]] = []
+
+    def read_at(offset: int, length: int) -> bytes:
+        reads.append((offset, length))
+        return data[offset : offset + length]
+
+    assert len(tensor_files.read_header(read_at, len(data)).tensors) == 2000
+    assert len(reads) == 2
+    reads.clear()
+    small = tensor_files.encode_tensors({"t": ("U8", (1,), b"x")})
+    data = small
+    tensor_files.read_header(read_at, len(small))
+    assert len(reads) == 1
+
+
+def test_a_name_twice_is_refused_on_writing() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        tensor_files.encode_header([("a", "F32", (1,)), ("a", "F32", (1,))])
+    with pytest.raises(ValueError, match="do not make"):
+        tensor_files.encode_tensors({"a": ("F32", (2,), bytes(4))})
+
+
+def test_every_bfloat16_widens_as_torch_widens_it() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    ours = tensor_files.bfloat16_to_float32(bits)
+    theirs = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float().numpy()
+    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def test_files_open_with_the_reference_implementation() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a": rng.standard_normal((3, 5)).astype("<f4"),
+        "b": rng.standard_normal((2, 3)).astype("<f2"),
+        "c": np.arange(7, dtype="<i8"),
+        "e": np.zeros((0, 4), "<f4"),
+    }
+    codes = {"a": "F32", "b": "F16", "c": "I64", "e": "F32"}
+    data = tensor_files.encode_tensors(
+        {name: (codes[name], a.shape, a.tobytes()) for name, a in arrays.items()}, {"format": "pt"}
+    )
+    theirs = safetensors.numpy.load(data)
+    assert theirs.keys() == arrays.keys()
+    assert all(np.array_equal(theirs[name], arrays[name]) for name in arrays)
+
+
+def test_files_of_the_reference_implementation_open_here() -> None:
+    torch.manual_seed(0)
+    bf16 = torch.randn(4, 6).bfloat16()
+    data = safetensors.torch.save({"x": bf16, "ids": torch.arange(3)}, {"format": "pt"})
+    header = tensor_files.read_header(reader(data), len(data))
+    offset, length = tensor_files.row_range(header, "x", 1, 3)
+    values = tensor_files.value_array("BF16", (2, 6), data[offset : offset + length])
+    assert np.array_equal(values, bf16[1:3].float().numpy())
+    assert header.metadata == {"format": "pt"}
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<i8", "|b1"])
+def test_npy_is_read_by_numpy(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    again = np.load(io.BytesIO(tensor_files.encode_npy(array[:, ::-1])), allow_pickle=False)
+    assert again.dtype == array.dtype
+    assert np.array_equal(again, array[:, ::-1])
+
+
+def test_json_has_null_for_what_json_lacks() -> None:
+    array = np.array([[1.5, np.nan], [np.inf, -2.0]], dtype=np.float32)
+    assert json.loads(json.dumps(tensor_files.json_rows(array), allow_nan=False)) == [
+        [1.5, None],
+        [None, -2.0],
+    ]
+    assert tensor_files.json_rows(np.array([[1, 2]])) == [[1, 2]]
+
+
+def test_eight_bit_floats_are_not_shown_as_integers() -> None:
+    with pytest.raises(StoreDamaged, match="safetensors"):
+        tensor_files.value_array("F8_E4M3", (2,), b"ab")
+
+
+@pytest.mark.parametrize("hook", ["resid_post.3", "model.layers.3.mlp.up_proj.output"])
+def test_shard_names_are_read_back(hook: str) -> None:
+    name = tensor_files.shard_tensor_name(hook, 5, 17)
+    assert tensor_files.parse_shard_tensor_name(name) == (hook, 5, 17)
+    assert tensor_files.parse_shard_tensor_name(hook) is None
+
+
+@pytest.mark.parametrize("length", [0, 40, 200, 203])
+def test_a_header_fills_the_room_left_for_it(length: int) -> None:
+    tight = tensor_files.encode_header([("a", "U8", (1,))])
+    header = tensor_files.encode_header([("a", "U8", (1,))], at_least=length)
+    assert len(header) == max(length, len(tight))
+    assert tensor_files.read_header(reader(header + b"x"), len(header) + 1).data_start == len(header)
