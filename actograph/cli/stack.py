@@ -104,6 +104,14 @@ class Stack:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
+    @property
+    def has_default_address(self) -> bool:
+        """Whether clients find it without being told where."""
+        return (
+            self.url
+            == Settings.model_construct(url="", port=Settings.model_fields["port"].default).effective_url
+        )
+
     def run(self, on_ready: Callable[[], None]) -> None:
         """Start everything, call `on_ready` once requests will be served, supervise, stop in order.
 

@@ -1,0 +1,194 @@
+"""`actograph demo`: from nothing to a finished evaluation with its activations."""
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actograph.cli import tables
+from actograph.cli.output import emit, note
+from actograph.contract.errors import ActographError
+
+if TYPE_CHECKING:
+    from actograph.client import Client
+    from actograph.contract.resources import Job, JobResults, Session
+
+MODEL_NAME = "demo"
+MAX_TOKENS = 96
+POINTS = ("attn_in", "mlp_in", "resid_post")
+#: the model answers nearly all problems in training's own test (demo/model/train_report.json)
+LEAST_ACCURACY = 0.8
+STRICT, FLEXIBLE = "exact_match,strict-match", "exact_match,flexible-extract"
+_SHOWN_SESSIONS = 5
+_SHOWN_VALUES = 6
+
+
+class DemoFailed(ActographError):
+    """The demo did not come out as it must."""
+
+    code = "demo_failed"
+
+
+def demo(
+    home: Annotated[Path, typer.Option(help="Folder of everything that the demo keeps.")] = Path(".demo"),
+    limit: Annotated[int, typer.Option(min=1, help="Problems to solve.")] = 100,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the service running until Ctrl-C.")] = False,
+) -> None:
+    """Start a service, evaluate a tiny model on arithmetic problems, and read its activations back.
+
+    Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
+    """
+    from actograph.cli.stack import require_installed
+    from actograph.cli.stack_process import StackProcess
+    from actograph.client import Client
+    from actograph.demo import MODEL_DIR
+
+    require_installed()
+    home = home.absolute()
+    arguments = [
+        "--home",
+        str(home),
+        "--port",
+        "0",
+        "--host",
+        "127.0.0.1",
+        "--model",
+        f"{MODEL_NAME}={MODEL_DIR}",
+    ]
+    # keys and stores that the user's shell has set up are for other services than this one
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTOGRAPH_")}
+    environment["HF_HUB_OFFLINE"] = "1"
+    note(f"1/4 starting a service on {home}")
+    with StackProcess(arguments, environment) as stack:
+        with Client(stack.url, "") as client:
+            note("2/4 uploading problems and submitting an evaluation that keeps activations")
+            job = _submit(client, limit)
+            note(f"3/4 running {job.id}")
+            started = time.monotonic()
+            _run(client, job)
+            seconds = time.monotonic() - started
+            note("4/4 reading the activations back")
+            job, results = client.job(job.id), client.results(job.id)
+            sessions = _check(client, job, results)
+            _tell(client, job, results, sessions, seconds)
+        emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
+        emit(_next_steps(home, MODEL_DIR, stack.url if keep else None))
+        if keep:
+            note("the service goes on until Ctrl-C")
+            stack.wait()
+
+
+def _submit(client: "Client", limit: int) -> "Job":
+    from actograph.demo import PROBLEMS
+
+    spec: dict[str, Any] = {
+        "kind": "evaluation",
+        "model": MODEL_NAME,
+        "task": "gsm8k",
+        "dataset": {"file_id": client.upload_file(PROBLEMS).id},
+        "limit": limit,
+        "sampling": {"temperature": 0.0, "max_tokens": MAX_TOKENS},
+        "capture": {"points": list(POINTS), "layers": "all"},
+        "tags": ["demo"],
+    }
+    return client.submit(spec)
+
+
+def _run(client: "Client", job: "Job") -> None:
+    """Raises DemoFailed where the job did not complete."""
+    from actograph.cli import watching
+    from actograph.contract.resources import JobStatus
+
+    watching.follow(client, job)
+    ended = client.job(job.id)
+    if ended.status is not JobStatus.COMPLETED:
+        reason = f": {ended.error.message}" if ended.error else ""
+        raise DemoFailed(f"the job {ended.status}{reason}")
+
+
+def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session]":
+    """The job's sessions, if every sample has a readable one and the scores can be believed.
+
+    Raises:
+        DemoFailed: saying what is missing.
+    """
+    from actograph.contract.resources import SampleStatus
+
+    samples = list(client.samples(job.id))
+    sessions = {session.id: session for session in client.sessions(job_id=job.id)}
+    if not samples or len(samples) != job.progress.total:
+        raise DemoFailed(f"the job has {job.progress.total} samples, {len(samples)} are listed")
+    for sample in samples:
+        if sample.status is not SampleStatus.COMPLETED or sample.session_id is None:
+            reason = sample.error.message if sample.error else "it has no session"
+            raise DemoFailed(f"sample {sample.index} is {sample.status}: {reason}")
+        session = sessions.get(sample.session_id)
+        if session is None:
+            raise DemoFailed(f"session {sample.session_id} of sample {sample.index} is not in the index")
+        hook, info = next(iter(session.hooks.items()))
+        last = client.tensor(session.id, hook, rows=(session.rows - 1, session.rows))
+        if last.shape != (1, info.shape[1]):
+            raise DemoFailed(f"session {session.id}: the last row of {hook} has the shape {last.shape}")
+    accuracy = results.conditions["baseline"].metrics.get(STRICT)
+    # one of a few problems may go wrong without anything being amiss
+    allowed = max(1.0, (1 - LEAST_ACCURACY) * len(samples))
+    if accuracy is None or (1 - accuracy) * len(samples) > allowed + 1e-9:
+        raise DemoFailed(f"{STRICT} is {accuracy}; at least {LEAST_ACCURACY} was expected of this model")
+    return [sessions[sample.session_id] for sample in samples if sample.session_id is not None]
+
+
+def _tell(
+    client: "Client", job: "Job", results: "JobResults", sessions: "list[Session]", seconds: float
+) -> None:
+    from actograph.cli import job_tables, session_tables
+
+    emit("")
+    emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
+    emit("")
+    total = sum(session.bytes for session in sessions)
+    tokens = sum(session.generated_tokens for session in sessions)
+    emit(
+        f"Rate:      {len(sessions) / seconds:.1f} samples/s, {tokens / seconds:.0f} tokens/s generated "
+        f"({len(sessions)} samples in {seconds:.1f} s, from submit to stored)"
+    )
+    emit(
+        f"Kept:      {len(sessions)} sessions, {tables.size(total)}, "
+        f"every token of {len(sessions[0].hooks)} hooks"
+    )
+    emit("")
+    emit(session_tables.render_sessions(sessions[:_SHOWN_SESSIONS], full=False))
+    emit("")
+    hook = list(sessions[0].hooks)[-1]
+    tensor = client.tensor(sessions[0].id, hook)
+    values = " ".join(f"{value:.4f}" for value in tensor[-1, :_SHOWN_VALUES])
+    emit(f"Tensor:    {hook} of {sessions[0].id}")
+    emit(f"           shape {list(tensor.shape)}, dtype {tensor.dtype}, last row begins {values}")
+
+
+def _next_steps(home: Path, model_dir: Path, url: str | None) -> str:
+    """Commands that can be pasted as they stand."""
+    program = program_name()
+    shown_home = os.path.relpath(home)
+    shown_home = shown_home if len(shown_home) < len(str(home)) else str(home)
+    up = [program, "up", "--home", shown_home, "--model", f"{MODEL_NAME}={model_dir}"]
+    listing = [program, *(["--url", url] if url else []), "sessions", "ls"]
+    first = [] if url else [f"  {shlex.join(up)}"]
+    rest = [f"  {shlex.join(listing)}" + ("" if url else "      # in another terminal")]
+    return "\n".join(["", "Next:", *first, *rest])
+
+
+def program_name() -> str:
+    """What to type to run this command again from where the user stands."""
+    running = Path(sys.argv[0])
+    if running.name != "actograph":
+        return "actograph"
+    found = shutil.which("actograph")
+    if found is not None and Path(found).resolve() == running.resolve():
+        return "actograph"
+    shown = os.path.relpath(running)
+    return shown if not shown.startswith("..") and os.sep in shown else str(running.absolute())

@@ -1,0 +1,23 @@
+"""What the command's exit status says; 0, 1, 2 and 4 mean what they do in GitHub's `gh`."""
+
+from typing import TYPE_CHECKING
+
+from actograph.contract.errors import ActographError
+
+if TYPE_CHECKING:
+    from actograph.contract.resources import JobStatus
+
+OK = 0
+ERROR = 1
+CANCELLED = 2
+AUTH = 4
+INTERRUPTED = 130
+
+
+def of_job(status: "JobStatus") -> int:
+    """For a job that has ended."""
+    return {"completed": OK, "cancelled": CANCELLED}.get(status, ERROR)
+
+
+def of_error(error: Exception) -> int:
+    return AUTH if isinstance(error, ActographError) and error.status in (401, 403) else ERROR

@@ -1,0 +1,93 @@
+"""A job spec from a file and from flags; a flag wins over the file."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actograph.contract.errors import InvalidRequest
+
+
+def read_spec(source: str) -> dict[str, Any]:
+    """The JSON object in a file, or on standard input for `-`.
+
+    Raises:
+        InvalidRequest: no such file, or no JSON object in it.
+    """
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        spec = json.loads(text)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {source}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{source} is not JSON: {error}") from error
+    if not isinstance(spec, dict):
+        raise InvalidRequest(f"{source} holds no JSON object")
+    return spec
+
+
+def merge(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`spec` with every change that is not None; a dot in a name leads into a nested object.
+
+    Raises:
+        InvalidRequest: the file has something else where an object must be.
+    """
+    merged = json.loads(json.dumps(spec))
+    for name, value in changes.items():
+        if value is None:
+            continue
+        *outer, last = name.split(".")
+        place: Any = merged
+        for part in outer:
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+            if not isinstance(place, dict):
+                raise InvalidRequest(f"{part} of the job file is not an object")
+        place[last] = value
+    assert isinstance(merged, dict)
+    return merged
+
+
+def layers(text: str) -> list[int] | str:
+    """`all`, a slice such as `8:20:4`, or a list such as `8,12,16`.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if text == "all" or ":" in text:
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidRequest(
+            f"--layers {text}: say all, a slice such as 8:20:4, or numbers such as 8,12,16"
+        ) from None
+
+
+def names(values: Sequence[str]) -> list[str] | None:
+    """Values given once each or with commas; None where there are none."""
+    found = [part.strip() for value in values for part in value.split(",") if part.strip()]
+    return found or None
+
+
+def check(spec: Mapping[str, Any]) -> None:
+    """Find mistakes before anything is sent.
+
+    Raises:
+        InvalidRequest: naming every field at fault.
+    """
+    from pydantic import ValidationError
+
+    from actograph.contract.specs import job_spec_adapter
+
+    try:
+        job_spec_adapter.validate_python(spec)
+    except ValidationError as error:
+        kinds = ("evaluation", "capture")
+        faults = []
+        for fault in error.errors(include_url=False, include_input=False):
+            place = ".".join(str(part) for part in fault["loc"] if part not in kinds) or "job"
+            faults.append(f"{place}: {fault['msg']}")
+        raise InvalidRequest("; ".join(faults)) from error

@@ -1,0 +1,236 @@
+"""`actograph jobs`: submit, list, show, watch, cancel, remove."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actograph.cli import exit_codes, identifiers, job_flags, tables
+from actograph.cli.options import (
+    AllOption,
+    FormatOption,
+    LimitOption,
+    NoTruncOption,
+    QuietOption,
+    client_of,
+)
+from actograph.cli.output import Format, emit, note
+from actograph.contract.errors import ActographError, InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Submit jobs and follow them.")
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, or its beginning.")]
+JobArguments = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids, or their beginnings.")]
+#: stands in for an upload while the rest of a spec is checked
+_UNSENT_FILE = "file_" + "0" * 32
+
+
+@app.command()
+def submit(
+    ctx: typer.Context,
+    *,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC.json|-]", help="Job as JSON; - reads standard input.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="evaluation or capture.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the one model that is served.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of an evaluation, such as gsm8k.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="PATH", help="JSONL file to upload, or the id of an uploaded one.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompt of a capture job; give it again for more.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most problems to take.")] = None,
+    offset: Annotated[int | None, typer.Option(help="Problems to skip first.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Few-shot examples.")] = None,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think.")
+    ] = None,
+    chat_template: Annotated[
+        bool | None,
+        typer.Option("--chat-template/--no-chat-template", help="Default: use it where the model has one."),
+    ] = None,
+    points: Annotated[
+        list[str] | None,
+        typer.Option(help="Hook points to keep: resid_post, attn_in, ... (commas or repeated)."),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="all, a slice such as 8:20:4, or numbers: 8,12,16.")
+    ] = None,
+    hooks: Annotated[
+        list[str] | None, typer.Option(help="Hooks by name, such as mlp_in.3 (commas or repeated).")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate per sample.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus of this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="The k likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the job.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 is served first, 9 last.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Tag; give it again for more.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Submit a job and print its id. Flags win over what the file says."""
+    read = job_flags.read_spec(spec) if spec is not None else {}
+    upload = Path(dataset) if dataset is not None and not dataset.startswith("file_") else None
+    if upload is not None and not upload.is_file():
+        raise InvalidRequest(f"--dataset {upload}: there is no such file")
+    file_id = _UNSENT_FILE if upload is not None else dataset
+    merged = job_flags.merge(
+        read,
+        {
+            "kind": kind or (None if "kind" in read else "capture" if prompt else "evaluation"),
+            "model": model,
+            "task": task,
+            "dataset": {"file_id": file_id} if file_id is not None else None,
+            "inputs": [{"prompt": text} for text in prompt] if prompt else None,
+            "limit": limit,
+            "offset": offset,
+            "num_fewshot": num_fewshot,
+            "enable_thinking": thinking,
+            "apply_chat_template": chat_template,
+            "capture.points": job_flags.names(points or []),
+            "capture.layers": job_flags.layers(layers) if layers is not None else None,
+            "capture.hooks": hooks and [name.strip() for name in hooks],
+            "sampling.max_tokens": max_tokens,
+            "sampling.temperature": temperature,
+            "sampling.top_p": top_p,
+            "sampling.top_k": top_k,
+            "sampling.seed": seed,
+            "priority": priority,
+            "tags": tag or None,
+        },
+    )
+    with closing(client_of(ctx)) as client:
+        if "model" not in merged:
+            merged["model"] = _only_model(client)
+        job_flags.check(merged)
+        if upload is not None:
+            merged["dataset"] = {"file_id": client.upload_file(upload).id}
+        job = client.submit(merged)
+        emit(job.id if output is Format.TABLE else job.model_dump_json())
+        if watch:
+            _watch(client, job.id)
+
+
+@app.command("ls")
+def list_jobs(
+    ctx: typer.Context,
+    *,
+    status: Annotated[str | None, typer.Option(help="queued, in_progress, completed, failed, ...")] = None,
+    kind: Annotated[str | None, typer.Option(help="evaluation or capture.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Jobs with this tag.")] = None,
+    limit: LimitOption = 20,
+    everything: AllOption = False,
+    quiet: QuietOption = False,
+    no_trunc: NoTruncOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List jobs, the newest first."""
+    from actograph.cli import job_tables
+
+    with closing(client_of(ctx)) as client:
+        page_size = 100 if everything else min(100, limit + 1)
+        found = client.jobs(status=status, kind=kind, tag=tag, page_size=page_size)
+        jobs = list(found if everything else islice(found, limit))
+        if quiet:
+            for job in jobs:
+                emit(tables.shorten(job.id, full=no_trunc))
+        elif output is Format.JSON:
+            for job in jobs:
+                emit(job.model_dump_json())
+        else:
+            emit(job_tables.render_jobs(jobs, full=no_trunc))
+            if not everything and next(found, None) is not None:
+                note(f"the newest {limit}; more with --all or --limit")
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    job: JobArgument,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show one job, and its results so far."""
+    from actograph.cli import job_tables
+
+    with closing(client_of(ctx)) as client:
+        found = client.job(_resolve(client, job))
+        if output is Format.JSON:
+            emit(found.model_dump_json())
+            return
+        emit(job_tables.describe(found))
+        if found.progress.completed:
+            emit("")
+            emit(job_tables.render_results(client.results(found.id), found.spec.get("num_fewshot")))
+
+
+@app.command()
+def watch(ctx: typer.Context, job: JobArgument) -> None:
+    """Follow a job to its end. Exit status: 0 completed, 1 failed, 2 cancelled."""
+    with closing(client_of(ctx)) as client:
+        _watch(client, _resolve(client, job))
+
+
+@app.command()
+def cancel(ctx: typer.Context, jobs: JobArguments) -> None:
+    """End jobs; what finished is kept."""
+    with closing(client_of(ctx)) as client:
+        each(jobs, lambda typed: client.cancel(_resolve(client, typed)).id)
+
+
+@app.command("rm")
+def remove(ctx: typer.Context, jobs: JobArguments) -> None:
+    """Delete ended jobs with their samples and sessions."""
+    with closing(client_of(ctx)) as client:
+        each(jobs, lambda typed: client.delete_job(_resolve(client, typed)).id)
+
+
+def each(typed: list[str], act: Callable[[str], str]) -> None:
+    """Act on each item and print its id; failures are told and the others still done."""
+    failed = exit_codes.OK
+    for name in typed:
+        try:
+            emit(act(name))
+        except ActographError as error:
+            note(f"{name}: {error}")
+            failed = max(failed, exit_codes.of_error(error))
+    if failed:
+        raise typer.Exit(failed)
+
+
+def _watch(client: "Client", job_id: str) -> None:
+    from actograph.cli import watching
+
+    try:
+        watching.follow(client, client.job(job_id))
+    except KeyboardInterrupt:
+        note(f"job {job_id} goes on; follow it with: actograph jobs watch {tables.shorten(job_id)}")
+        raise typer.Exit(exit_codes.INTERRUPTED) from None
+    code = watching.conclude(client, job_id)
+    if code:
+        raise typer.Exit(code)
+
+
+def _resolve(client: "Client", typed: str) -> str:
+    def known() -> Iterator[str]:
+        for job in client.jobs():
+            yield job.id
+
+    return identifiers.resolve(typed, "job", known())
+
+
+def _only_model(client: "Client") -> str:
+    """The model that is meant where none is named. Raises InvalidRequest."""
+    served: list[Any] = client.models()
+    if len(served) != 1:
+        names = ", ".join(model.id for model in served) or "none"
+        raise InvalidRequest(f"say which model with --model; served: {names}", param="model")
+    return str(served[0].id)

@@ -1,0 +1,32 @@
+"""What the command line writes: results to stdout, everything said about them to stderr."""
+
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+def emit(text: str) -> None:
+    """One line or block of results, at once visible to whoever reads the pipe."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A remark for the person at the terminal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def emit_json_lines(items: "Iterable[BaseModel]") -> None:
+    """One JSON object per line."""
+    for item in items:
+        emit(item.model_dump_json())

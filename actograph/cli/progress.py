@@ -1,0 +1,136 @@
+"""A job's progress as it happens: a bar with rate and ETA on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from actograph.cli import tables
+from actograph.cli.output import note
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+#: the rate is that of the last so many seconds
+WINDOW_SECONDS = 60.0
+#: least pause between two plain lines
+LINE_SECONDS = 2.0
+
+
+class RateMeter:
+    """Samples per second over a sliding window, by the service's own clock."""
+
+    def __init__(self, window: float = WINDOW_SECONDS) -> None:
+        self._window = window
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, done: int) -> None:
+        """`done` samples had ended at time `at`."""
+        self._points.append((at, done))
+        # the point before the window stays, else a slow job would have no rate
+        while len(self._points) > 2 and self._points[1][0] <= at - self._window:
+            self._points.popleft()
+
+    @property
+    def per_second(self) -> float | None:
+        """None before two points in time are known."""
+        if len(self._points) < 2:
+            return None
+        (start, before), (end, after) = self._points[0], self._points[-1]
+        return (after - before) / (end - start) if end > start and after > before else None
+
+
+class ProgressView(Protocol):
+    """Shows numbers of samples while the context lasts."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None: ...
+
+
+class Lines:
+    """One line to stderr now and then, for logs and pipes."""
+
+    def __init__(self, pause: float = LINE_SECONDS) -> None:
+        self._pause = pause
+        self._written_at = -pause
+        self._status = ""
+        self._pending: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pending is not None:
+            note(self._pending)
+
+    def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None:
+        text = progress_text(status, done, failed, total, rate)
+        now = time.monotonic()
+        if status == self._status and now < self._written_at + self._pause:
+            self._pending = text
+            return
+        self._status, self._written_at, self._pending = status, now, None
+        note(text)
+
+
+class Bar:
+    """A bar on a terminal that is drawn over and over in one line."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}"),
+            console=Console(stderr=True),
+        )
+        self._task: TaskID = self._progress.add_task("", total=None, rate="", eta="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None:
+        self._progress.update(
+            self._task,
+            description=status + (f", {failed} failed" if failed else ""),
+            completed=done,
+            total=total or None,
+            rate=f"{rate:.2f} samples/s" if rate else "",
+            eta=f"ETA {tables.duration((total - done) / rate)}" if rate and total > done else "",
+        )
+
+
+def view() -> ProgressView:
+    """A bar where stderr and stdout are a terminal, else lines."""
+    return Bar() if sys.stdout.isatty() and sys.stderr.isatty() else Lines()
+
+
+def progress_text(status: str, done: int, failed: int, total: int, rate: float | None) -> str:
+    """`in_progress 312/1319 (2 failed), 4.20 samples/s, ETA 4m0s`."""
+    text = f"{status} {done}/{total}" if total else status
+    if failed:
+        text += f" ({failed} failed)"
+    if rate:
+        text += f", {rate:.2f} samples/s"
+        if total > done:
+            text += f", ETA {tables.duration((total - done) / rate)}"
+    return text

@@ -1,0 +1,87 @@
+"""Follow a job to its end and say how it went."""
+
+from dataclasses import dataclass
+
+from actograph.cli import exit_codes, job_tables
+from actograph.cli.output import emit, note
+from actograph.cli.progress import RateMeter, view
+from actograph.client import Client
+from actograph.contract.resources import Event, Job, JobStatus
+
+_STATUS_OF = {
+    "job.queued": "queued",
+    "job.started": "in_progress",
+    "job.finalizing": "finalizing",
+    "job.completed": "completed",
+    "job.failed": "failed",
+    "job.cancelling": "cancelling",
+    "job.cancelled": "cancelled",
+}
+
+
+@dataclass
+class Watched:
+    """What the events told, times by the service's clock."""
+
+    started_at: float | None = None
+    last_progress_at: float | None = None
+    done: int = 0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Over the whole run, the first sample's wait included."""
+        if self.started_at is None or self.last_progress_at is None or not self.done:
+            return None
+        span = self.last_progress_at - self.started_at
+        return self.done / span if span > 0 else None
+
+
+def follow(client: Client, job: Job) -> Watched:
+    """Show a job's progress until it ends."""
+    watched, meter = Watched(), RateMeter()
+    status, done, failed, total = str(job.status), 0, 0, job.progress.total
+    with view() as shown:
+        shown.update(
+            job_tables.status_text(job) if job.status is JobStatus.QUEUED else status, 0, 0, total, None
+        )
+        for event in client.events(job.id):
+            status = _STATUS_OF.get(event.event, status)
+            done, failed, total = _numbers(event, done, failed, total)
+            if event.event == "job.started":
+                watched.started_at = event.created_at
+                meter.add(event.created_at, done)
+            if event.event == "job.progress":
+                watched.last_progress_at, watched.done = event.created_at, done
+                meter.add(event.created_at, done)
+            shown.update(status, done, failed, total, meter.per_second)
+    return watched
+
+
+def conclude(client: Client, job_id: str) -> int:
+    """Print an ended job's results and return the exit code that tells how it ended."""
+    job = client.job(job_id)
+    if job.progress.completed:
+        results = client.results(job.id)
+        emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
+        truncated = sum(condition.truncated for condition in results.conditions.values())
+        if truncated:
+            note(f"{truncated} of {job.progress.completed} samples ended at max_tokens")
+    if job.progress.failed and job.status is not JobStatus.FAILED:
+        note(
+            f"{job.progress.failed} of {job.progress.total} samples failed; "
+            f"the reasons: GET {client.base_url}/v1/jobs/{job.id}/samples?status=failed"
+        )
+    if job.error is not None:
+        note(f"job {job.id} {job.status}: {' '.join(job.error.message.split())}")
+    else:
+        note(f"job {job.id} {job.status}")
+    return exit_codes.of_job(job.status)
+
+
+def _numbers(event: Event, done: int, failed: int, total: int) -> tuple[int, int, int]:
+    data = event.data
+    if isinstance(data.get("completed"), int) and isinstance(data.get("failed"), int):
+        done, failed = data["completed"] + data["failed"], data["failed"]
+    if isinstance(data.get("total"), int):
+        total = data["total"]
+    return done, failed, total
