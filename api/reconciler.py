@@ -7,10 +7,11 @@ seconds. A flushed Redis therefore costs seconds and no work.
 import logging
 import threading
 import time
+from collections import Counter
 
 import sqlalchemy as sa
 
-from actograph.contract.errors import ActographError, NotFound
+from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from api.dependencies import Services
 from storage import jobs, workers
 
@@ -69,7 +70,7 @@ class Reconciler:
         """
         self._expire_workers()
         self._end_jobs()
-        woken = self._wake_stranded()
+        woken = self._wake_jobs()
         self._sweep()
         return woken
 
@@ -90,22 +91,31 @@ class Reconciler:
             except NotFound:
                 continue  # deleted since
 
-    def _wake_stranded(self) -> list[str]:
+    def _wake_jobs(self) -> list[str]:
+        """Wake jobs that nobody runs, and bring idle workers to those that one worker runs alone."""
         with self._services.database.read() as session:
-            stranded = jobs.stranded(session, workers.busy_job_ids(session))
-        if not stranded:
+            busy = set(workers.busy_job_ids(session))
+            idle = Counter(workers.idle_models(session))
+            candidates = jobs.claimable(session)
+        wanted = []
+        for job in candidates:
+            if job.id not in busy:
+                wanted.append(job)
+            elif idle[job.model] > 0:
+                idle[job.model] -= 1
+                wanted.append(job)
+        if not wanted:
             return []
         waiting = self._services.broker.waiting_job_ids()
-        woken = []
-        for job_id, priority in stranded:
-            if job_id in waiting:
+        woken: list[str] = []
+        for job in wanted:
+            if job.id in waiting:
                 continue
-            if not self._services.broker.wake(job_id, priority):
-                log.warning("job %s has work, but the broker cannot be reached", job_id)
-                break
-            woken.append(job_id)
+            if not self._services.broker.wake(job.id, job.priority):
+                raise ServiceUnavailable("the broker does not answer")
+            woken.append(job.id)
         if woken:
-            log.info("woke %d job(s) whose message or worker was lost", len(woken))
+            log.info("woke %s", ", ".join(woken))
         return woken
 
     def _sweep(self) -> None:

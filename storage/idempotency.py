@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import IdempotencyInFlight, IdempotencyMismatch
-from storage.database import now
+from storage.database import changed, now
 from storage.models import IdempotencyRow
 
 KEEP_SECONDS = 24 * 3600
@@ -30,10 +31,13 @@ def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
     """
     moment = now(session)
     session.execute(sa.delete(IdempotencyRow).where(IdempotencyRow.created_at < moment - KEEP_SECONDS))
-    row = session.get(IdempotencyRow, key)
+    row = session.get(IdempotencyRow, key, with_for_update=True, populate_existing=True)
     if row is None:
         session.add(IdempotencyRow(key=key, digest=digest, created_at=moment))
-        session.flush()
+        try:
+            session.flush()
+        except IntegrityError as error:  # two first requests at once: the other one has it
+            raise IdempotencyInFlight(param="Idempotency-Key") from error
         return None
     if row.digest != digest:
         raise IdempotencyMismatch(param="Idempotency-Key")
@@ -46,12 +50,19 @@ def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
 
 
 def finish(session: Session, key: str, status_code: int, response: dict[str, Any]) -> None:
-    """Store the answer."""
-    session.execute(
+    """Store the answer, in the transaction that does what was asked for.
+
+    Raises:
+        IdempotencyInFlight: this request took so long that a repeated one took the key over; the
+            caller's transaction must not be committed.
+    """
+    stored = session.execute(
         sa.update(IdempotencyRow)
-        .where(IdempotencyRow.key == key)
+        .where(IdempotencyRow.key == key, IdempotencyRow.status_code.is_(None))
         .values(status_code=status_code, response=response)
     )
+    if not changed(stored):
+        raise IdempotencyInFlight(param="Idempotency-Key")
 
 
 def abandon(session: Session, key: str) -> None:

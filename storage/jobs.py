@@ -1,7 +1,7 @@
 """Every query about jobs. Callers open and commit the transaction."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -128,7 +128,7 @@ def cancel(session: Session, job_id: str) -> JobRow:
         NotFound: no such job.
         Conflict: it has already completed or failed.
     """
-    row = get(session, job_id)
+    row = _locked(session, job_id)
     status = JobStatus(row.status)
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
@@ -158,14 +158,7 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     A cancelling job ends once no worker holds a live lease on its samples. A job of which
     every sample failed has failed, with the reason of its first sample.
     """
-    row = session.execute(
-        sa.select(JobRow)
-        .where(JobRow.id == job_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    ).scalar_one_or_none()
-    if row is None:
-        raise NotFound(f"no job {job_id}")
+    row = _locked(session, job_id)
     status = JobStatus(row.status)
     if status.is_terminal() or (row.total is None and status is not JobStatus.CANCELLING):
         return status
@@ -211,7 +204,7 @@ def delete(session: Session, job_id: str) -> None:
     Raises:
         Conflict: a worker is running it.
     """
-    row = get(session, job_id)
+    row = _locked(session, job_id)
     if row.status in (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING):
         raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
@@ -233,10 +226,18 @@ def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
     return session.execute(statement.limit(1)).first() is not None
 
 
-def stranded(session: Session, live_job_ids: Sequence[str]) -> Sequence[tuple[str, int]]:
-    """(id, priority) of active jobs with work that no live worker is occupied with."""
+class WaitingJob(NamedTuple):
+    """An active job with work that somebody could begin."""
+
+    id: str
+    priority: int
+    model: str
+
+
+def claimable(session: Session) -> Sequence[WaitingJob]:
+    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first."""
     moment = now(session)
-    claimable = (
+    free_sample = (
         sa.select(SampleRow.id)
         .where(
             SampleRow.job_id == JobRow.id,
@@ -248,20 +249,32 @@ def stranded(session: Session, live_job_ids: Sequence[str]) -> Sequence[tuple[st
         .exists()
     )
     statement = (
-        sa.select(JobRow.id, JobRow.priority)
+        sa.select(JobRow.id, JobRow.priority, JobRow.model)
         .where(
             JobRow.status.in_(ACTIVE),
-            JobRow.id.not_in(live_job_ids),
-            sa.or_(claimable, JobRow.total.is_(None)),
+            sa.or_(free_sample, JobRow.total.is_(None)),
         )
         .order_by(JobRow.priority, JobRow.created_at)
     )
-    return [(row.id, row.priority) for row in session.execute(statement)]
+    return [WaitingJob(*row) for row in session.execute(statement)]
 
 
 def unended(session: Session) -> Sequence[str]:
     """Ids of jobs that `end_if_done` may be able to move on."""
-    statement = sa.select(JobRow.id).where(JobRow.status.in_((*ACTIVE, JobStatus.CANCELLING)))
+    open_sample = (
+        sa.select(SampleRow.id)
+        .where(
+            SampleRow.job_id == JobRow.id,
+            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
+        )
+        .exists()
+    )
+    statement = sa.select(JobRow.id).where(
+        sa.or_(
+            JobRow.status == JobStatus.CANCELLING,
+            sa.and_(JobRow.status.in_(ACTIVE), JobRow.total.is_not(None), ~open_sample),
+        )
+    )
     return session.scalars(statement).all()
 
 
@@ -384,6 +397,19 @@ def results(session: Session, row: JobRow) -> resources.JobResults:
         progress=progress(row),
         conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
     )
+
+
+def _locked(session: Session, job_id: str) -> JobRow:
+    """The job as it is now, held until the transaction ends, so that nobody ends it meanwhile."""
+    row = session.execute(
+        sa.select(JobRow)
+        .where(JobRow.id == job_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no job {job_id}")
+    return row
 
 
 def _condition_results(row: JobRow, samples: Sequence[SampleRow]) -> resources.ConditionResults:
