@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import httpx
 from numpy.typing import NDArray
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from actograph import tensor_files
 from actograph.client import downloads
@@ -166,6 +166,8 @@ class Client:
                 with self._transport.stream(
                     path, headers=headers, read_timeout=EVENT_SILENCE_SECONDS
                 ) as response:
+                    if response.status_code == _NO_CONTENT:
+                        return
                     for message in messages(response.iter_lines()):
                         event = _event(message.data)
                         after = event.id
@@ -264,9 +266,9 @@ class Client:
         """Every worker that the index knows, the newest first."""
         return list(self._items("/v1/workers", resources.Worker, {}))
 
-    def queue(self) -> dict[str, Any]:
+    def queue(self) -> resources.Queue:
         """What waits and what runs."""
-        return _QUEUE.validate_python(_json(self._transport.request("GET", "/v1/queue")))
+        return _read(resources.Queue, self._transport.request("GET", "/v1/queue"))
 
     def ready(self) -> bool:
         """Whether requests will be served: database, broker and a worker with its model are there."""
@@ -290,8 +292,8 @@ class Client:
             after = page.last_id
 
 
+_NO_CONTENT = 204  # the service's word for: the job has ended and you have had its last event
 _SESSIONS = "/v1/activations/sessions"
-_QUEUE = TypeAdapter(dict[str, Any])
 
 
 def _path(base: str, *parts: str) -> str:
