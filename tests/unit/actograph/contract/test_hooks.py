@@ -35,7 +35,7 @@ def llama(layers: int = 8) -> Table:
         order += [*list(points.values())[:5], f"{layer}.mlp.up_proj.output", *list(points.values())[5:]]
     locations |= {"final_norm": "model.norm.output", "logits": "lm_head.output"}
     order += ["model.norm.output", "lm_head.output"]
-    missing = {p: "not a mixture of experts" for p in ("router_logits", "expert_indices", "expert_weights")}
+    missing = dict.fromkeys(("router_logits", "expert_indices", "expert_weights"), "not a mixture of experts")
     return Table(layers, locations, order, missing)
 
 

@@ -31,8 +31,12 @@ def test_the_published_example_is_accepted() -> None:
             "dataset": {"file_id": "file_" + "0" * 32}, "limit": 1319, "offset": 0, "mode": "no_tools",
             "num_fewshot": 0, "enable_thinking": False, "epochs": 1,
             "conditions": [{"name": "baseline"}, {"name": "ep02", "suffix": "This is very important."}],
-            "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": None, "max_tokens": 512, "seed": 0, "stop": []},
-            "capture": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16], "positions": "all", "dtype": "model"},
+            "sampling": {
+                "temperature": 0.0, "top_p": 1.0, "top_k": None, "max_tokens": 512, "seed": 0, "stop": [],
+            },
+            "capture": {
+                "points": ["attn_in", "mlp_in"], "layers": [8, 12, 16], "positions": "all", "dtype": "model",
+            },
             "interventions": [], "priority": 5, "tags": ["night"], "metadata": {},
         }
     )  # fmt: skip

@@ -1,0 +1,129 @@
+"""The lease keeper: renews while there is progress, sees cancel, ends a stalled process."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
+from storage import jobs, migrate, samples
+from storage.database import Database
+from storage.models import SampleRow
+from storage.sample_expansion import capture_samples
+from storage.samples import LeasedSample
+from worker.lease import STALLED, LeaseKeeper
+from worker.stop_signal import StopSignal
+
+LEASE_SECONDS = 0.6
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'index.db'}")
+    migrate.upgrade(database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def leases(database: Database) -> list[LeasedSample]:
+    spec = job_spec_adapter.validate_python(
+        {"kind": "capture", "model": "m", "inputs": [{"prompt": "a"}, {"prompt": "b"}]}
+    )
+    assert isinstance(spec, CaptureJobSpec)
+    with database.write() as session:
+        row = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=2)
+        samples.insert(session, row.id, capture_samples(spec))
+        jobs.start(session, row.id)
+        return samples.claim(session, row.id, worker_id="w", count=2, lease_seconds=LEASE_SECONDS)
+
+
+def keeper(
+    database: Database,
+    leases: list[LeasedSample],
+    stop: StopSignal,
+    *,
+    stall_seconds: float = 60,
+    end_process: Callable[[int], None] = lambda status: None,
+) -> LeaseKeeper:
+    return LeaseKeeper(
+        database,
+        leases,
+        stop,
+        lease_seconds=LEASE_SECONDS,
+        stall_seconds=stall_seconds,
+        end_process=end_process,
+    )
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_leases_outlive_their_first_term_while_the_unit_runs(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        time.sleep(3 * LEASE_SECONDS)
+        held.progress()
+        with database.write() as session:
+            assert samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9) == []
+        assert not held.should_stop()
+
+
+def test_cancel_of_the_job_is_seen(database: Database, leases: list[LeasedSample], tmp_path: Path) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        assert not held.should_stop()
+        with database.write() as session:
+            jobs.cancel(session, leases[0].job_id)
+        assert eventually(held.should_stop)
+
+
+def test_the_loss_of_every_lease_stops_the_unit(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        with database.write() as session:
+            for lease in leases:
+                row = session.get(SampleRow, lease.id)
+                assert row is not None
+                row.lease_token += 1
+        assert eventually(held.should_stop)
+
+
+def test_a_stop_leaves_the_unit_its_grace_and_then_ends_it(
+    database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.3)
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop) as held:
+        stop.set()
+        assert not held.should_stop()
+        assert eventually(held.should_stop)
+
+
+def test_a_unit_without_progress_ends_the_process(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
+        assert eventually(lambda: ended == [STALLED])
+
+
+def test_steps_keep_the_watchdog_quiet(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=0.5, end_process=ended.append) as held:
+        for step in range(20):
+            held.progress(step)
+            time.sleep(0.05)
+    assert ended == []
