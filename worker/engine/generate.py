@@ -1,8 +1,6 @@
 """Generation with capture: the only module that opens nnsight contexts."""
 
-import gc
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +17,9 @@ from worker.engine.requests import BufferOptions, Generation, GenerationRequest,
 from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
 from worker.engine.sampling import GumbelSampler
+from worker.engine.step_reader import StepReader
 from worker.engine.stopping import RowTracker, StopStrings
-from worker.engine.structure import discover, first_tensor
+from worker.engine.structure import discover
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NO_OPTIONS = BufferOptions()
@@ -213,8 +212,6 @@ class Engine:
             return _generations(plan.requests, batch, tracker, stream.errors)
         finally:
             stream.close()
-            # the cut loop of a trace is a reference cycle; see `_read_steps`
-            gc.collect()
 
     def _inputs(
         self,
@@ -256,21 +253,19 @@ class Engine:
     def _trace(self, inputs: Mapping[str, Any], locations: Sequence[str], stream: RowStream) -> None:
         """Generate while handing every step's tensors to `stream`.
 
-        The whole padded batch is one invoke. nnsight captures the source of the `with` block,
-        so the block holds one call and nothing else.
+        The whole padded batch is one invoke. nnsight captures the source of the innermost block,
+        so that block holds one call and nothing else. inference_mode stands alone, for nnsight
+        skips what shares its `with`.
         """
         lm = self.model.lm
         data = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
         options = {name: value for name, value in inputs.items() if name not in data}
-        copied = stream.copied_points
-        readers = [_reader(lm, location, i in copied) for i, location in enumerate(locations)]
-        with warnings.catch_warnings():
-            # the open loop over steps always asks for one more than the model makes
-            warnings.filterwarnings("ignore", message=".*was never reached", category=UserWarning)
-            with torch.inference_mode():  # noqa: SIM117 (nnsight skips a first item of a shared `with`)
-                with lm.generate(**options) as tracer:
-                    with tracer.invoke(**data):
-                        _read_steps(tracer, readers, stream)
+        reader = StepReader(lm, locations, stream)
+        modules = [location.rpartition(".")[0] for location in locations]
+        with self.model.handoffs.on(modules), torch.inference_mode():  # noqa: SIM117
+            with lm.generate(**options) as tracer:
+                with tracer.invoke(**data):
+                    reader.attach()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,34 +307,3 @@ def _failed(request: GenerationRequest, error: BaseException) -> Generation:
     return Generation(
         key=request.key, prompt_ids=request.prompt_ids, generated_ids=(), finish_reason="error", error=error
     )
-
-
-def _reader(lm: Any, location: str, copied: bool) -> Callable[[], torch.Tensor]:
-    """A call that gives the location's tensor at the current step, inside a trace.
-
-    `location` is one that the dry forward recorded, never a name from outside. `copied` is for
-    tensors that the model overwrites before the step ends.
-    """
-    path, _, side = location.rpartition(".")
-    envoy = lm.get(path)
-    if copied:
-        return lambda: first_tensor(getattr(envoy, side)).clone()
-    if side == "input":
-        return lambda: first_tensor(envoy.input)
-    return lambda: first_tensor(envoy.output)
-
-
-def _read_steps(tracer: Any, readers: Sequence[Callable[[], torch.Tensor]], stream: RowStream) -> None:
-    """Runs beside the model: waits for each location in execution order, step by step.
-
-    Step 0 is the prompt; its tensors go on one by one, so that no two layers' prompt rows are
-    held on the device. A decode step is handed over as a whole: its tensors are one row each.
-    The loop ends when the model does: the last request is left waiting and is unwound.
-    """
-    decode = stream.decode
-    for step in tracer.iter[:]:
-        if step == 0:
-            for point, read in enumerate(readers):
-                stream.prefill(point, read())
-            continue
-        decode([read() for read in readers])

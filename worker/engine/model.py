@@ -1,14 +1,8 @@
 """One model object, wrapped by nnsight, with its tokenizer."""
 
 import gc
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
-
-# Before nnsight's first import, which reads them. nnsight's guard around glibc's backtrace()
-# stays on: without it an error that torch raises inside a trace can end the process.
-os.environ.setdefault("NNSIGHT_CONFIG", str(Path(__file__).with_name("nnsight.yaml")))
 
 import nnsight
 import torch
@@ -16,6 +10,7 @@ from nnsight.schema.config import CONFIG
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
+from worker.engine.handoffs import Handoffs, restore
 
 # nnsight takes a `-v` of our own command line for its debug switch
 CONFIG.APP.DEBUG = False
@@ -32,6 +27,7 @@ class LoadedModel:
     name: str  # as the service calls it
     lm: Any  # nnsight's TransformersModel around `hf`
     tokenizer: PreTrainedTokenizerBase
+    handoffs: Handoffs  # which modules a trace sees
     revision: str | None = None
 
     @property
@@ -157,16 +153,18 @@ def load_model(
         ) from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
-    return _prepared(LoadedModel(name=name, lm=lm, tokenizer=tokenizer, revision=revision))
+    return _prepared(lm, tokenizer, name, revision)
 
 
 def wrap_model(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> LoadedModel:
     """Wrap a model that is already in memory; its weights are shared, not copied."""
+    restore(hf_model)
     lm = nnsight.TransformersModel(hf_model, task="text-generation", dispatch=True, tokenizer=tokenizer)
-    return _prepared(LoadedModel(name=name, lm=lm, tokenizer=tokenizer))
+    return _prepared(lm, tokenizer, name, None)
 
 
-def _prepared(model: LoadedModel) -> LoadedModel:
+def _prepared(lm: Any, tokenizer: PreTrainedTokenizerBase, name: str, revision: str | None) -> LoadedModel:
+    model = LoadedModel(name=name, lm=lm, tokenizer=tokenizer, handoffs=Handoffs(lm), revision=revision)
     if not model.hf.can_generate():
         raise ModelRefused(f"{model.name}: {type(model.hf).__name__} has no language-model head")
     module: torch.nn.Module = model.hf

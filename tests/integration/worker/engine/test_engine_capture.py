@@ -74,9 +74,8 @@ def test_stream_equals_output_hidden_states(
             assert close(sink.rows(i, f"resid_pre.{layer}"), out.hidden_states[layer][0])
         # transformers' last hidden state is taken after the final norm
         assert close(sink.rows(i, "final_norm"), out.hidden_states[-1][0])
-        norm: Any = engine.model.hf.get_submodule(
-            engine.structure.hooks["final_norm"].location.removesuffix(".output")
-        )
+        hf: Any = engine.model.hf
+        norm = hf.get_submodule(engine.structure.hooks["final_norm"].location.removesuffix(".output"))
         with torch.inference_mode():
             assert close(norm(sink.rows(i, f"resid_post.{layers - 1}")), out.hidden_states[-1][0])
 

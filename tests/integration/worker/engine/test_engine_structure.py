@@ -35,6 +35,7 @@ SIZE: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+HEAD: dict[str, Any] = {"head_dim": 8}
 OTHERS: dict[str, Any] = {
     "gpt2": lambda: GPT2Config(
         n_embd=32, n_layer=2, n_head=4, n_positions=128, vocab_size=512, bos_token_id=1, eos_token_id=1
@@ -47,7 +48,7 @@ OTHERS: dict[str, Any] = {
         bos_token_id=1, eos_token_id=1, new_decoder_architecture=False,
     ),
     "qwen3_moe": lambda: Qwen3MoeConfig(
-        **SIZE, **{"head_dim": 8}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        **SIZE, **HEAD, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
 }  # fmt: skip
 MISSING: dict[str, set[str]] = {

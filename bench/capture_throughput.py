@@ -1,0 +1,189 @@
+"""What capture costs: tokens per second with it, as a ratio to the same engine without it.
+
+    python -m bench.capture_throughput [--qwen3-0.6b] [--rounds 9] [--threads 1] [--json FILE]
+
+The small model (28 layers, hidden 64) does nearly no arithmetic, so that it shows the cost of
+Python and of launching work; the Qwen3-0.6B shape (random weights) shows a real forward pass.
+Variants alternate within each round. Judged on CPU time of the whole process (the writer thread
+included) and on wall time, each as the median of the per-round ratios, with quartiles.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from actograph.contract import hooks as grammar
+from actograph.contract.specs import SamplingSpec
+from worker.engine.generate import Engine
+from worker.engine.model import wrap_model
+from worker.engine.requests import GenerationRequest, RowChunk
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
+QWEN3_06B = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+}
+
+
+class CountingSink:
+    """Counts rows and bytes and drops them: the cost of storing is measured elsewhere."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.bytes = 0
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        self.rows += sum(c.tensor.shape[0] for c in rows.values())
+        self.bytes += sum(c.tensor.nbytes for c in rows.values())
+
+    def reset(self, index: int) -> None:
+        raise RuntimeError("the bench must not run out of memory")
+
+
+def build(shape: dict[str, int], dtype: torch.dtype, device: str) -> Engine:
+    torch.manual_seed(0)
+    config = Qwen3Config(**shape, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
+    with torch.device(device):
+        model: Any = Qwen3ForCausalLM(config)
+    model.to(dtype)
+    model.generation_config.eos_token_id = None  # every run generates all its tokens
+    wrap: Any = PreTrainedTokenizerFast
+    plain = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    return Engine(wrap_model(model, wrap(tokenizer_object=plain), name="bench"))
+
+
+def variants(engine: Engine) -> dict[str, list[str]]:
+    points = ["attn_in", "mlp_in"]
+    return {
+        "no capture": [],
+        "3 layers x 2 points": grammar.expand(points, None, [], engine.structure),
+        "all layers x 2 points": grammar.expand(points, "all", [], engine.structure),
+    }
+
+
+def measure(
+    engine: Engine, *, rounds: int, batch: int, prompt: int, tokens: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Variant -> (wall, CPU) seconds of each round; the order turns from round to round."""
+    vocab = engine.structure.vocab_size
+    generator = torch.Generator().manual_seed(1)
+    requests = [
+        GenerationRequest(
+            key=str(i),
+            prompt_ids=tuple(torch.randint(vocab, (prompt,), generator=generator).tolist()),
+            seed=i,
+        )
+        for i in range(batch)
+    ]
+    chosen = variants(engine)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
+    for turn in range(-1, rounds):  # round -1 warms up
+        names = list(chosen)
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            sink = CountingSink()
+            wall, cpu = time.perf_counter(), time.process_time()
+            made = engine.generate(
+                requests,
+                sampling=SamplingSpec(max_tokens=tokens),
+                hooks=chosen[name],
+                sink=sink if chosen[name] else None,
+            )
+            spent = time.perf_counter() - wall, time.process_time() - cpu
+            if any(g.error or len(g.generated_ids) != tokens for g in made):
+                raise RuntimeError(f"{name}: a generation failed")
+            if sink.rows != len(chosen[name]) * batch * (prompt + tokens - 1):
+                raise RuntimeError(f"{name}: {sink.rows} rows were captured")
+            if turn >= 0:
+                times[name].append(spent)
+    return times
+
+
+def summarise(times: dict[str, list[tuple[float, float]]], generated: int) -> dict[str, Any]:
+    """Ratios of each variant to no capture, round by round; above 1 is faster than no capture."""
+    base = times["no capture"]
+    summary: dict[str, Any] = {}
+    for name, rounds in times.items():
+        entry: dict[str, Any] = {
+            "tokens_per_second": round(generated / statistics.median(w for w, _ in rounds), 1)
+        }
+        for i, clock in enumerate(("wall", "cpu")):
+            ratios = sorted(b[i] / r[i] for b, r in zip(base, rounds, strict=True))
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            entry[f"ratio_{clock}"] = {
+                "median": round(middle, 4),
+                "quartiles": [round(low, 4), round(high, 4)],
+                "range": [round(ratios[0], 4), round(ratios[-1], 4)],
+            }
+        summary[name] = entry
+    return summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--qwen3-0.6b", dest="large", action="store_true", help="the Qwen3-0.6B shape")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--json", type=Path, help="write the result here")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    logs: Any = transformers.logging
+    logs.set_verbosity_error()
+    engine = build(QWEN3_06B if args.large else SMALL, getattr(torch, args.dtype), args.device)
+    times = measure(engine, rounds=args.rounds, batch=args.batch, prompt=args.prompt, tokens=args.tokens)
+    result: dict[str, Any] = {
+        "model": "Qwen3-0.6B shape" if args.large else "28 layers, hidden 64",
+        "device": args.device,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "batch": args.batch,
+        "prompt_tokens": args.prompt,
+        "generated_tokens": args.tokens,
+        "rounds": args.rounds,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "variants": summarise(times, args.batch * args.tokens),
+    }
+    print(f"{result['model']}, {args.device}, {args.dtype}, batch {args.batch}, {args.rounds} rounds")
+    print(f"{'':24}{'tokens/s':>10}   {'ratio, CPU time':26}{'ratio, wall time':26}")
+    for name, entry in result["variants"].items():
+        cells = [
+            f"{entry[k]['median']:.3f} [{entry[k]['quartiles'][0]:.3f}, {entry[k]['quartiles'][1]:.3f}]"
+            for k in ("ratio_cpu", "ratio_wall")
+        ]
+        print(f"{name:24}{entry['tokens_per_second']:>10}   {cells[0]:26}{cells[1]:26}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
