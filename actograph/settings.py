@@ -19,9 +19,11 @@ class Settings(BaseSettings):
         description="Folder of the default database, artifacts, broker data and logs.",
     )
     database_url: str = Field(
-        "", description="SQLAlchemy URL of the index. Default: SQLite, `home/actograph.db`."
+        "", description="SQLAlchemy URL of the index. Default: SQLite, `home/actograph.db`.", repr=False
     )
-    broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that wakes the workers.")
+    broker_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="Redis that wakes the workers.", repr=False
+    )
     artifact_url: str = Field(
         "", description="`file:///folder` or `s3://bucket/prefix`. Default: `home/artifacts`."
     )
@@ -40,7 +42,9 @@ class Settings(BaseSettings):
         (), description="Folders that `dataset: {path}` may read from, comma-separated."
     )
     api_keys: CommaList = Field(
-        (), description="Keys that clients may use, comma-separated. Without any, only loopback is served."
+        (),
+        description="Keys that clients may use, comma-separated. Without any, only loopback is served.",
+        repr=False,
     )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8420, ge=0, le=65535, description="Port that the API listens on.")

@@ -1,0 +1,49 @@
+"""Settings: where they come from, what follows from them, and that each is documented."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from actograph.settings import Settings
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_documented(name: str) -> None:
+    page = (REPO / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert f"`ACTOGRAPH_{name.upper()}`" in page
+    assert Settings.model_fields[name].description
+
+
+def test_the_page_documents_no_setting_that_is_gone() -> None:
+    page = (REPO / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `ACTOGRAPH_")]
+    assert {row.removeprefix("ACTOGRAPH_").lower() for row in rows} == set(Settings.model_fields)
+
+
+def test_urls_follow_from_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_HOME", str(tmp_path))
+    settings = Settings()
+    assert settings.effective_database_url == f"sqlite:///{tmp_path}/actograph.db"
+    assert settings.effective_artifact_url == f"file://{tmp_path}/artifacts"
+    monkeypatch.setenv("ACTOGRAPH_ARTIFACT_URL", "s3://bucket/prefix")
+    assert Settings().effective_artifact_url == "s3://bucket/prefix"
+
+
+def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_DATA_ROOTS", "/a, /b,")
+    assert Settings().data_roots == ("/a", "/b")
+
+
+def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_LEASE_SECONDS", "-1")
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_API_KEY", "client-secret")
+    monkeypatch.setenv("ACTOGRAPH_API_KEYS", "server-secret")
+    assert "secret" not in repr(Settings())
