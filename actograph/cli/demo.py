@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MODEL_NAME = "demo"
 MAX_TOKENS = 96
+#: a model this small is slower on several threads, which wait for each other
+THREADS = ("--threads=1",)
 POINTS = ("attn_in", "mlp_in", "resid_post")
 #: the model answers nearly all problems in training's own test (demo/model/train_report.json)
 LEAST_ACCURACY = 0.8
@@ -36,7 +38,7 @@ class DemoFailed(ActographError):
 
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of everything that the demo keeps.")] = Path(".demo"),
-    limit: Annotated[int, typer.Option(min=1, help="Problems to solve.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Problems to solve.")] = 200,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the service running until Ctrl-C.")] = False,
 ) -> None:
     """Start a service, evaluate a tiny model on arithmetic problems, and read its activations back.
@@ -50,20 +52,12 @@ def demo(
 
     require_installed()
     home = home.absolute()
-    arguments = [
-        "--home",
-        str(home),
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-        "--model",
-        f"{MODEL_NAME}={MODEL_DIR}",
-    ]
+    served = f"{MODEL_NAME}={MODEL_DIR}"
+    arguments = [f"--home={home}", "--host=127.0.0.1", "--port=0", f"--model={served}", *THREADS]
     # keys and stores that the user's shell has set up are for other services than this one
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTOGRAPH_")}
     environment["HF_HUB_OFFLINE"] = "1"
-    note(f"1/4 starting a service on {home}")
+    note("1/4 starting a service")
     with StackProcess(arguments, environment) as stack:
         with Client(stack.url, "") as client:
             note("2/4 uploading problems and submitting an evaluation that keeps activations")
@@ -77,7 +71,7 @@ def demo(
             sessions = _check(client, job, results)
             _tell(client, job, results, sessions, seconds)
         emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
-        emit(_next_steps(home, MODEL_DIR, stack.url if keep else None))
+        emit(_next_steps(home, served, sessions[0].id, stack.url if keep else None))
         if keep:
             note("the service goes on until Ctrl-C")
             stack.wait()
@@ -170,16 +164,22 @@ def _tell(
     emit(f"           shape {list(tensor.shape)}, dtype {tensor.dtype}, last row begins {values}")
 
 
-def _next_steps(home: Path, model_dir: Path, url: str | None) -> str:
-    """Commands that can be pasted as they stand."""
+def _next_steps(home: Path, served: str, session_id: str, url: str | None) -> str:
+    """Commands that can be pasted as they stand; `url` where the service goes on running."""
     program = program_name()
-    shown_home = os.path.relpath(home)
-    shown_home = shown_home if len(shown_home) < len(str(home)) else str(home)
-    up = [program, "up", "--home", shown_home, "--model", f"{MODEL_NAME}={model_dir}"]
-    listing = [program, *(["--url", url] if url else []), "sessions", "ls"]
-    first = [] if url else [f"  {shlex.join(up)}"]
-    rest = [f"  {shlex.join(listing)}" + ("" if url else "      # in another terminal")]
-    return "\n".join(["", "Next:", *first, *rest])
+    relative = os.path.relpath(home)
+    folder = relative if len(relative) < len(str(home)) else str(home)
+    client = [program, "--url", url] if url else [program]
+    commands = [
+        [*client, "sessions", "ls"],
+        [*client, "sessions", "show", tables.shorten(session_id)],
+        [*client, "sessions", "pull", tables.shorten(session_id), "--out", "pulled"],
+    ]
+    lines = ["", "Next:"]
+    if not url:
+        lines.append("  " + shlex.join([program, "up", "--home", folder, "--model", served, *THREADS]))
+        lines.append("and in another terminal:")
+    return "\n".join([*lines, *("  " + shlex.join(command) for command in commands)])
 
 
 def program_name() -> str:

@@ -9,7 +9,6 @@ from actograph.client import Client
 from actograph.contract.resources import Event, Job, JobStatus
 
 _STATUS_OF = {
-    "job.queued": "queued",
     "job.started": "in_progress",
     "job.finalizing": "finalizing",
     "job.completed": "completed",
@@ -39,11 +38,10 @@ class Watched:
 def follow(client: Client, job: Job) -> Watched:
     """Show a job's progress until it ends."""
     watched, meter = Watched(), RateMeter()
-    status, done, failed, total = str(job.status), 0, 0, job.progress.total
+    status = job_tables.status_text(job) if job.status is JobStatus.QUEUED else str(job.status)
+    done, failed, total = 0, 0, job.progress.total
     with view() as shown:
-        shown.update(
-            job_tables.status_text(job) if job.status is JobStatus.QUEUED else status, 0, 0, total, None
-        )
+        shown.update(status, 0, 0, total, None)
         for event in client.events(job.id):
             status = _STATUS_OF.get(event.event, status)
             done, failed, total = _numbers(event, done, failed, total)
