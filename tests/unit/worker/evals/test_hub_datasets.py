@@ -60,8 +60,8 @@ def test_a_hub_out_of_reach_says_what_to_do(cached_dataset: str) -> None:
         load_hub_rows(HubDataset(hub="actograph/others"))
 
 
-@pytest.mark.parametrize("name", ["text", "imagefolder", "..", "../sums", "./sums", ".hidden/sums", "a/.."])
-def test_what_is_not_owner_and_name_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["text", "imagefolder", "gsm8k"])
+def test_a_name_without_owner_is_refused(name: str) -> None:
     with pytest.raises(InvalidDataset, match="give <owner>/<name>"):
         load_hub_rows(HubDataset(hub=name))
 
