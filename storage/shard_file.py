@@ -69,6 +69,7 @@ class ShardFile:
             self._file.seek(self._data_start)
             for block in blocks:
                 self._file.write(block.data)
+            stage.start_writeback(self._file)
         except BaseException:
             self._file.close()
             raise

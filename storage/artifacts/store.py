@@ -80,6 +80,10 @@ class StagedPrefix(Protocol):
         """A new file to write, read and seek in; close it before `rename` and `commit`."""
         ...
 
+    def start_writeback(self, file: BinaryIO) -> None:
+        """Let the disk begin on what was written to `file`; a hint that makes `commit` faster."""
+        ...
+
     def rename(self, old: str, new: str) -> None:
         """Rename a closed file that was created here."""
         ...
