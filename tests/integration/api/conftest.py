@@ -1,0 +1,304 @@
+"""The real application on a real SQLite file, a real store and a real Redis; only workers are missing."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from fastapi import FastAPI
+from httpx2 import Response
+from starlette.testclient import TestClient
+
+from actograph.contract.resources import HookInfo, ModelStructure, SessionFile, TensorInfo
+from actograph.settings import Settings
+from api.app import create_app
+from api.dependencies import Services
+from storage import migrate, samples, sessions, workers
+from storage.database import Database
+from storage.ids import new_session_id, new_worker_id
+from storage.manifest import SessionManifest, StoredTensor
+from storage.models import JobRow, SampleRow
+from storage.samples import LeasedSample, SampleResult
+from storage.session_files import SessionWriter, TensorRows
+
+MODEL = "demo"
+CONTEXT = 1024
+LAYERS = 4
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file at the newest schema, to be copied."""
+    path = tmp_path_factory.mktemp("database") / "empty.db"
+    database = Database(f"sqlite:///{path}")
+    migrate.upgrade(database)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path, migrated: Path, redis_url: str) -> Settings:
+    home = tmp_path / "home"
+    (home / "data").mkdir(parents=True)
+    shutil.copy(migrated, home / "actograph.db")
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushdb()
+    return Settings(
+        home=home,
+        broker_url=redis_url,
+        model=f"{MODEL}=example/demo-model",
+        allowed_models=("other=example/other",),
+        data_roots=(str(home / "data"),),
+        # the thread makes one round at the start; tests ask for the others themselves
+        reconcile_seconds=3600,
+    )
+
+
+def structure(model: str = MODEL, **changes: Any) -> ModelStructure:
+    """What a worker would report of a small Llama-like model."""
+    points = ("resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post")
+    hooks = {"embed": HookInfo(location="model.embed_tokens.output", width=8, dtype="float32")}
+    for layer in range(LAYERS):
+        for point in points:
+            location = f"model.layers.{layer}.{point}.output"
+            hooks[f"{point}.{layer}"] = HookInfo(location=location, width=8, dtype="float32")
+    values: dict[str, Any] = {
+        "model": model,
+        "architecture": "DemoForCausalLM",
+        "num_layers": LAYERS,
+        "hidden_size": 8,
+        "vocab_size": 100,
+        "context_length": CONTEXT,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_parameters": 1000,
+        "chat_template": True,
+        "eos_token_ids": [0],
+        "hooks": hooks,
+        "module_locations": [info.location for info in hooks.values()],
+        "unavailable": {"router_logits": "the model has no experts"},
+    }
+    return ModelStructure(**values | changes)
+
+
+@dataclass
+class Service:
+    """A running application and what stands behind it."""
+
+    client: TestClient
+    app: FastAPI
+
+    @property
+    def services(self) -> Services:
+        services: Services = self.app.state.services
+        return services
+
+    @property
+    def database(self) -> Database:
+        return self.services.database
+
+    def load_model(self, model: str = MODEL, **changes: Any) -> str:
+        """A worker that holds the model and is idle; returns its id."""
+        worker_id = new_worker_id()
+        with self.database.write() as session:
+            workers.register(session, worker_id, hostname="here", pid=1, model=model)
+            workers.set_ready(session, worker_id, structure(model, **changes))
+        return worker_id
+
+    def upload(self, *rows: dict[str, str]) -> str:
+        """The id of an uploaded dataset."""
+        body = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        answer = self.client.post("/v1/files", files={"file": ("rows.jsonl", body)})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    def submit(self, **changes: Any) -> str:
+        """The id of a capture job."""
+        answer = self.client.post("/v1/jobs", json=capture_spec(**changes))
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def messages(self) -> list[bytes]:
+        """Every message in the broker, whatever its priority."""
+        with redis.Redis.from_url(self.services.settings.broker_url) as client:
+            keys = [k for k in client.scan_iter("actograph*") if client.type(k) == b"list"]
+            return [m for key in sorted(keys) for m in client.lrange(key, 0, -1)]
+
+    def queue_state(self) -> tuple[int, int, list[bytes]]:
+        """Jobs, samples and messages: what a refused request must leave as it is."""
+        with self.database.read() as session:
+            jobs = session.execute(sa.select(sa.func.count()).select_from(JobRow)).scalar_one()
+            rows = session.execute(sa.select(sa.func.count()).select_from(SampleRow)).scalar_one()
+        return jobs, rows, self.messages()
+
+    def claim(self, job_id: str, count: int = 1, lease_seconds: float = 60) -> list[LeasedSample]:
+        """Samples as a worker takes them."""
+        from storage import jobs
+
+        with self.database.write() as session:
+            jobs.start(session, job_id)
+            return samples.claim(
+                session, job_id, worker_id="wrk_test", count=count, lease_seconds=lease_seconds
+            )
+
+    def finish(
+        self,
+        lease: LeasedSample,
+        *,
+        tensors: dict[str, TensorRows] | None = None,
+        correct: bool | None = None,
+        scores: dict[str, Any] | None = None,
+    ) -> str | None:
+        """Complete a sample as a worker does: session files, session row, sample, counters, end."""
+        from storage import jobs
+
+        session_id = None if tensors is None else new_session_id()
+        result = SampleResult(
+            prompt="a prompt",
+            completion="a completion",
+            finish_reason="stop",
+            prompt_tokens=3,
+            generated_tokens=4,
+            scores=scores or {},
+            session_id=session_id,
+        )
+        files: list[SessionFile] = []
+        infos: dict[str, TensorInfo] = {}
+        if session_id is not None and tensors is not None:
+            files, infos = self._write_session(session_id, lease, tensors)
+        with self.database.write() as session:
+            samples.complete(session, lease, result)
+            if session_id is not None:
+                sessions.insert(
+                    session,
+                    sessions.NewSession(
+                        id=session_id,
+                        job_id=lease.job_id,
+                        sample_id=lease.id,
+                        sample_index=lease.sample_index,
+                        condition=lease.condition,
+                        epoch=lease.epoch,
+                        model=MODEL,
+                        prompt_tokens=3,
+                        generated_tokens=4,
+                        rows=6,
+                        dtype="F32",
+                        hooks=infos,
+                        files=files,
+                        correct=correct,
+                    ),
+                )
+            jobs.count_finished(session, lease.job_id, completed=1, failed=0)
+            jobs.end_if_done(session, lease.job_id)
+        return session_id
+
+    def _write_session(
+        self, session_id: str, lease: LeasedSample, tensors: dict[str, TensorRows]
+    ) -> tuple[list[SessionFile], dict[str, TensorInfo]]:
+        manifest = SessionManifest(
+            session_id=session_id,
+            job_id=lease.job_id,
+            sample_id=lease.id,
+            sample_index=lease.sample_index,
+            model=MODEL,
+            capture={},
+            capture_sha256="0" * 64,
+            dtype="model",
+            prompt_tokens=3,
+            generated_tokens=4,
+            seed=lease.seed,
+            created_at=0,
+            tensors={
+                name: StoredTensor(shape=rows.shape, dtype=rows.dtype, first_row=rows.first_row)
+                for name, rows in tensors.items()
+            },
+        )
+        with SessionWriter(self.services.store, session_id) as writer:
+            writer.write_shard(list(tensors.values()))
+            files = writer.finish(manifest, range(100, 107))
+            assert writer.manifest is not None
+            infos = {
+                name: TensorInfo(shape=list(t.shape), dtype=t.dtype, first_row=t.first_row, nbytes=t.nbytes)
+                for name, t in writer.manifest.tensors.items()
+            }
+        return files, infos
+
+
+def capture_spec(**changes: Any) -> dict[str, Any]:
+    return {"kind": "capture", "model": MODEL, "inputs": [{"prompt": "Hello"}]} | changes
+
+
+Start = Callable[[Settings], Service]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts applications, as many as a test needs."""
+    opened: list[TestClient] = []
+
+    def start_one(settings: Settings) -> Service:
+        app = create_app(settings)
+        client = TestClient(
+            app,
+            base_url="http://127.0.0.1:8420",
+            client=("127.0.0.1", 50000),
+            raise_server_exceptions=False,
+            follow_redirects=False,
+        )
+        client.__enter__()
+        opened.append(client)
+        return Service(client, app)
+
+    yield start_one
+    for client in opened:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def service(start: Start, settings: Settings) -> Service:
+    return start(settings)
+
+
+Problem = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def problem() -> Problem:
+    """Asserts the one shape that every error answer has; returns the body."""
+
+    def check(
+        answer: Response,
+        status: int,
+        code: str | None = None,
+        pointer: str | None = None,
+        *,
+        says: str = "",
+    ) -> dict[str, Any]:
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+        body: dict[str, Any] = answer.json()
+        assert set(body) == {"type", "title", "status", "detail", "instance", "errors", "error"}
+        assert body["status"] == status
+        assert body["instance"] == answer.request.url.path
+        assert body["detail"]
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert body["error"]["message"] == body["detail"]
+        assert body["error"]["type"].endswith("_error")
+        assert all(set(item) == {"detail", "pointer"} for item in body["errors"])
+        if code is not None:
+            assert body["error"]["code"] == code
+        if pointer is not None:
+            assert pointer in [item["pointer"] for item in body["errors"]], body["errors"]
+            assert body["error"]["param"]
+        assert says in answer.text
+        return body
+
+    return check

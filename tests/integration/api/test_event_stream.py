@@ -1,0 +1,160 @@
+"""GET /v1/jobs/{id}/events: complete, in order, resumable, and over when the job is."""
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api import sse
+from storage import events
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in fields:
+            body = json.loads(fields["data"])
+            assert str(body["id"]) == fields["id"]
+            assert body["event"] == fields["event"]
+            found.append(body)
+    return found
+
+
+def ended_job(service: "Service") -> str:
+    job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
+    for lease in service.claim(job_id, 2):
+        service.finish(lease)
+    return job_id
+
+
+def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: "Service") -> None:
+    job_id = ended_job(service)
+    answer = service.client.get(f"/v1/jobs/{job_id}/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-store"
+    log = parse(answer.text)
+    assert [e["event"] for e in log] == [
+        "job.queued", "job.started", "job.progress", "job.progress", "job.finalizing", "job.completed",
+    ]  # fmt: skip
+    assert {e["job_id"] for e in log} == {job_id}
+    assert log[2]["data"] == {"total": 2, "completed": 1, "failed": 0}
+
+
+@pytest.mark.parametrize("by_header", [True, False])
+def test_it_resumes_after_any_event_without_gap_or_repeat(service: "Service", by_header: bool) -> None:
+    job_id = ended_job(service)
+    whole = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
+    for place, event in enumerate(whole[:-1]):
+        seen = {"Last-Event-ID": str(event["id"])}
+        answer = (
+            service.client.get(f"/v1/jobs/{job_id}/events", headers=seen)
+            if by_header
+            else service.client.get(f"/v1/jobs/{job_id}/events", params={"after": event["id"]})
+        )
+        assert parse(answer.text) == whole[place + 1 :]
+
+
+def test_the_header_wins_over_the_parameter(service: "Service") -> None:
+    job_id = ended_job(service)
+    whole = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
+    headers = {"Last-Event-ID": str(whole[1]["id"])}
+    answer = service.client.get(f"/v1/jobs/{job_id}/events", params={"after": 0}, headers=headers)
+    assert parse(answer.text) == whole[2:]
+
+
+def test_after_the_last_event_a_browser_is_told_not_to_ask_again(service: "Service") -> None:
+    job_id = ended_job(service)
+    last = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]
+    answer = service.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last["id"])})
+    assert (answer.status_code, answer.content) == (204, b"")
+
+
+def test_events_arrive_while_the_job_runs(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.05)
+    job_id = service.submit()
+
+    def work() -> None:
+        time.sleep(0.2)
+        service.finish(*service.claim(job_id))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    text = service.client.get(f"/v1/jobs/{job_id}/events").text
+    worker.join()
+    assert [e["event"] for e in parse(text)][-1] == "job.completed"
+    queued, _, rest = text.partition("job.started")
+    assert ": ping\n\n" in queued
+    assert "job.completed" in rest
+
+
+def test_more_events_than_one_look_takes_are_all_sent(
+    service: "Service", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "BATCH", 3)
+    job_id = service.submit()
+    with service.database.write() as session:
+        for n in range(10):
+            events.append(session, job_id, "job.note", {"n": n})
+    service.finish(*service.claim(job_id))
+    log = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
+    assert [e["data"]["n"] for e in log if e["event"] == "job.note"] == list(range(10))
+    assert log[-1]["event"] == "job.completed"
+    assert [e["id"] for e in log] == sorted(e["id"] for e in log)
+
+
+def test_the_stream_ends_when_the_job_is_deleted(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
+    job_id = service.submit()
+    remover = threading.Timer(0.2, lambda: service.client.delete(f"/v1/jobs/{job_id}"))
+    remover.start()
+    assert [e["event"] for e in parse(service.client.get(f"/v1/jobs/{job_id}/events").text)] == ["job.queued"]
+    remover.join()
+
+
+def test_the_stream_ends_when_the_service_stops(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
+    job_id = service.submit()
+    threading.Timer(0.2, service.services.stopping.set).start()
+    started = time.monotonic()
+    assert parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]["event"] == "job.queued"
+    assert time.monotonic() - started < 5
+
+
+def test_many_streams_hold_no_connection_between_looks(
+    service: "Service", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More streams than the connection pool has connections, and the service still answers."""
+    monkeypatch.setattr(sse, "POLL_SECONDS", 0.05)
+    job_id = service.submit()
+    texts: list[str] = []
+
+    def follow() -> None:
+        texts.append(service.client.get(f"/v1/jobs/{job_id}/events").text)
+
+    threads = [threading.Thread(target=follow) for _ in range(60)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    assert service.client.get("/readyz").status_code in (200, 503)
+    service.finish(*service.claim(job_id))
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(texts) == 60
+    assert all(parse(text)[-1]["event"] == "job.completed" for text in texts)
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", str(2**63)])
+def test_a_malformed_event_id_is_refused(service: "Service", problem: "Problem", value: str) -> None:
+    job_id = service.submit()
+    answer = service.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": value})
+    problem(answer, 422, "invalid_request", "/last-event-id")
+    problem(service.client.get(f"/v1/jobs/{job_id}/events", params={"after": value}), 422, pointer="/after")

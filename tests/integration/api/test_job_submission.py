@@ -1,0 +1,483 @@
+"""POST /v1/jobs: what is taken, what is refused, and that a refusal leaves the queue as it was."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.settings import Settings
+from api import submissions
+from storage import jobs, samples
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+GOOD_ROWS = [{"question": f"What is {i}?", "answer": f"It is {i}. #### {i}"} for i in range(5)]
+
+
+def capture(**changes: Any) -> dict[str, Any]:
+    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
+
+
+def evaluation(dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"kind": "evaluation", "model": "demo", "dataset": dataset} | changes
+
+
+def test_a_capture_job_is_accepted_with_its_place_and_woken_once(service: "Service") -> None:
+    answer = service.client.post("/v1/jobs", json=capture(priority=2, tags=["a"], metadata={"k": "v"}))
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert job["status"] == "queued"
+    assert job["queue_position"] == 1
+    assert job["progress"] == {"total": 1, "completed": 0, "failed": 0}
+    assert (job["priority"], job["tags"], job["metadata"]) == (2, ["a"], {"k": "v"})
+    assert service.services.broker.waiting_job_ids() == {job["id"]}
+    assert len(service.messages()) == 1
+    assert service.client.get(answer.headers["location"]).json() == job
+
+
+def test_a_capture_job_without_capture_keeps_the_default_hooks(service: "Service") -> None:
+    service.load_model()
+    job = service.client.post("/v1/jobs", json=capture()).json()
+    assert job["spec"]["capture"]["mode"] == "generate"
+    with service.database.read() as session:
+        assert jobs.get(session, job["id"]).hooks == ["resid_post.1", "resid_post.2", "resid_post.3"]
+
+
+def test_inputs_are_samples_in_their_order_for_every_epoch(service: "Service") -> None:
+    job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}], epochs=2)
+    data = service.client.get(f"/v1/jobs/{job_id}/samples").json()["data"]
+    assert [(s["index"], s["epoch"], s["input"]["prompt"]) for s in data] == [
+        (0, 0, "a"), (0, 1, "a"), (1, 0, "b"), (1, 1, "b"),
+    ]  # fmt: skip
+    assert len({s["seed"] for s in data}) == 4
+
+
+def test_an_evaluation_of_an_upload_has_a_sample_for_each_row_condition_and_epoch(service: "Service") -> None:
+    file_id = service.upload(*GOOD_ROWS)
+    spec = evaluation(
+        {"file_id": file_id},
+        offset=1,
+        limit=3,
+        epochs=2,
+        conditions=[{"name": "a"}, {"name": "b", "suffix": "!"}],
+    )
+    job = service.client.post("/v1/jobs", json=spec).json()
+    assert job["progress"]["total"] == 3 * 2 * 2
+    data = service.client.get(f"/v1/jobs/{job['id']}/samples", params={"limit": 1000}).json()["data"]
+    assert {s["index"] for s in data} == {1, 2, 3}
+    assert data[0]["input"] == GOOD_ROWS[1]
+
+
+def test_the_canonical_model_name_is_stored_whatever_alias_was_used(service: "Service") -> None:
+    assert service.client.post("/v1/jobs", json=capture(model="example/demo-model")).json()["model"] == "demo"
+    assert service.client.post("/v1/jobs", json=capture(model="other")).json()["model"] == "other"
+
+
+def test_hooks_are_resolved_where_the_structure_is_known_and_left_open_where_not(service: "Service") -> None:
+    spec = capture(capture={"points": ["mlp_in"], "layers": "1:3", "hooks": ["blocks.0.hook_resid_pre"]})
+    before = service.client.post("/v1/jobs", json=spec).json()
+    service.load_model()
+    after = service.client.post("/v1/jobs", json=spec).json()
+    off = service.client.post("/v1/jobs", json=capture(capture={"mode": "off"})).json()
+    with service.database.read() as session:
+        assert jobs.get(session, before["id"]).hooks is None
+        assert jobs.get(session, after["id"]).hooks == ["resid_pre.0", "mlp_in.1", "mlp_in.2"]
+        assert jobs.get(session, off["id"]).hooks == []
+
+
+def test_a_path_below_a_data_root_is_read_and_stored_resolved(service: "Service", settings: Settings) -> None:
+    root = Path(settings.data_roots[0])
+    (root / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in GOOD_ROWS))
+    (root / "link.jsonl").symlink_to("rows.jsonl")
+    for path in (str(root / "rows.jsonl"), "rows.jsonl", "link.jsonl"):
+        answer = service.client.post("/v1/jobs", json=evaluation({"path": path}))
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["progress"]["total"] == 5
+        assert answer.json()["spec"]["dataset"]["path"] == str(root.resolve() / "rows.jsonl")
+
+
+def test_real_gsm8k_under_a_data_root(start: "Start", settings: Settings, shared: Path) -> None:
+    service = start(settings.model_copy(update={"data_roots": (str(shared / "data"),)}))
+    spec = evaluation(
+        {"path": "gsm8k/test.jsonl"},
+        num_fewshot=5,
+        fewshot_dataset={"path": "gsm8k/train.jsonl"},
+        conditions=[{"name": "baseline"}, {"name": "ep02", "suffix": "This is very important to my career."}],
+    )
+    job = service.client.post("/v1/jobs", json=spec).json()
+    rows = len((shared / "data/gsm8k/test.jsonl").read_text().splitlines())
+    assert job["progress"]["total"] == 2 * rows
+
+
+def test_a_hub_dataset_is_left_to_the_worker(service: "Service") -> None:
+    job = service.client.post("/v1/jobs", json=evaluation({"hub": "openai/gsm8k", "config": "main"})).json()
+    assert job["status"] == "queued"
+    with service.database.read() as session:
+        assert jobs.get(session, job["id"]).total is None
+        assert samples.find(session, job["id"]) == ([], False)
+
+
+def test_a_job_is_stored_although_the_broker_is_away(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
+    assert service.client.post("/v1/jobs", json=capture()).status_code == 202
+
+
+# Refusals. Each case: the body, the code and the pointer that the answer must have.
+
+
+@pytest.fixture
+def refused(service: "Service", problem: "Problem") -> Iterator[Callable[..., dict[str, Any]]]:
+    """Sends a body that must be refused; afterwards the queue must be as it was."""
+    service.submit()
+    before: list[Any] = []
+
+    def send(
+        body: Any, pointer: str | None, *, code: str = "invalid_request", says: str = ""
+    ) -> dict[str, Any]:
+        if not before:
+            before.append(service.queue_state())
+        return problem(service.client.post("/v1/jobs", json=body), 422, code, pointer, says=says)
+
+    yield send
+    assert service.queue_state() == before[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        (capture(temprature=0.5), "/temprature"),
+        (capture(sampling={"max_tokens": 0}), "/sampling/max_tokens"),
+        (capture(sampling={"max_tokens": "many"}), "/sampling/max_tokens"),
+        (capture(sampling={"temperature": -1}), "/sampling/temperature"),
+        (capture(sampling={"temprature": 0.5}), "/sampling/temprature"),
+        (capture(sampling={"stop": ["x"] * 17}), "/sampling/stop"),
+        (capture(capture={"points": ["resid_pst"]}), "/capture/points/0"),
+        (capture(capture={"layers": "first"}), "/capture/layers"),
+        (capture(capture={"layers": [-1]}), "/capture/layers/0"),
+        (capture(capture={"dtype": "int8"}), "/capture/dtype"),
+        (capture(priority=10), "/priority"),
+        (capture(tags=["x" * 65]), "/tags/0"),
+        (capture(metadata={"a/b~c": 1}), "/metadata/a~1b~0c"),
+        (capture(interventions=[{}]), "/interventions"),
+        (capture(inputs=[]), "/inputs"),
+        (capture(inputs=[{"prompt": ""}]), "/inputs/0/prompt"),
+        (capture(inputs=[{"prompt": "x"}, {}]), "/inputs/1"),
+        (capture(inputs=[{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}]), "/inputs/0"),
+        (capture(inputs=[{"messages": [{"role": "tool", "content": "y"}]}]), "/inputs/0/messages/0/role"),
+        (capture(inputs=[{"prompt": "a\0b"}]), "/inputs/0/prompt"),
+        (capture(tags=["\0"]), "/tags/0"),
+        ({"kind": "capture", "model": "demo"}, "/inputs"),
+        ({"kind": "capture", "inputs": [{"prompt": "x"}]}, "/model"),
+        ({"model": "demo", "inputs": [{"prompt": "x"}]}, "/kind"),
+        (capture(kind="capturing"), "/kind"),
+        ({"kind": "evaluation", "model": "demo"}, "/dataset"),
+        (evaluation({}), "/dataset"),
+        (evaluation({"file_id": "file_" + "0" * 32, "path": "x"}), "/dataset"),
+        (evaluation({"file_id": "../../etc/passwd"}), "/dataset/file_id"),
+        (evaluation({"path": "x", "split": "test"}), "/dataset/split"),
+        (evaluation({"hub": "a b"}), "/dataset/hub"),
+        (evaluation({"path": "x"}, task="mmlu"), "/task"),
+        (evaluation({"path": "x"}, limit=0), "/limit"),
+        (evaluation({"path": "x"}, conditions=[{"name": "a"}, {"name": "a"}]), "/conditions"),
+        (evaluation({"path": "x"}, conditions=[{"name": "no spaces"}]), "/conditions/0/name"),
+    ],
+)  # fmt: skip
+def test_a_field_at_fault_is_named(refused: Callable[..., Any], body: dict[str, Any], pointer: str) -> None:
+    refused(body, pointer)
+
+
+def test_every_field_at_fault_is_named_at_once(refused: Callable[..., Any]) -> None:
+    body = refused(capture(sampling={"max_tokens": 0, "top_p": 2}, priority=-1), "/priority")
+    assert {e["pointer"] for e in body["errors"]} == {"/sampling/max_tokens", "/sampling/top_p", "/priority"}
+
+
+def test_a_prompt_of_10_mb_is_refused_by_its_field(refused: Callable[..., Any]) -> None:
+    refused(capture(inputs=[{"prompt": "x" * 10_000_000}]), "/inputs/0/prompt", says="1000000")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"null", b"[]", b'"x"', b"\xff", b'{"kind": "capture"', b"1e999"]
+)
+def test_a_body_that_is_no_json_object_is_refused(
+    service: "Service", problem: "Problem", body: bytes
+) -> None:
+    before = service.queue_state()
+    answer = service.client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    problem(answer, 422, "invalid_request")
+    assert service.queue_state() == before
+
+
+def test_a_lone_surrogate_is_refused(service: "Service", problem: "Problem") -> None:
+    body = b'{"kind": "capture", "model": "demo", "inputs": [{"prompt": "\\ud800"}]}'
+    answer = service.client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    problem(answer, 422, "invalid_request")
+
+
+def test_another_media_type_is_refused(service: "Service", problem: "Problem") -> None:
+    answer = service.client.post(
+        "/v1/jobs", content=json.dumps(capture()), headers={"Content-Type": "text/plain"}
+    )
+    problem(answer, 415, "unsupported_media_type", says="application/json")
+    assert service.queue_state() == (0, 0, [])
+
+
+def test_a_model_that_is_not_served_is_refused(refused: Callable[..., Any]) -> None:
+    body = refused(capture(model="gpt-2"), "/model", code="model_not_found", says="demo, other")
+    assert body["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("spec", "pointer", "says"),
+    [
+        ({"hooks": ["resid_post.9"]}, "/capture/hooks", "layers 0 to 3"),
+        ({"hooks": ["resid_pots.1"]}, "/capture/hooks", "resid_post.1"),
+        ({"hooks": ["__class__.output"]}, "/capture/hooks", "no such"),
+        ({"points": ["router_logits"]}, "/capture/points", "no experts"),
+        ({"points": ["resid_post"], "layers": [2, 4]}, "/capture/layers", "layer 4"),
+        ({"points": ["resid_post"], "layers": "7:9"}, "/capture/layers", "selects none"),
+    ],
+)
+def test_a_hook_that_the_model_lacks_is_refused(
+    service: "Service", refused: Callable[..., Any], spec: dict[str, Any], pointer: str, says: str
+) -> None:
+    service.load_model()
+    refused(capture(capture=spec), pointer, code="unknown_hook", says=says)
+
+
+def test_max_tokens_beyond_the_context_is_refused_with_both_numbers(
+    service: "Service", refused: Callable[..., Any]
+) -> None:
+    service.load_model()
+    body = refused(
+        capture(sampling={"max_tokens": 1024}), "/sampling/max_tokens", code="context_length_exceeded"
+    )
+    assert body["detail"].count("1024") == 2
+    answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 1023}))
+    assert answer.status_code == 202
+    service.client.delete(f"/v1/jobs/{answer.json()['id']}")
+    _drop_last_message(service)
+
+
+def _drop_last_message(service: "Service") -> None:
+    import redis
+
+    with redis.Redis.from_url(service.services.settings.broker_url) as client:
+        client.lpop("actograph:5")
+
+
+def test_what_needs_a_chat_template_is_refused_without_one(
+    service: "Service", refused: Callable[..., Any], settings: Settings
+) -> None:
+    service.load_model(chat_template=False)
+    rows = Path(settings.data_roots[0]) / "rows.jsonl"
+    rows.write_text(json.dumps(GOOD_ROWS[0]))
+    messages = [{"role": "user", "content": "hi"}]
+    refused(
+        capture(inputs=[{"prompt": "x"}, {"messages": messages}]), "/inputs/1/messages", says="chat template"
+    )
+    dataset = {"path": str(rows)}
+    refused(evaluation(dataset, apply_chat_template=True), "/apply_chat_template", says="chat template")
+    conditions = [{"name": "a"}, {"name": "b", "system": "You are helpful."}]
+    refused(evaluation(dataset, conditions=conditions), "/conditions/1/system", says="chat template")
+
+
+def test_a_system_message_needs_the_template_that_was_declined(refused: Callable[..., Any]) -> None:
+    conditions = [{"name": "a", "system": "You are helpful."}]
+    spec = evaluation({"path": "x"}, apply_chat_template=False, conditions=conditions)
+    refused(spec, "/conditions/0/system", says="apply_chat_template is false")
+
+
+def test_an_unknown_file_is_refused(refused: Callable[..., Any]) -> None:
+    missing = {"file_id": "file_" + "0" * 32}
+    refused(evaluation(missing), "/dataset/file_id", code="invalid_dataset")
+    refused(
+        evaluation({"hub": "openai/gsm8k"}, num_fewshot=1, fewshot_dataset=missing),
+        "/fewshot_dataset/file_id",
+        code="invalid_dataset",
+    )
+
+
+def test_no_path_leads_out_of_the_data_roots(
+    refused: Callable[..., Any], settings: Settings, tmp_path: Path
+) -> None:
+    root = Path(settings.data_roots[0])
+    outside = tmp_path / "secret.jsonl"
+    outside.write_text(json.dumps(GOOD_ROWS[0]))
+    (root / "link.jsonl").symlink_to(outside)
+    (root / "folder").mkdir()
+    (root / "loop").symlink_to("loop")
+    os.mkfifo(root / "pipe")
+    (root.parent / "data2").mkdir()
+    (root.parent / "data2" / "x.jsonl").write_text(json.dumps(GOOD_ROWS[0]))
+    messages = set()
+    for path in (
+        str(outside), "../../secret.jsonl", "link.jsonl", "/etc/passwd", "/nonexistent", "folder", "loop",
+        "pipe",
+        str(root.parent / "data2" / "x.jsonl"), "x" * 4096, "missing.jsonl", ".", "/",
+    ):  # fmt: skip
+        body = refused(evaluation({"path": path}), "/dataset/path", code="invalid_dataset")
+        messages.add(body["detail"].replace(path, "PATH"))
+    assert len(messages) == 1, "the message must not tell whether a file exists"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "says"),
+    [
+        ([*GOOD_ROWS[:2], {"answer": "#### 1"}], {}, "row 2: question is missing"),
+        ([{"question": "q", "answer": "no number"}], {}, "row 0: answer"),
+        ([{"question": 5, "answer": "#### 1"}], {}, "row 0: question is not a string"),
+        (GOOD_ROWS, {"offset": 5}, "offset 5"),
+        (GOOD_ROWS, {"offset": 10**30}, "no rows at offset"),
+    ],
+)
+def test_a_bad_row_is_named(
+    service: "Service",
+    refused: Callable[..., Any],
+    rows: list[dict[str, Any]],
+    options: dict[str, Any],
+    says: str,
+) -> None:
+    file_id = service.upload(*rows)
+    refused(evaluation({"file_id": file_id}, **options), "/dataset", code="invalid_dataset", says=says)
+
+
+def test_rows_outside_the_window_do_not_matter(service: "Service") -> None:
+    file_id = service.upload({"question": "", "answer": ""}, *GOOD_ROWS)
+    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, offset=1, limit=10**30))
+    assert answer.json()["progress"]["total"] == 5
+
+
+def test_too_few_rows_for_the_examples_are_refused(service: "Service", refused: Callable[..., Any]) -> None:
+    few, more = service.upload(*GOOD_ROWS[:2]), service.upload(*GOOD_ROWS)
+    same = evaluation({"file_id": few}, num_fewshot=2)
+    refused(same, "/num_fewshot", code="invalid_dataset", says="needs 3 rows")
+    spec = evaluation({"file_id": more}, num_fewshot=3, fewshot_dataset={"file_id": few})
+    refused(spec, "/num_fewshot", code="invalid_dataset", says="there are 2")
+
+
+def test_enough_rows_for_the_examples_are_taken(service: "Service") -> None:
+    few, more = service.upload(*GOOD_ROWS[:2]), service.upload(*GOOD_ROWS)
+    for spec in (
+        evaluation({"file_id": few}, num_fewshot=1),
+        evaluation({"file_id": more}, num_fewshot=2, fewshot_dataset={"file_id": few}),
+    ):
+        assert service.client.post("/v1/jobs", json=spec).status_code == 202
+
+
+def test_a_bad_row_among_the_examples_names_their_dataset(
+    service: "Service", refused: Callable[..., Any]
+) -> None:
+    good, bad = service.upload(*GOOD_ROWS), service.upload(*GOOD_ROWS, {"question": "q"})
+    spec = evaluation({"file_id": good}, num_fewshot=1, fewshot_dataset={"file_id": bad})
+    refused(spec, "/fewshot_dataset", code="invalid_dataset", says="row 5: answer is missing")
+
+
+def test_a_hub_name_without_owner_is_refused(refused: Callable[..., Any]) -> None:
+    refused(evaluation({"hub": "gsm8k"}), "/dataset/hub", code="invalid_dataset", says="owner")
+
+
+def test_a_job_of_too_many_samples_is_refused(
+    service: "Service", refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submissions, "MAX_SAMPLES", 9)
+    file_id = service.upload(*GOOD_ROWS)
+    refused(evaluation({"file_id": file_id}, epochs=2), None, says="9")
+    refused(capture(epochs=10), None, says="9")
+    assert (
+        service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, limit=4, epochs=2)).status_code
+        == 202
+    )
+    _drop_last_message(service)
+    service.client.delete(f"/v1/jobs/{service.client.get('/v1/jobs').json()['first_id']}")
+
+
+# Idempotency-Key
+
+
+def test_a_repeated_key_gets_the_first_answer_and_makes_one_job(service: "Service") -> None:
+    headers = {"Idempotency-Key": "k1"}
+    first = service.client.post("/v1/jobs", json=capture(), headers=headers)
+    again = service.client.post("/v1/jobs", json=capture(), headers=headers)
+    assert (again.status_code, again.json()) == (202, first.json())
+    assert again.headers["location"] == first.headers["location"]
+    assert service.queue_state()[:2] == (1, 1)
+    assert len(service.messages()) == 1
+
+
+def test_a_key_with_another_body_is_refused(service: "Service", problem: "Problem") -> None:
+    headers = {"Idempotency-Key": "k1"}
+    service.client.post("/v1/jobs", json=capture(), headers=headers)
+    before = service.queue_state()
+    answer = service.client.post("/v1/jobs", json=capture(priority=1), headers=headers)
+    problem(answer, 422, "idempotency_mismatch", "/Idempotency-Key")
+    assert service.queue_state() == before
+
+
+def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -> None:
+    from hashlib import sha256
+
+    from storage import idempotency
+
+    body = json.dumps(capture()).encode()
+    with service.database.write() as session:
+        idempotency.begin(session, "k1", sha256(b"POST /v1/jobs\n" + body).hexdigest())
+    headers = {"Idempotency-Key": "k1", "Content-Type": "application/json"}
+    problem(service.client.post("/v1/jobs", content=body, headers=headers), 409, "idempotency_in_flight")
+    assert service.queue_state() == (0, 0, [])
+
+
+def test_a_refused_request_frees_its_key(service: "Service", problem: "Problem") -> None:
+    headers = {"Idempotency-Key": "k1"}
+    for bad in (capture(model="none"), capture(priority=77)):
+        problem(service.client.post("/v1/jobs", json=bad, headers=headers), 422)
+    assert service.client.post("/v1/jobs", json=capture(), headers=headers).status_code == 202
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\x01b"])
+def test_a_malformed_key_is_refused(service: "Service", problem: "Problem", key: str) -> None:
+    problem(service.client.post("/v1/jobs", json=capture(), headers={"Idempotency-Key": key}), 422)
+    assert service.queue_state() == (0, 0, [])
+
+
+def test_many_requests_with_one_key_at_once_make_one_job(service: "Service") -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def send(_: int) -> int:
+        answer = service.client.post("/v1/jobs", json=capture(), headers={"Idempotency-Key": "k1"})
+        return answer.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = set(pool.map(send, range(16)))
+    assert 202 in statuses
+    assert statuses <= {202, 409}
+    assert service.queue_state()[:2] == (1, 1)
+
+
+# Body limits
+
+
+def test_a_body_beyond_the_limit_is_refused_with_and_without_a_length(
+    start: "Start", settings: Settings, problem: "Problem"
+) -> None:
+    service = start(settings.model_copy(update={"max_body_bytes": 10_000}))
+    body = json.dumps(capture(inputs=[{"prompt": "x" * 20_000}])).encode()
+    headers = {"Content-Type": "application/json"}
+    problem(service.client.post("/v1/jobs", content=body, headers=headers), 413, "payload_too_large")
+
+    def chunks() -> Iterator[bytes]:
+        for begin in range(0, len(body), 1000):
+            yield body[begin : begin + 1000]
+
+    answer = service.client.post("/v1/jobs", content=chunks(), headers=headers)
+    assert "content-length" not in answer.request.headers
+    problem(answer, 413, "payload_too_large", says="ACTOGRAPH_MAX_BODY_BYTES")
+    assert service.queue_state() == (0, 0, [])
+    service.submit()

@@ -1,0 +1,356 @@
+"""/v1/activations/sessions on real session folders: search, row slices, downloads, deletion."""
+
+import io
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from actograph import tensor_files
+from storage import jobs
+from storage.session_files import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+BASE = "/v1/activations/sessions"
+FULL = np.linspace(-1, 1, 48, dtype="<f4").reshape(6, 8)
+#: the upper halves of float32 numbers
+HALVES = (FULL[3:].view("<u4") >> 16).astype("<u2")
+LOCATION = "model.layers.0.mlp.up_proj.output"
+
+
+def tensors() -> dict[str, TensorRows]:
+    """All rows of one hook, the generated rows of another in bfloat16, and a module's output."""
+    return {
+        "resid_post.1": TensorRows("resid_post.1", "F32", (6, 8), 0, FULL),
+        "mlp_in.2": TensorRows("mlp_in.2", "BF16", (3, 8), 3, HALVES),
+        LOCATION: TensorRows(LOCATION, "F16", (6, 2), 0, np.ones((6, 2), "<f2")),
+    }
+
+
+@pytest.fixture
+def session_id(service: "Service") -> str:
+    job_id = service.submit(tags=["night"])
+    made = service.finish(*service.claim(job_id), tensors=tensors(), correct=True)
+    assert made is not None
+    return made
+
+
+def test_a_session_shows_what_it_holds(service: "Service", session_id: str) -> None:
+    session = service.client.get(f"{BASE}/{session_id}").json()
+    assert session["object"] == "activation.session"
+    assert (session["prompt_tokens"], session["generated_tokens"], session["rows"]) == (3, 4, 6)
+    assert session["hooks"]["mlp_in.2"] == {"shape": [3, 8], "dtype": "BF16", "first_row": 3, "nbytes": 48}
+    assert {f["name"] for f in session["files"]} == {"activations.safetensors", "manifest.json"}
+    assert session["bytes"] == sum(f["bytes"] for f in session["files"])
+    assert (session["tags"], session["correct"]) == (["night"], True)
+    assert service.client.get(f"/v1/activations/session/{session_id}").json() == session
+
+
+def test_sessions_are_searched_by_each_filter(service: "Service", session_id: str) -> None:
+    other_job = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
+    others = {
+        service.finish(lease, tensors=tensors(), correct=False) for lease in service.claim(other_job, 2)
+    }
+    created = service.client.get(f"{BASE}/{session_id}").json()
+
+    def found(**params: Any) -> set[str]:
+        answer = service.client.get(BASE, params=params)
+        assert answer.status_code == 200, answer.text
+        stats = service.client.get(f"{BASE}/stats", params=params).json()
+        assert stats["sessions"] == len(answer.json()["data"])
+        assert stats["bytes"] == sum(s["bytes"] for s in answer.json()["data"])
+        return {s["id"] for s in answer.json()["data"]}
+
+    everything = {session_id, *others}
+    assert found() == everything
+    assert found(job_id=other_job) == others
+    assert found(model="demo") == found(model="example/demo-model") == everything
+    assert found(model="nobody's") == set()
+    assert found(sample_index=0, job_id=other_job) < others
+    assert found(correct=True) == {session_id}
+    assert found(correct="false") == others
+    assert found(tag="night") == {session_id}
+    assert found(condition="baseline") == set()
+    assert (
+        found(created_after=created["created_at"] - 1, created_before=created["created_at"] + 60)
+        == everything
+    )
+    assert found(created_before=created["created_at"] - 1) == set()
+    page = service.client.get(BASE, params={"limit": 2}).json()
+    rest = service.client.get(BASE, params={"limit": 2, "after": page["last_id"]}).json()
+    assert {s["id"] for s in page["data"] + rest["data"]} == everything
+    assert rest["has_more"] is False
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"sample_index": -1},
+        {"sample_index": 10**30},
+        {"correct": "perhaps"},
+        {"created_after": "nan"},
+        {"created_before": "inf"},
+        {"model": "\0"},
+    ],
+)
+def test_bad_filters_are_refused(service: "Service", problem: "Problem", params: dict[str, Any]) -> None:
+    pointer = f"/{next(iter(params))}"
+    problem(service.client.get(BASE, params=params), 422, pointer=pointer)
+    problem(service.client.delete(BASE, params=params), 422, pointer=pointer)
+
+
+def read_safetensors(data: bytes) -> tuple[str, str, tuple[int, ...], bytes]:
+    header = tensor_files.read_header(lambda at, n: data[at : at + n], len(data))
+    ((name, entry),) = header.tensors.items()
+    return name, entry.dtype, entry.shape, data[entry.start : entry.stop]
+
+
+@pytest.mark.parametrize(
+    "name", ["resid_post.1", "blocks.1.hook_resid_post", "layers_output[1]", "layer_1_output"]
+)
+@pytest.mark.parametrize(
+    ("rows", "window"),
+    [("2:4", (2, 4)), (":", (0, 6)), ("5:", (5, 6)), (":1", (0, 1)), ("3:3", (3, 3)), (None, (0, 6))],
+)
+def test_rows_come_in_three_formats(
+    service: "Service", session_id: str, name: str, rows: str | None, window: tuple[int, int]
+) -> None:
+    start, stop = window
+    url = f"{BASE}/{session_id}/tensors/{name}"
+    params = {} if rows is None else {"rows": rows}
+    raw = service.client.get(url, params=params)
+    assert raw.status_code == 200, raw.text
+    assert read_safetensors(raw.content) == (
+        "resid_post.1",
+        "F32",
+        (stop - start, 8),
+        FULL[start:stop].tobytes(),
+    )
+    npy = np.load(io.BytesIO(service.client.get(url, params={**params, "format": "npy"}).content))
+    assert npy.dtype == np.dtype("<f4")
+    np.testing.assert_array_equal(npy, FULL[start:stop])
+    body = service.client.get(url, params={**params, "format": "json"}).json()
+    assert (body["hook"], body["dtype"], body["first_row"]) == ("resid_post.1", "F32", start)
+    assert body["shape"] == [stop - start, 8]
+    np.testing.assert_array_equal(np.array(body["data"], "<f4").reshape(-1, 8), FULL[start:stop])
+
+
+def test_bfloat16_stays_in_safetensors_and_is_widened_elsewhere(service: "Service", session_id: str) -> None:
+    url = f"{BASE}/{session_id}/tensors/mlp_in.2"
+    raw = service.client.get(url, params={"rows": "1:3"})
+    assert read_safetensors(raw.content) == ("mlp_in.2", "BF16", (2, 8), HALVES[1:].tobytes())
+    assert raw.headers["x-tensor-first-row"] == "4"
+    wide = tensor_files.bfloat16_to_float32(HALVES[1:])
+    npy = np.load(io.BytesIO(service.client.get(url, params={"rows": "1:3", "format": "npy"}).content))
+    assert npy.dtype == np.dtype("<f4")
+    np.testing.assert_array_equal(npy, wide)
+    body = service.client.get(url, params={"rows": "1:3", "format": "json"}).json()
+    assert (body["first_row"], body["dtype"]) == (4, "BF16")
+    np.testing.assert_array_equal(np.array(body["data"], "<f4"), wide)
+
+
+def test_token_ids_and_module_paths_are_tensors_too(service: "Service", session_id: str) -> None:
+    body = service.client.get(
+        f"{BASE}/{session_id}/tensors/token_ids", params={"rows": "2:5", "format": "json"}
+    ).json()
+    assert (body["data"], body["shape"]) == ([102, 103, 104], [3])
+    raw = service.client.get(f"{BASE}/{session_id}/tensors/token_ids").content
+    assert read_safetensors(raw)[:3] == ("token_ids", "I64", (7,))
+    path = service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}", params={"format": "json"}).json()
+    assert path["shape"] == [6, 2]
+
+
+@pytest.mark.parametrize("rows", ["7:8", "0:7", "4:2", "6:7", "0:99999999999"])
+def test_rows_outside_the_tensor_are_refused(
+    service: "Service", session_id: str, problem: "Problem", rows: str
+) -> None:
+    for hook in ("resid_post.1", LOCATION):
+        answer = service.client.get(f"{BASE}/{session_id}/tensors/{hook}", params={"rows": rows})
+        problem(answer, 416, "range_not_satisfiable", "/rows", says="0:6")
+
+
+@pytest.mark.parametrize("rows", ["-1:3", "1", "a:b", "1:2:3", "", "1.0:2", "0:" + "9" * 40])
+def test_rows_that_cannot_be_read_are_refused(
+    service: "Service", session_id: str, problem: "Problem", rows: str
+) -> None:
+    answer = service.client.get(f"{BASE}/{session_id}/tensors/resid_post.1", params={"rows": rows})
+    problem(answer, 422, "invalid_request", "/rows")
+
+
+def test_json_is_limited_to_a_sane_size(
+    service: "Service", session_id: str, problem: "Problem", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.tensor_slices.MAX_JSON_VALUES", 16)
+    url = f"{BASE}/{session_id}/tensors/resid_post.1"
+    problem(service.client.get(url, params={"format": "json"}), 422, pointer="/rows", says="2 rows at a time")
+    assert service.client.get(url, params={"format": "json", "rows": "0:2"}).status_code == 200
+    monkeypatch.setattr("api.tensor_slices.MAX_BYTES", 100)
+    problem(service.client.get(url), 422, pointer="/rows", says="3 rows at a time")
+
+
+@pytest.mark.parametrize(
+    "hook", ["resid_post.3", "resid_pots.1", "__metadata__", "../manifest.json", "a/b", "%00"]
+)
+def test_a_tensor_that_is_not_there_is_not_found(
+    service: "Service", session_id: str, problem: "Problem", hook: str
+) -> None:
+    problem(service.client.get(f"{BASE}/{session_id}/tensors/{hook}"), 404, "not_found")
+
+
+def test_an_unknown_format_is_refused(service: "Service", session_id: str, problem: "Problem") -> None:
+    url = f"{BASE}/{session_id}/tensors/resid_post.1"
+    problem(service.client.get(url, params={"format": "pickle"}), 422, pointer="/format")
+
+
+def test_a_file_is_downloaded_whole_and_by_ranges(service: "Service", session_id: str) -> None:
+    url = f"{BASE}/{session_id}/files/activations.safetensors"
+    whole = service.client.get(url)
+    data = whole.content
+    size = len(data)
+    files = {f["name"]: f for f in service.client.get(f"{BASE}/{session_id}").json()["files"]}
+    assert files["activations.safetensors"]["bytes"] == size
+    assert sha256(data).hexdigest() == files["activations.safetensors"]["sha256"]
+    assert whole.headers["etag"] == f'"{sha256(data).hexdigest()}"'
+    assert whole.headers["accept-ranges"] == "bytes"
+    for header, start, stop in (
+        ("bytes=0-9", 0, 10), ("bytes=5-", 5, size), ("bytes=-7", size - 7, size),
+        (f"bytes=10-{size * 9}", 10, size), (f"bytes=-{size * 9}", 0, size),
+    ):  # fmt: skip
+        part = service.client.get(url, headers={"Range": header})
+        assert part.status_code == 206, header
+        assert part.content == data[start:stop]
+        assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
+        assert part.headers["content-length"] == str(stop - start)
+
+
+def test_a_range_beyond_the_file_is_refused_with_its_size(
+    service: "Service", session_id: str, problem: "Problem"
+) -> None:
+    url = f"{BASE}/{session_id}/files/activations.safetensors"
+    size = len(service.client.get(url).content)
+    for header in (f"bytes={size}-", "bytes=-0"):
+        answer = service.client.get(url, headers={"Range": header})
+        problem(answer, 416, "range_not_satisfiable")
+        assert answer.headers["content-range"] == f"bytes */{size}"
+
+
+@pytest.mark.parametrize("header", ["bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "rows=1-2", "bytes=-", "x"])
+def test_a_range_of_another_form_is_ignored(service: "Service", session_id: str, header: str) -> None:
+    answer = service.client.get(f"{BASE}/{session_id}/files/manifest.json", headers={"Range": header})
+    assert answer.status_code == 200
+    assert json.loads(answer.content)["session_id"] == session_id
+
+
+def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service", session_id: str) -> None:
+    url = f"{BASE}/{session_id}/files/activations.safetensors"
+    whole = service.client.get(url)
+    etag = whole.headers["etag"]
+    for value in (etag, f"W/{etag}", f'"x", {etag}', "*"):
+        again = service.client.get(url, headers={"If-None-Match": value})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert service.client.get(url, headers={"If-None-Match": '"x"'}).status_code == 200
+    same = service.client.get(url, headers={"Range": "bytes=1-2", "If-Range": etag})
+    assert (same.status_code, same.content) == (206, whole.content[1:3])
+    changed = service.client.get(url, headers={"Range": "bytes=1-2", "If-Range": '"other"'})
+    assert (changed.status_code, changed.content) == (200, whole.content)
+
+
+def test_head_tells_the_size_without_the_bytes(service: "Service", session_id: str) -> None:
+    url = f"{BASE}/{session_id}/files/activations.safetensors"
+    size = len(service.client.get(url).content)
+    head = service.client.head(url)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
+
+
+@pytest.mark.parametrize("name", ["nothing.txt", "..%2f..%2factograph.db", "%2e%2e", "manifest.json%00", "."])
+def test_only_the_sessions_own_files_are_served(
+    service: "Service", session_id: str, problem: "Problem", name: str
+) -> None:
+    problem(service.client.get(f"{BASE}/{session_id}/files/{name}"), 404, "not_found")
+
+
+def test_the_manifest_says_how_it_was_made(service: "Service", session_id: str) -> None:
+    manifest = service.client.get(f"{BASE}/{session_id}/manifest").json()
+    stored = service.client.get(f"{BASE}/{session_id}/files/manifest.json").json()
+    assert manifest == stored
+    assert manifest["tensors"]["mlp_in.2"]["first_row"] == 3
+
+
+@pytest.mark.parametrize("name", ["sessions", "session"])
+def test_deleting_a_session_removes_row_and_files_once(
+    service: "Service", session_id: str, problem: "Problem", name: str
+) -> None:
+    url = f"/v1/activations/{name}/{session_id}"
+    sample = service.client.get(f"{BASE}/{session_id}").json()
+    answer = service.client.delete(url)
+    assert answer.json() == {"id": session_id, "object": "activation.session", "deleted": True}
+    assert not service.services.store.exists(f"sessions/{session_id}")
+    problem(service.client.delete(url), 404, "not_found")
+    for tail in ("", "/manifest", "/tensors/resid_post.1", "/files/manifest.json"):
+        problem(service.client.get(f"{BASE}/{session_id}{tail}"), 404, "not_found")
+    kept = service.client.get(f"/v1/jobs/{sample['job_id']}/samples/{sample['sample_id']}").json()
+    assert (kept["status"], kept["session_id"]) == ("completed", None)
+
+
+def test_bulk_deletion_counts_first_and_takes_only_what_fits(
+    service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.routes.sessions.DELETE_BATCH", 2)
+    job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
+    others = [service.finish(lease, tensors=tensors()) for lease in service.claim(job_id, 5)]
+    store = service.services.store
+    size = service.client.get(f"{BASE}/stats", params={"job_id": job_id}).json()["bytes"]
+    dry = service.client.delete(BASE, params={"job_id": job_id, "dry_run": True}).json()
+    assert dry == {"object": "activation.session.deletion", "dry_run": True, "sessions": 5, "bytes": size}
+    assert all(store.exists(f"sessions/{i}") for i in others)
+    done = service.client.delete(BASE, params={"job_id": job_id}).json()
+    assert done == {**dry, "dry_run": False}
+    assert not any(store.exists(f"sessions/{i}") for i in others)
+    assert store.exists(f"sessions/{session_id}")
+    again = service.client.delete(BASE, params={"job_id": job_id}).json()
+    assert (again["sessions"], again["bytes"]) == (0, 0)
+    with service.database.read() as session:
+        assert jobs.get(session, job_id).completed == 5
+
+
+def test_bulk_deletion_of_everything_must_be_asked_for(
+    service: "Service", session_id: str, problem: "Problem"
+) -> None:
+    for params in ({}, {"dry_run": True}):
+        problem(service.client.delete(BASE, params=params), 422, "invalid_request", "/all")
+    assert service.services.store.exists(f"sessions/{session_id}")
+    assert service.client.delete(BASE, params={"all": True}).json()["sessions"] == 1
+    assert service.client.get(f"{BASE}/stats").json()["sessions"] == 0
+
+
+def test_damage_in_the_store_is_said_and_not_served(
+    service: "Service", session_id: str, problem: "Problem"
+) -> None:
+    store = service.services.store
+    path = store.local_path(f"sessions/{session_id}/activations.safetensors")
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:-1])
+    problem(service.client.get(f"{BASE}/{session_id}/files/{path.name}"), 500, "store_damaged")
+    problem(service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}"), 500, "store_damaged")
+    manifest = store.local_path(f"sessions/{session_id}/manifest.json")
+    assert manifest is not None
+    manifest.unlink()
+    problem(service.client.get(f"{BASE}/{session_id}/manifest"), 500, "store_damaged", says="manifest.json")
+
+
+@pytest.mark.parametrize(
+    "bad", ["x", "ses_" + "0" * 31, "ses_" + "0" * 32, "ses_" + "G" * 32, "job_" + "0" * 32, "..%2f"]
+)
+@pytest.mark.parametrize("tail", ["", "/manifest", "/tensors/resid_post.1", "/files/manifest.json"])
+def test_unknown_and_malformed_ids_are_not_found(
+    service: "Service", problem: "Problem", bad: str, tail: str
+) -> None:
+    problem(service.client.get(f"{BASE}/{bad}{tail}"), 404, "not_found")
+    if not tail:
+        problem(service.client.delete(f"{BASE}/{bad}"), 404, "not_found")

