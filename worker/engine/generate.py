@@ -42,7 +42,7 @@ class Engine:
         self.model = model
         self._discovery = discover(model)
         self.structure: ModelStructure = self._discovery.structure
-        self.batch_limit: int | None = None  # set where memory ran out: what still went through
+        self.token_limit: int | None = None  # set where memory ran out: padded tokens that still fit
         self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
         self._lock = threading.Lock()
 
@@ -62,7 +62,7 @@ class Engine:
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             host_buffer_bytes=options.host_buffer_bytes,
-            limit=self.batch_limit,
+            token_limit=self.token_limit,
         )
 
     def generate(
@@ -83,6 +83,8 @@ class Engine:
         Tokens and rows of a request do not depend on the others in the batch. Where memory runs
         out the batch is halved and run again (`sink.reset`); a request that does not fit alone
         comes back with an `error`. `sampling.seed` is not used: each request has its own.
+        Logits processors that the checkpoint's generation config asks for (a repetition penalty)
+        apply before temperature, top-k and top-p, as in transformers.
 
         Args:
             hooks: canonical names or module locations, as `actograph.contract.hooks.expand`
@@ -95,6 +97,8 @@ class Engine:
             InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
             CaptureFailed: the rows of the batch could not be read as the structure promised.
         """
+        if not requests:
+            return []
         self._validate(requests, sampling, hooks, sink)
         plan = _Pass(
             requests=requests,
@@ -127,7 +131,8 @@ class Engine:
                 give_up=give_up,
             )
         if largest < len(requests):
-            self.batch_limit = max(1, largest)
+            longest = max(len(r.prompt_ids) for r in requests) + sampling.max_tokens
+            self.token_limit = max(1, largest) * longest
         return [done[i] for i in range(len(requests))]
 
     def _validate(
@@ -239,7 +244,11 @@ class Engine:
             # a chunked prefill or guessed tokens would make a step something else than one token
             "prefill_chunk_size": None,
             "prompt_lookup_num_tokens": None,
+            # whatever the checkpoint's generation config says
+            "num_return_sequences": 1,
             "return_dict_in_generate": False,
+            "output_hidden_states": False,
+            "output_attentions": False,
             "eos_token_id": list(self.model.eos_token_ids) or None,
             "pad_token_id": pad,
             "stopping_criteria": StoppingCriteriaList([tracker]),

@@ -88,17 +88,20 @@ def plan_batch_size(
     prompt_tokens: int,
     max_tokens: int,
     host_buffer_bytes: int,
-    limit: int | None = None,
+    token_limit: int | None = None,
 ) -> int:
-    """Samples to run at once: at least 1, at most `limit` (or 16 on a CPU, 64 on a GPU).
+    """Samples to run at once: at least 1, at most 16 on a CPU and 64 on a GPU.
 
     Per sample it counts the cache for prompt and continuation, the logits of one step in float32,
     and the prompt's captured rows (those of decoding pass through bounded buffers).
 
     Args:
         prompt_tokens: of the longest prompt.
+        token_limit: most padded tokens (samples times prompt and max_tokens) that a batch may have.
     """
-    cap = limit or (GPU_BATCH_CAP if model.device.type == "cuda" else CPU_BATCH_CAP)
+    cap = GPU_BATCH_CAP if model.device.type == "cuda" else CPU_BATCH_CAP
+    if token_limit is not None:
+        cap = min(cap, token_limit // (prompt_tokens + max_tokens))
     tokens = min(prompt_tokens + max_tokens, structure.context_length)
     per_sample = tokens * kv_bytes_per_token(model) + 3 * 4 * structure.vocab_size
     # the widest hidden tensors of a prefill: a handful alive at a time

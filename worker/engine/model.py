@@ -1,6 +1,5 @@
 """One model object, wrapped by nnsight, with its tokenizer."""
 
-import gc
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -144,7 +143,7 @@ def load_model(
             dispatch=True,
             tokenizer=tokenizer,
             revision=revision,
-            device_map={"": str(target)} if target.type == "cuda" else None,
+            device=str(target),
             **options,
         )
     except torch.OutOfMemoryError as error:
@@ -173,9 +172,6 @@ def _prepared(lm: Any, tokenizer: PreTrainedTokenizerBase, name: str, revision: 
     model.tokenizer.padding_side = "left"
     if model.tokenizer.pad_token is None and model.eos_token_ids:
         model.tokenizer.pad_token_id = model.eos_token_ids[0]
-    # The model's objects live as long as the process: a collection per batch need not visit them.
-    gc.collect()
-    gc.freeze()
     return model
 
 

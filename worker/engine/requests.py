@@ -45,7 +45,11 @@ class RowChunk:
 
 
 class RowSink(Protocol):
-    """Takes captured rows. Both methods are called from the engine's writer thread."""
+    """Takes captured rows.
+
+    `write` is called from a thread of the engine; `reset` from the one that called `generate`,
+    and never while `write` runs.
+    """
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         """Take one chunk of request `index`.

@@ -1,5 +1,6 @@
 """The writer's half of the row path: keeps rows in host memory, hands chunks to the sink."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
@@ -8,6 +9,8 @@ import torch
 
 from actograph.contract.errors import CaptureFailed
 from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +277,9 @@ class RowWriter:
             return
         try:
             self._sink.write(self._indices[sample], chunk)
-        except Exception as error:  # noqa: BLE001 (any failure of a sink fails its own sample)
-            self.errors[sample] = error
+        except Exception as error:
+            log.warning("sample %s: its rows could not be stored", self._indices[sample], exc_info=error)
+            self.errors[sample] = error.with_traceback(None)  # its frames hold the rows
 
     def _complete(self, generated: Sequence[int]) -> None:
         """Check that every sample got all its rows; name hooks that have none with empty tensors."""

@@ -30,18 +30,19 @@ _UNIT = 2.0**-52
 # Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a
 # 150k vocabulary costs a tenth of a full one on a CPU.
 _TOP_P_FIRST = 1024
+_ROW_BY_ROW = 1 << 18
 
 
 def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical right shift; torch's `>>` carries the sign along."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+    return (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def mix64(value: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function on int64 (arithmetic wraps modulo 2**64)."""
-    value = (value ^ _shift(value, 30)) * _MIX_1
-    value = (value ^ _shift(value, 27)) * _MIX_2
-    return value ^ _shift(value, 31)
+    value = (value ^ _shift(value, 30)).mul_(_MIX_1)
+    value.bitwise_xor_(_shift(value, 27)).mul_(_MIX_2)
+    return value.bitwise_xor_(_shift(value, 31))
 
 
 def uniform(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
@@ -128,8 +129,20 @@ class GumbelSampler(LogitsProcessor):
             noise_index = self._all
         else:
             noise_index = index
-        noise = gumbel(self._seeds, input_ids.shape[1] - self._prompt_length, noise_index)
-        chosen = noise.add_(values).argmax(-1, keepdim=True)
+        chosen = self._draw(values, input_ids.shape[1] - self._prompt_length, noise_index)
         if index is not None:
             chosen = index.gather(1, chosen)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)  # type: ignore[return-value]
+
+    def _draw(self, values: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+        """Position of the winning candidate in each row, [batch, 1]."""
+        if values.is_cuda or values.numel() < _ROW_BY_ROW:
+            return gumbel(self._seeds, step, index).add_(values).argmax(-1, keepdim=True)
+        # a row at a time stays in the CPU's cache: three times as fast
+        rows = [
+            gumbel(self._seeds[i : i + 1], step, index[i : i + 1] if len(index) > 1 else index)
+            .add_(values[i])
+            .argmax(-1, keepdim=True)
+            for i in range(len(values))
+        ]
+        return torch.cat(rows)

@@ -6,7 +6,6 @@ the data that flow: a tensor is the "residual stream between attention and MLP" 
 `resid_pre + attn_out`, not because a module is called so.
 """
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,8 @@ import torch
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.resources import HookInfo, ModelStructure
+from worker.engine.dry_forward import Visit, dry_forward
 from worker.engine.model import LoadedModel
-
-# The dry batch: sizes that no head count or width is likely to share
-_ROWS, _TOKENS = 3, 11
 
 # Words in the class names of a layer's children
 _ATTENTION = ("attention", "attn")
@@ -27,26 +24,6 @@ _MLP = ("mlp", "feedforward", "ffn", "moe")
 _NORM = ("norm",)
 
 _ROUTER_POINTS = ("router_logits", "expert_indices", "expert_weights")
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """What passed one module location in the dry forward."""
-
-    location: str
-    tensor: torch.Tensor  # kept alive, so that its address stays its own
-    value: torch.Tensor  # a copy, as it was when it passed
-    version: int
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """Two locations with the same identity saw the same tensor in the same state."""
-        t = self.tensor
-        return (t.data_ptr(), tuple(t.shape), t.stride(), t.dtype, self.version)
-
-    @property
-    def width(self) -> int:
-        return self.value[0, 0].numel()
 
 
 @dataclass(frozen=True)
@@ -80,7 +57,8 @@ def discover(model: LoadedModel) -> Discovery:
             residual stream does not pass from layer to layer.
     """
     layers_path = _layers_path(model)
-    visits, changed, logits = _dry_forward(model)
+    forward = dry_forward(model)
+    visits = forward.visits
     by_location = {v.location: v for v in visits}
     found = _Findings()
     for point in _ROUTER_POINTS:
@@ -91,21 +69,12 @@ def discover(model: LoadedModel) -> Discovery:
     _find_stream(model, layers_path, layer_count, by_location, found)
     for layer in range(layer_count):
         _find_in_layer(model, f"{layers_path}.{layer}", layer, by_location, found)
-    _find_ends(model, layers_path, layer_count, visits=by_location, logits=logits, found=found)
+    _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
     _drop_partial(layer_count, found)
     structure = _structure(model, layer_count, visits, by_location, found)
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
-    del visits, by_location, first
-    gc.collect()
-    return Discovery(structure=structure, same_as=same_as, changed_later=frozenset(changed))
-
-
-def first_tensor(value: Any) -> Any:
-    """The first element of nested tuples and lists: a module's main output."""
-    while isinstance(value, tuple | list) and value:
-        value = value[0]
-    return value
+    return Discovery(structure=structure, same_as=same_as, changed_later=forward.changed_later)
 
 
 def _submodule(model: LoadedModel, path: str) -> Any:
@@ -133,57 +102,6 @@ def _layers_path(model: LoadedModel) -> str:
         )
     path, _ = max(lists, key=lambda item: sum(p.numel() for p in item[1].parameters()))
     return str(path)
-
-
-def _dry_forward(model: LoadedModel) -> tuple[list[Visit], set[str], torch.Tensor]:
-    """One short forward with plain torch hooks: every location that shows one row per token.
-
-    Autograd is off by `no_grad` and not by inference mode, because only so do tensors count
-    their in-place changes.
-    """
-    calls: dict[str, int] = {}
-    visits: list[Visit] = []
-
-    def record(location: str, value: Any) -> None:
-        calls[location] = calls.get(location, 0) + 1
-        tensor = first_tensor(value)
-        if (
-            isinstance(tensor, torch.Tensor)
-            and tensor.is_floating_point()
-            and tensor.ndim >= 3
-            and tensor.shape[:2] == (_ROWS, _TOKENS)
-        ):
-            visits.append(Visit(location, tensor, tensor.detach().clone(), tensor._version))
-
-    def before(name: str) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            record(f"{name}.input", args[0] if args else next(iter(kwargs.values()), None))
-
-        return hook
-
-    def after(name: str) -> Any:
-        def hook(_: Any, args: Any, output: Any) -> None:
-            record(f"{name}.output", output)
-
-        return hook
-
-    handles = []
-    for name, module in model.hf.named_modules():
-        if name:
-            handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(after(name)))
-    ids = torch.arange(_ROWS * _TOKENS, device=model.device).reshape(_ROWS, _TOKENS)
-    ids = ids % int(model.text_config.vocab_size)
-    try:
-        with torch.no_grad():
-            output = model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    changed = {v.location for v in visits if v.tensor._version != v.version}
-    # a module that runs twice per forward has no one row per token
-    once = [v for v in visits if calls[v.location] == 1]
-    return once, changed, output.logits
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -66,16 +66,14 @@ def test_stream_equals_output_hidden_states(
         requests_for(engine, PROMPTS), sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sink
     )
     for i, g in enumerate(made):
+        hf: Any = engine.model.hf
         with torch.inference_mode():
-            out = engine.model.hf(
-                input_ids=torch.tensor([g.prompt_ids + g.generated_ids[:-1]]), output_hidden_states=True
-            )
+            out = hf(input_ids=torch.tensor([g.prompt_ids + g.generated_ids[:-1]]), output_hidden_states=True)
         for layer in range(layers):
             assert close(sink.rows(i, f"resid_pre.{layer}"), out.hidden_states[layer][0])
         # transformers' last hidden state is taken after the final norm
         assert close(sink.rows(i, "final_norm"), out.hidden_states[-1][0])
-        hf: Any = engine.model.hf
-        norm = hf.get_submodule(engine.structure.hooks["final_norm"].location.removesuffix(".output"))
+        norm: Any = hf.get_submodule(engine.structure.hooks["final_norm"].location.removesuffix(".output"))
         with torch.inference_mode():
             assert close(norm(sink.rows(i, f"resid_post.{layers - 1}")), out.hidden_states[-1][0])
 
@@ -112,7 +110,8 @@ def test_greedy_equals_plain_generate(
     for request in requests_for(engine, PROMPTS):
         ids = torch.tensor([request.prompt_ids])
         with torch.inference_mode():
-            plain = engine.model.hf.generate(
+            hf: Any = engine.model.hf
+            plain = hf.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False,
                 pad_token_id=engine.model.pad_token_id,
             )  # fmt: skip
@@ -359,13 +358,15 @@ def test_out_of_memory_halves_the_batch_and_fails_only_what_does_not_fit_alone(
         made = engine.generate(
             requests, sampling=SamplingSpec(max_tokens=6), hooks=["embed", "resid_mid.4"], sink=sink
         )
-        assert engine.batch_limit == 2
-        assert engine.plan_batch_size([], prompt_tokens=9, max_tokens=9) <= 2
+        assert engine.token_limit is not None
+        longest = max(len(r.prompt_ids) for r in requests)
+        assert engine.plan_batch_size([], prompt_tokens=longest, max_tokens=6) == 2
+        assert engine.plan_batch_size([], prompt_tokens=2 * longest + 6, max_tokens=6) == 1
         tight.append(1)
         alone = engine.generate(requests[:1], sampling=SamplingSpec(max_tokens=6))
     finally:
         handle.remove()
-        engine.batch_limit = None
+        engine.token_limit = None
     assert set(sink.resets) == set(range(5))
     for i, g in enumerate(made):
         assert g.error is None
@@ -403,6 +404,49 @@ def test_the_whole_context_can_be_used(engine_of: EngineOf, keeping_sink: Any) -
     )
     assert made[0].error is None
     assert made[0].finish_reason == "stop" or len(made[0].generated_ids) == 60
+
+
+def test_the_checkpoints_generation_config_does_not_choose_the_tokens(
+    engine_of: EngineOf, keeping_sink: Any, requests_for: Any
+) -> None:
+    engine = engine_of("mistral")
+    requests = requests_for(engine, PROMPTS[:2])
+    call: dict[str, Any] = {
+        "sampling": SamplingSpec(max_tokens=12, temperature=0.8),
+        "hooks": ["resid_post.1"],
+    }
+    want = engine.generate(requests, sink=keeping_sink(), **call)
+    config: Any = engine.model.hf.generation_config
+    kept = config.to_dict()
+    try:
+        config.update(do_sample=True, temperature=0.1, top_p=0.2, top_k=3, num_beams=4, max_length=7)
+        config.update(num_return_sequences=2, output_hidden_states=True, return_dict_in_generate=True)
+        config.update(prefill_chunk_size=2)
+        assert engine.generate(requests, sink=keeping_sink(), **call) == want
+    finally:
+        config.update(**kept)
+
+
+def test_nothing_waits_for_the_garbage_collector(
+    engine_of: EngineOf, keeping_sink: Any, requests_for: Any
+) -> None:
+    engine = engine_of("llama")
+    requests = requests_for(engine, PROMPTS)
+    hooks = list(engine.structure.hooks)
+
+    def tensors() -> int:
+        return sum(1 for o in gc.get_objects() if type(o) is torch.Tensor)
+
+    engine.generate(requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=keeping_sink())
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        for _ in range(3):
+            engine.generate(requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=keeping_sink())
+        assert tensors() == before
+    finally:
+        gc.enable()
 
 
 def test_two_hundred_requests_leave_nothing_behind(

@@ -1,5 +1,7 @@
 """Structure discovery on architectures that differ in how a layer is built."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -134,10 +136,58 @@ def test_moe_points_are_refused_with_the_reason(
     assert structure.hooks["mlp_out.1"].location == "model.layers.1.mlp.output"
 
 
-def test_one_copy_of_the_weights(engine_of: Callable[[str], Engine]) -> None:
-    source = engine_of("llama").model
-    again = wrap_model(source.hf, source.tokenizer, name="again")
-    assert again.hf is source.hf
+def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(
+    tokenizer: PreTrainedTokenizerBase, random_engine_of: Any, keeping_sink: Any, requests_for: Any
+) -> None:
+    first = random_engine_of(OTHERS["gpt2"](), tokenizer, "first")
+    second = Engine(wrap_model(first.model.hf, tokenizer, name="second"))
+    assert second.model.hf is first.model.hf
+    requests = requests_for(first, ["Once upon a time"])
+    rows = []
+    for engine in (first, second, Engine(first.model), first):
+        sink = keeping_sink()
+        made = engine.generate(
+            requests, sampling=SamplingSpec(max_tokens=5), hooks=["resid_mid.1"], sink=sink
+        )
+        assert made[0].error is None
+        rows.append(sink.rows(0, "resid_mid.1"))
+    assert all(torch.equal(r, rows[0]) for r in rows)
+
+
+def test_hand_offs_are_there_during_a_trace_only(
+    engine_of: Callable[[str], Engine], keeping_sink: Any, requests_for: Any
+) -> None:
+    engine = engine_of("stories260k")
+    modules = dict(engine.model.hf.named_modules())
+
+    def wrapped() -> set[str]:
+        return {name for name, module in modules.items() if "forward" in module.__dict__}
+
+    seen: list[set[str]] = []
+    assert wrapped() == set()
+    engine.generate(
+        requests_for(engine, ["a"]),
+        sampling=SamplingSpec(max_tokens=2),
+        hooks=["mlp_out.3", "attn_in.1"],
+        sink=keeping_sink(),
+        on_step=lambda _: seen.append(wrapped()),
+    )
+    # the location that is read first where several show the same tensor
+    assert seen == [{"model.layers.1.input_layernorm", "model.layers.3.mlp.down_proj"}] * 2
+    assert wrapped() == set()
+
+
+def test_a_dropped_model_gives_its_memory_back(
+    tokenizer: PreTrainedTokenizerBase, random_engine_of: Any, keeping_sink: Any, requests_for: Any
+) -> None:
+    engine = random_engine_of(OTHERS["gpt2"](), tokenizer, "passing")
+    engine.generate(
+        requests_for(engine, ["a"]), sampling=SamplingSpec(max_tokens=2), hooks=["embed"], sink=keeping_sink()
+    )
+    weights = weakref.ref(next(engine.model.hf.parameters()))
+    del engine
+    gc.collect()
+    assert weights() is None
 
 
 def test_what_cannot_be_loaded_is_refused_with_advice(tmp_path: Any) -> None:

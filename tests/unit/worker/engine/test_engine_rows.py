@@ -1,5 +1,6 @@
 """The row path alone, fed with made-up tensors: what comes out, in which pieces, in how much memory."""
 
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -70,14 +71,16 @@ def run(
     dtype: torch.dtype | None = None,
     source: torch.dtype = torch.float32,
     generated: Sequence[int] = GENERATED,
+    prompts: Sequence[int] = PROMPTS,
 ) -> RowStream:
     """Feed a whole batch; rows that are padding or come after a sample's end are NaN."""
-    ended: list[int | None] = [None] * len(PROMPTS)
+    padded = max(prompts)
+    ended: list[int | None] = [None] * len(prompts)
     stream = RowStream(
         POINTS,
-        prompt_lengths=PROMPTS,
-        padded_length=PADDED,
-        indices=(10, 11, 12),
+        prompt_lengths=prompts,
+        padded_length=padded,
+        indices=range(10, 10 + len(prompts)),
         positions=positions,
         dtype=dtype,
         options=options,
@@ -86,11 +89,11 @@ def run(
     )
     try:
         for p, width in enumerate(WIDTHS):
-            tokens = 1 if p == 3 else PADDED
-            full = torch.full((3, PADDED, width), torch.nan)
-            for s, length in enumerate(PROMPTS):
+            tokens = 1 if p == 3 else padded
+            full = torch.full((len(prompts), padded, width), torch.nan)
+            for s, length in enumerate(prompts):
                 for row in range(length):
-                    full[s, PADDED - length + row] = value(p, s, row)
+                    full[s, padded - length + row] = value(p, s, row)
             stream.prefill(p, full[:, -tokens:].to(source))
         for step in range(1, max(generated)):
             for s, count in enumerate(generated):
@@ -98,8 +101,8 @@ def run(
                     ended[s] = count
             values = []
             for p, width in enumerate(WIDTHS):
-                rows = torch.full((3, 1, width), torch.nan)
-                for s, length in enumerate(PROMPTS):
+                rows = torch.full((len(prompts), 1, width), torch.nan)
+                for s, length in enumerate(prompts):
                     if step < generated[s]:
                         rows[s, 0] = value(p, s, length + step - 1)
                 values.append(rows.to(source))
@@ -113,17 +116,19 @@ def run(
 def check(
     sink: Chunks,
     positions: Positions = "all",
+    *,
     generated: Sequence[int] = GENERATED,
     dtype: torch.dtype = torch.float32,
     skip: int | None = None,
+    prompts: Sequence[int] = PROMPTS,
 ) -> None:
-    for s, (length, count) in enumerate(zip(PROMPTS, generated, strict=True)):
+    for s, (length, count) in enumerate(zip(prompts, generated, strict=True)):
         if s == skip:
             continue
         got = sink.joined(10 + s)
         assert set(got) == {"a", "a_again", "b", "c", "tail"}
         for p, point in enumerate(POINTS):
-            rows = expected_rows(positions, length, count, tail_only=p == 3)
+            rows = expected_rows(positions, length, count, tail_only=p == 3 and max(prompts) > 1)
             want = [value(p, s, row) for row in rows]
             for hook in point.hooks:
                 first, tensor = got[hook]
@@ -151,6 +156,26 @@ def test_samples_that_end_with_their_first_token(positions: Positions) -> None:
     sink = Chunks()
     run(sink, positions=positions, generated=(1, 6, 2))
     check(sink, positions, generated=(1, 6, 2))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_batch_in_any_budget(seed: int) -> None:
+    dice = random.Random(seed)
+    samples = dice.randint(1, 6)
+    prompts = [dice.randint(1, 12) for _ in range(samples)]
+    generated = [dice.randint(1, 30) for _ in range(samples)]
+    positions = dice.choice(["all", "all", "all", "prompt", "generated", "last", "last_prompt"])
+    options = BufferOptions(
+        host_buffer_bytes=dice.choice([1, 700, 5_000, 1 << 30]),
+        shard_bytes=dice.choice([1, 300, 2_000, 1 << 30]),
+        device_buffer_bytes=dice.choice([1, 4_000, 1 << 30]),
+        max_block_steps=dice.randint(1, 9),
+        queue_blocks=dice.randint(1, 4),
+    )
+    sink = Chunks()
+    stream = run(sink, positions=positions, options=options, prompts=prompts, generated=generated)  # type: ignore[arg-type]
+    assert not stream.errors
+    check(sink, positions, generated=generated, prompts=prompts)  # type: ignore[arg-type]
 
 
 def test_expected_rows() -> None:
