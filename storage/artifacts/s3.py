@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PART_BYTES = 16 << 20  # S3 takes 10,000 parts, so files of up to 160 GB
 PRESIGNED_SECONDS = 900
 _DELETE_BATCH = 1000  # keys that one DeleteObjects request may name
-_BODY_ATTEMPTS = 5
+_BODY_ATTEMPTS = 6  # requests for one download, each going on where the last broke off
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _REFUSED = ("401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 
@@ -60,14 +60,16 @@ class S3Store:
     reached or refuses us.
     """
 
-    def __init__(self, bucket: str, prefix: str = "", *, spool: Path | None = None) -> None:
+    def __init__(
+        self, bucket: str, prefix: str = "", *, spool: Path | None = None, attempts: int = 6
+    ) -> None:
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         self.spool = spool or Path(tempfile.gettempdir())
         # Self-hosted servers rarely answer under <bucket>.<host>.
         own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         config = Config(
-            retries={"mode": "standard", "max_attempts": 6},
+            retries={"mode": "standard", "total_max_attempts": attempts},
             connect_timeout=5,
             read_timeout=60,
             max_pool_connections=32,
@@ -117,7 +119,6 @@ class S3Store:
             try:
                 for piece in self._get(key, start, stop, chunk):
                     start += len(piece)
-                    failures = 0
                     yield piece
             except BotoCoreError as error:
                 failures += 1

@@ -1,0 +1,278 @@
+"""The S3 store against a real server: whole sessions or none, byte ranges, deletes, refusals."""
+
+import secrets
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
+from storage.artifacts import InvalidKey, open_store
+from storage.artifacts.s3 import PART_BYTES, S3Store
+from storage.manifest import SessionManifest, StoredTensor
+from storage.session_files import SessionReader, SessionWriter, TensorRows
+
+pytestmark = pytest.mark.integration
+
+SESSION = "sessions/ses_" + "0a" * 16
+FILE = "files/file_" + "1b" * 16
+
+
+@pytest.fixture
+def store(s3_bucket: str, tmp_path: Path) -> S3Store:
+    return S3Store(s3_bucket, "lab/actograph", spool=tmp_path)
+
+
+def keys(store: S3Store) -> list[str]:
+    reply = store._client.list_objects_v2(Bucket=store.bucket)
+    return [item["Key"] for item in reply.get("Contents", [])]
+
+
+def put(store: S3Store, prefix: str = SESSION, **files: bytes) -> None:
+    with store.stage(prefix) as stage:
+        for name, data in {"manifest.json": b"{}", **files}.items():
+            with stage.create(name) as file:
+                file.write(data)
+        stage.commit()
+
+
+@pytest.mark.parametrize("cuts", [(), (3, 7)])
+def test_a_session_is_written_and_read_by_range(store: S3Store, cuts: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).standard_normal((12, 5)).astype("<f4")
+    session_id = f"ses_{secrets.token_hex(16)}"
+    ends = [0, *cuts, 12]
+    with SessionWriter(store, session_id) as writer:
+        for start, stop in pairwise(ends):
+            part = np.ascontiguousarray(values[start:stop])
+            writer.write_shard([TensorRows("resid_post.0", "F32", (stop - start, 5), start, part)])
+        assert keys(store) == []
+        writer.finish(
+            SessionManifest(
+                session_id=session_id,
+                job_id="job_1",
+                sample_id="smp_1",
+                sample_index=0,
+                model="m",
+                capture={},
+                capture_sha256="0" * 64,
+                dtype="model",
+                prompt_tokens=12,
+                generated_tokens=1,
+                seed=0,
+                created_at=1,
+                tensors={"resid_post.0": StoredTensor(shape=(12, 5), dtype="F32")},
+            ),
+            list(range(13)),
+        )
+    assert list(store.spool.iterdir()) == []
+    reader = SessionReader(store, session_id)
+    reader.verify()
+    assert reader.rows("resid_post.0", 2, 9).data == values[2:9].tobytes()
+    assert reader.token_ids() == list(range(13))
+    (found,) = store.list_prefixes("sessions")
+    assert found.prefix == f"sessions/{session_id}"
+    assert store.delete_prefix(found.prefix) == found.bytes > values.nbytes
+    assert keys(store) == []
+    with pytest.raises(NotFound):
+        _ = SessionReader(store, session_id).manifest
+
+
+def test_large_files_go_in_parts(store: S3Store) -> None:
+    data = np.random.default_rng(0).bytes(2 * PART_BYTES + 12345)
+    put(store, big=data)
+    assert store.size(f"{SESSION}/big") == len(data)
+    assert store._client.head_object(Bucket=store.bucket, Key=f"lab/actograph/{SESSION}/big")[
+        "ETag"
+    ].endswith('-3"')
+    assert store.read(f"{SESSION}/big", PART_BYTES - 3, 6) == data[PART_BYTES - 3 : PART_BYTES + 3]
+    assert b"".join(store.stream(f"{SESSION}/big")) == data
+    pieces = list(store.stream(f"{SESSION}/big", 5, 100_005, 4096))
+    assert b"".join(pieces) == data[5:100_005]
+    assert max(map(len, pieces)) <= 4096
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 2), (0, -1), (0, 7), (5, 2), (6, 1), (9, 1), (7, 0)])
+def test_reads_beyond_the_end_are_refused(store: S3Store, start: int, length: int) -> None:
+    put(store, a=b"abcdef")
+    with pytest.raises(RangeNotSatisfiable):
+        store.read(f"{SESSION}/a", start, length)
+
+
+def test_reads_of_nothing(store: S3Store) -> None:
+    put(store, a=b"abcdef", empty=b"")
+    assert store.read(f"{SESSION}/a", 6, 0) == b""
+    assert list(store.stream(f"{SESSION}/empty")) == []
+    for call in (store.size, lambda key: store.read(key, 0, 1), lambda key: list(store.stream(key))):
+        with pytest.raises(NotFound, match="no stored file"):
+            call(f"{SESSION}/other")
+
+
+def test_the_manifest_is_uploaded_last(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    upload = store.upload
+
+    def recorded(key: str, path: Path) -> None:
+        assert not store.exists(SESSION)
+        order.append(path.name)
+        upload(key, path)
+
+    monkeypatch.setattr(store, "upload", recorded)
+    put(store, z=b"1", a=b"2")
+    assert order == ["a", "z", "manifest.json"]
+    assert store.exists(SESSION)
+
+
+def test_an_upload_that_fails_leaves_nothing(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = store.upload
+
+    def failing(key: str, path: Path) -> None:
+        if path.name == "manifest.json":
+            raise ServiceUnavailable("the network is gone")
+        upload(key, path)
+
+    monkeypatch.setattr(store, "upload", failing)
+    with pytest.raises(ServiceUnavailable):
+        put(store, a=b"abc")
+    assert keys(store) == []
+    assert list(store.spool.iterdir()) == []
+
+
+def test_an_upload_that_broke_off_is_listed_but_not_there(store: S3Store) -> None:
+    """What a kill between the files and the manifest leaves."""
+    path = store.spool / "a"
+    path.write_bytes(b"abc")
+    store.upload(f"{SESSION}/a", path)
+    assert not store.exists(SESSION)
+    assert [(p.prefix, p.bytes) for p in store.list_prefixes("sessions")] == [(SESSION, 3)]
+    assert store.delete_prefix(SESSION) == 3
+
+
+def test_what_is_stored_is_not_replaced(store: S3Store) -> None:
+    put(store, a=b"first")
+    with pytest.raises(Conflict):
+        put(store, a=b"second")
+    assert store.read(f"{SESSION}/a", 0, 5) == b"first"
+
+
+@pytest.mark.parametrize("size", [0, 3, PART_BYTES, 2 * PART_BYTES + 1])
+def test_uploads_are_hashed_and_whole(store: S3Store, size: int) -> None:
+    data = np.random.default_rng(1).bytes(size)
+    chunks = (data[i : i + 700_001] for i in range(0, size, 700_001))
+    assert store.put_stream(FILE, chunks) == (size, sha256(data).hexdigest())
+    assert b"".join(store.stream(FILE)) == data
+    assert store.exists(FILE)
+    assert store.local_path(FILE) is None
+    assert store.delete_prefix(FILE) == size
+    assert not store.exists(FILE)
+
+
+@pytest.mark.parametrize("size", [10, 2 * PART_BYTES])
+def test_an_upload_whose_client_goes_away_leaves_nothing(store: S3Store, size: int) -> None:
+    def broken() -> Iterator[bytes]:
+        yield bytes(size)
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        store.put_stream(FILE, broken())
+    assert not store.exists(FILE)
+    assert not store._client.list_multipart_uploads(Bucket=store.bucket).get("Uploads")
+
+
+def test_listing_reads_every_page(store: S3Store) -> None:
+    """A page has 1,000 keys."""
+    names = [f"files/file_{i:032x}" for i in range(1003)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: store.put_stream(name, [b"x"]), names))
+    put(store, a=b"abc")
+    assert sorted(p.prefix for p in store.list_prefixes("files")) == names
+    assert [p.bytes for p in store.list_prefixes("sessions")] == [5]
+
+
+def test_a_presigned_url_serves_one_file_and_no_other(store: S3Store) -> None:
+    put(store, a=b"abcdef", b=b"secret")
+    url = store.presigned_url(f"{SESSION}/a")
+    assert url is not None
+    with urllib.request.urlopen(url) as reply:
+        assert reply.read() == b"abcdef"
+    for wrong in (url.replace(f"{SESSION}/a", f"{SESSION}/b"), url.partition("?")[0]):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(wrong)
+        assert refused.value.code in (400, 401, 403)
+        refused.value.close()
+
+
+def test_leftovers_are_swept(store: S3Store) -> None:
+    key = f"lab/actograph/{FILE}"
+    store._client.create_multipart_upload(Bucket=store.bucket, Key=key)
+    store._client.create_multipart_upload(Bucket=store.bucket, Key="someone/else")
+    killed = store.stage(SESSION)
+    killed.create("a").close()
+    assert store.sweep_staging(3600) == 0
+    assert store.sweep_staging(-60) == 2
+    assert list(store.spool.iterdir()) == []
+    (left,) = store._client.list_multipart_uploads(Bucket=store.bucket)["Uploads"]
+    assert left["Key"] == "someone/else"
+
+
+@pytest.mark.parametrize("key", ["../x", f"{SESSION}/../x", f"{SESSION}/a/b", "files/x", f"/{FILE}"])
+def test_only_our_own_keys_are_accepted(store: S3Store, key: str) -> None:
+    for call in (
+        store.size,
+        store.local_path,
+        store.presigned_url,
+        store.exists,
+        store.delete_prefix,
+        store.stage,
+    ):
+        with pytest.raises(InvalidKey):
+            call(key)
+
+
+def refusals(store: Any) -> list[str]:
+    messages = []
+    for call in (
+        store.check,
+        lambda: store.size(f"{SESSION}/a"),
+        lambda: store.exists(SESSION),
+        lambda: store.read(f"{SESSION}/a", 0, 1),
+        lambda: store.put_stream(FILE, [b"x"]),
+        lambda: put(store, a=b"x"),
+        lambda: list(store.list_prefixes("sessions")),
+        lambda: store.delete_prefix(SESSION),
+    ):
+        with pytest.raises(ServiceUnavailable) as refused:
+            call()
+        messages.append(str(refused.value))
+    return messages
+
+
+def test_wrong_credentials_are_named_as_the_reason(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert all("check the AWS credentials" in m for m in refusals(open_store(f"s3://{s3_bucket}/p")))
+
+
+def test_missing_credentials_are_named_as_the_reason(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert all("credentials" in m for m in refusals(open_store(f"s3://{s3_bucket}")))
+
+
+def test_a_missing_bucket_is_named_as_the_reason(s3_environment: None) -> None:
+    store = open_store("s3://there-is-no-such-bucket/p")
+    with pytest.raises(ServiceUnavailable, match="create it"):
+        store.check()
+    with pytest.raises(ServiceUnavailable, match="create it"):
+        store.put_stream(FILE, [b"x"])
+    with pytest.raises(ServiceUnavailable, match="create it"):
+        list(store.list_prefixes("sessions"))
+
+
+def test_a_server_that_is_gone(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    assert all("cannot be used" in m for m in refusals(S3Store("bucket", attempts=1)))

@@ -1,0 +1,104 @@
+"""The S3 store on a bad line, against a small server of ours that fails as it is told to."""
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from actograph.contract.errors import ServiceUnavailable
+from storage.artifacts import s3
+from storage.artifacts.s3 import S3Store
+
+DATA = bytes(range(256)) * 1000
+KEY = "files/file_" + "1b" * 16
+
+
+class FlakyServer(ThreadingHTTPServer):
+    """Serves DATA under any key. Each GET first takes the next fault, if one is left:
+    a status to answer with, or (as a negative number) the bytes to send before it hangs up."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), FlakyHandler)
+        self.faults: list[int] = []
+        self.ranges: list[str] = []
+
+
+class FlakyHandler(BaseHTTPRequestHandler):
+    server: FlakyServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        wanted = self.headers["Range"]
+        self.server.ranges.append(wanted)
+        fault = self.server.faults.pop(0) if self.server.faults else 0
+        if fault > 0:
+            self.send_response(fault)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
+        assert match
+        start, stop = int(match[1]), min(int(match[2]) + 1, len(DATA))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(DATA)}")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        body = DATA[start:stop]
+        self.wfile.write(body[:-fault] if fault else body)
+        self.close_connection = bool(fault)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyServer]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(s3.time, "sleep", lambda seconds: None)  # type: ignore[attr-defined]
+    with FlakyServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("fault", [500, 503])
+def test_a_refused_request_is_repeated(server: FlakyServer, fault: int) -> None:
+    server.faults = [fault, fault]
+    assert S3Store("bucket").read(KEY, 10, 1000) == DATA[10:1010]
+    assert server.ranges == ["bytes=10-1009"] * 3
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_ended(server: FlakyServer) -> None:
+    server.faults = [-100_000, -50_000, -1]
+    pieces = list(S3Store("bucket").stream(KEY, 5, 200_005, chunk=1000))
+    assert b"".join(pieces) == DATA[5:200_005]
+    starts = [int(re.findall(r"\d+", text)[0]) for text in server.ranges]
+    assert starts[0] == 5
+    assert starts == sorted(starts)
+    assert starts[1] > 90_000  # nothing that had arrived was asked for again
+
+
+def test_a_line_that_stays_bad_is_reported(server: FlakyServer) -> None:
+    server.faults = [-1] * 100
+    with pytest.raises(ServiceUnavailable, match="could not be downloaded"):
+        S3Store("bucket").read(KEY, 0, 1000)
+    assert len(server.ranges) == 6
+
+
+def test_a_server_that_stays_broken_is_reported(server: FlakyServer) -> None:
+    server.faults = [503] * 100
+    with pytest.raises(ServiceUnavailable, match="503"):
+        S3Store("bucket", attempts=3).read(KEY, 0, 1000)
+    assert len(server.ranges) == 3
