@@ -155,7 +155,7 @@ class ArtifactStore(Protocol):
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """The file on this machine, where the store is local."""
+        """Where the file is, or would be, on this machine; None where the store is remote."""
         ...
 
     def presigned_url(self, key: str) -> str | None:

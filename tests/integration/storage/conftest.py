@@ -4,12 +4,10 @@ It lives in a virtual environment of its own, `.venv-swift` beside `.venv` (igno
 built on the first run. Where that cannot be done, tests skip locally and fail in CI.
 """
 
-import ctypes
 import fcntl
 import getpass
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +44,10 @@ pipeline = {kind}-server
 [app:{kind}-server]
 use = egg:swift#{kind}
 """
+# PR_SET_PDEATHSIG outlives exec: a test run that is killed takes its servers along.
+DIE_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+)
 FILTERS = ("catch_errors", "gatekeeper", "healthcheck", "listing_formats", "bulk", "s3api", "tempauth",
            "copy", "slo", "dlo", "versioned_writes", "symlink")  # fmt: skip
 FILTER_OPTIONS = {
@@ -85,10 +87,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def configure(home: Path, programs: Path) -> int:
@@ -139,10 +137,16 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             with (home / f"{kind}.log").open("wb") as log:
                 processes.append(
                     subprocess.Popen(
-                        [str(programs / f"swift-{kind}-server"), str(home / f"{kind}.conf"), "-v"],
+                        [
+                            sys.executable,
+                            "-c",
+                            DIE_WITH_PARENT,
+                            str(programs / f"swift-{kind}-server"),
+                            str(home / f"{kind}.conf"),
+                            "-v",
+                        ],  # fmt: skip
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        preexec_fn=die_with_parent,  # noqa: PLW1509 (it takes no lock)
                     )
                 )
         url = f"http://127.0.0.1:{port}"
