@@ -144,7 +144,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                             str(programs / f"swift-{kind}-server"),
                             str(home / f"{kind}.conf"),
                             "-v",
-                        ],  # fmt: skip
+                        ],
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
