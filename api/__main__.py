@@ -47,6 +47,8 @@ def main() -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # at info it announces itself with every look at the schema
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         services = open_services(settings)
     except (ActographError, ValueError, OSError) as error:
@@ -69,7 +71,7 @@ def main() -> int:
 
 
 def _refuse(reason: str) -> int:
-    sys.stderr.write(f"actograph api: {reason}\n")
+    sys.stderr.write(f"actograph api: {' '.join(reason.split())}\n")
     return 1
 
 

@@ -1,0 +1,262 @@
+"""Probes, models, workers, queue, keys, and the one shape of all errors."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from actograph.contract.errors import ModelRefused
+from actograph.settings import Settings
+from api.app import create_app
+from storage import workers
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+
+def test_probes_of_a_service_that_is_ready(service: "Service") -> None:
+    service.load_model()
+    assert service.client.get("/livez").text == "ok\n"
+    assert service.client.get("/readyz").text == "ok\n"
+    lines = service.client.get("/readyz?verbose").text.splitlines()
+    assert lines == [
+        "[+]database ok", "[+]broker ok", "[+]store ok", "[+]worker ok", "readyz check passed",
+    ]  # fmt: skip
+    health = service.client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (200, "ok")
+
+
+def test_probes_name_what_is_missing(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
+    assert service.client.get("/livez").status_code == 200
+    ready = service.client.get("/readyz")
+    assert ready.status_code == 503
+    assert "[+]database ok" in ready.text
+    assert "[-]broker the broker does not answer" in ready.text
+    assert "[-]worker no worker has a model loaded" in ready.text
+    health = service.client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+
+
+def test_a_database_that_is_away_is_503_and_the_process_lives(
+    service: "Service", problem: "Problem", settings: Settings
+) -> None:
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE jobs RENAME TO jobs_away"))
+    answer = service.client.get("/v1/jobs")
+    problem(answer, 503, "service_unavailable")
+    assert "jobs_away" not in answer.text
+    assert service.client.get("/livez").status_code == 200
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE jobs_away RENAME TO jobs"))
+    assert service.client.get("/v1/jobs").status_code == 200
+
+
+def test_an_old_schema_is_not_served(settings: Settings) -> None:
+    from storage import migrate
+    from storage.database import Database
+
+    database = Database(settings.effective_database_url)
+    migrate.downgrade(database, "base")
+    database.close()
+    with pytest.raises(Exception, match=r"python -m storage\.migrate"), TestClient(create_app(settings)):
+        pass
+
+
+def test_models_are_listed_and_found_by_any_name(service: "Service", problem: "Problem") -> None:
+    service.load_model()
+    listed = service.client.get("/v1/models").json()
+    assert [(m["id"], m["status"]) for m in listed["data"]] == [("demo", "loaded"), ("other", "available")]
+    assert all(m["object"] == "model" and m["created"] > 0 for m in listed["data"])
+    assert service.client.get("/v1/models/example/demo-model").json() == listed["data"][0]
+    assert service.client.get("/v1/models/other").json()["id"] == "other"
+    problem(service.client.get("/v1/models/none/such"), 404, "not_found")
+
+
+def test_the_structure_is_there_once_a_worker_loaded_the_model(
+    service: "Service", problem: "Problem"
+) -> None:
+    problem(service.client.get("/v1/model/structure"), 404, "not_found", says="no worker has loaded demo")
+    service.load_model()
+    structure = service.client.get("/v1/model/structure").json()
+    assert (structure["model"], structure["num_layers"]) == ("demo", 4)
+    assert (
+        service.client.get("/v1/model/structure", params={"model": "example/demo-model"}).json() == structure
+    )
+    problem(service.client.get("/v1/model/structure", params={"model": "other"}), 404, "not_found")
+    problem(service.client.get("/v1/model/structure", params={"model": "none"}), 404, "not_found")
+
+
+def test_workers_are_listed_with_their_state(service: "Service") -> None:
+    first, second = service.load_model(), service.load_model("other")
+    job_id = service.submit()
+    with service.database.write() as session:
+        workers.set_busy(session, first, job_id)
+        workers.heartbeat(session, first, {"allocated": 5})
+        workers.set_failed(session, second, ModelRefused("too large"))
+    found = {w["id"]: w for w in service.client.get("/v1/workers").json()["data"]}
+    assert (found[first]["status"], found[first]["job_id"]) == ("busy", job_id)
+    assert found[first]["memory"] == {"allocated": 5}
+    assert found[second]["error"] == {"type": "model_refused", "message": "too large"}
+
+
+def test_the_queue_counts_jobs_samples_messages_and_workers(service: "Service") -> None:
+    service.load_model()
+    running = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
+    later, sooner = service.submit(), service.submit(priority=1)
+    service.claim(running, 2)
+    queue = service.client.get("/v1/queue").json()
+    assert queue["jobs"] == {"queued": 2, "in_progress": 1, "finalizing": 0, "cancelling": 0}
+    assert queue["samples"] == {"pending": 3, "leased": 2}
+    assert queue["next"] == [sooner, later]
+    assert queue["messages"] == 3
+    assert queue["workers"]["ready"] == 1
+
+
+def test_the_queue_can_be_asked_without_a_broker(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
+    assert service.client.get("/v1/queue").json()["messages"] is None
+
+
+# Keys
+
+
+@pytest.fixture
+def keyed(start: "Start", settings: Settings) -> "Service":
+    return start(settings.model_copy(update={"api_keys": ("first-key", "second-key")}))
+
+
+def test_a_valid_key_is_let_in(keyed: "Service") -> None:
+    for header in ("Bearer first-key", "bearer second-key"):
+        assert keyed.client.get("/v1/jobs", headers={"Authorization": header}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "first-key",
+        "Bearer",
+        "Bearer ",
+        "Bearer first",
+        "Bearer first-keyx",
+        "Basic first-key",
+        "Bearer ü",
+    ],
+)
+def test_anything_else_is_kept_out(keyed: "Service", problem: "Problem", header: str) -> None:
+    headers = {"Authorization": header.encode("latin-1")}
+    answer = keyed.client.get("/v1/jobs", headers=headers)  # type: ignore[arg-type]
+    problem(answer, 401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "first-key" not in answer.text
+
+
+def test_every_path_but_the_probes_asks_for_the_key(keyed: "Service", problem: "Problem") -> None:
+    schema = keyed.client.get("/openapi.json", headers={"Authorization": "Bearer first-key"}).json()
+    asked = 0
+    for path, operations in schema["paths"].items():
+        for method in operations:
+            answer = keyed.client.request(method, path.replace("{", "").replace("}", ""))
+            if path in ("/livez", "/readyz", "/health"):
+                assert answer.status_code in (200, 503)
+            else:
+                problem(answer, 401, "unauthorized")
+                asked += 1
+    assert asked > 20
+    problem(keyed.client.get("/nothing/here"), 401, "unauthorized")
+    problem(keyed.client.get("/openapi.json"), 401, "unauthorized")
+
+
+def test_nobodys_body_is_read_before_they_are_known(keyed: "Service", problem: "Problem") -> None:
+    answer = keyed.client.post("/v1/files", files={"file": ("x", b"x" * 100)})
+    problem(answer, 401, "unauthorized")
+    assert keyed.client.get("/v1/files", headers={"Authorization": "Bearer first-key"}).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("address", "url", "headers", "status"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8420", {}, 200),
+        ("::1", "http://[::1]:8420", {}, 200),
+        ("127.0.0.1", "http://localhost:8420", {"Origin": "http://localhost:8420"}, 200),
+        ("10.0.0.5", "http://127.0.0.1:8420", {}, 401),
+        ("127.0.0.1", "http://attacker.example:8420", {}, 401),
+        ("127.0.0.1", "http://127.0.0.1:8420", {"Origin": "http://attacker.example"}, 401),
+        ("127.0.0.1", "http://127.0.0.1:8420", {"Origin": "null"}, 401),
+        ("127.0.0.1", "http://127.0.0.1.attacker.example", {}, 401),
+    ],
+)
+def test_without_keys_only_this_machine_is_served(
+    service: "Service", address: str, url: str, headers: dict[str, str], status: int
+) -> None:
+    client = TestClient(service.app, base_url=url, client=(address, 1))
+    assert client.get("/v1/jobs", headers=headers).status_code == status
+    assert client.get("/livez").status_code == 200
+
+
+# Errors
+
+
+def test_every_route_answers_a_wrong_method_and_an_unknown_id_in_the_same_shape(
+    service: "Service", problem: "Problem"
+) -> None:
+    schema = service.client.get("/openapi.json").json()
+    for path, operations in schema["paths"].items():
+        concrete = path.replace("{", "").replace("}", "")
+        problem(service.client.patch(concrete), 405, "method_not_allowed")
+        if "_id}" in path:
+            for method in operations:
+                problem(service.client.request(method, concrete), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/jobs/", "/v1/jobs/x/y", "/V1/jobs"])
+def test_an_unknown_address_is_a_problem(service: "Service", problem: "Problem", path: str) -> None:
+    problem(service.client.get(path), 404, "not_found")
+
+
+def test_an_unexpected_failure_is_logged_and_tells_nothing(
+    service: "Service", problem: "Problem", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the secret reason")
+
+    monkeypatch.setattr("storage.jobs.find", fail)
+    answer = service.client.get("/v1/jobs")
+    problem(answer, 500, "internal_error")
+    assert "secret" not in answer.text
+    assert "the secret reason" in caplog.text
+    assert "GET /v1/jobs" in caplog.text
+
+
+def test_the_document_describes_every_error_and_every_operation(service: "Service") -> None:
+    schema = service.client.get("/openapi.json").json()
+    assert schema["info"]["title"] == "Actograph"
+    ids = set()
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            where = f"{method} {path}"
+            assert operation["tags"], where
+            assert operation["summary"], where
+            assert operation["operationId"] not in ids, where
+            ids.add(operation["operationId"])
+            responses = operation["responses"]
+            assert {"401", "500", "503"} <= set(responses), where
+            if "_id}" in path:
+                assert "404" in responses, where
+            if operation.get("parameters") or "requestBody" in operation:
+                assert "422" in responses or path in ("/readyz",), where
+            for status, response in responses.items():
+                if int(status) >= 400 and path not in ("/readyz", "/health"):
+                    schema_ref = response["content"]["application/problem+json"]["schema"]["$ref"]
+                    assert schema_ref == "#/components/schemas/Problem", where
+    body = schema["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/JobSpec"}
+    known = schema["components"]["schemas"]
+    assert {"JobSpec", "EvaluationSpec", "CaptureJobSpec", "Problem", "Job", "Session"} <= set(known)
+    text = str(schema)
+    for name in [part.split("'")[0] for part in text.split("#/components/schemas/")[1:]]:
+        assert name in known, name
