@@ -149,6 +149,11 @@ class Engine:
             prompt = len(request.prompt_ids)
             if not prompt:
                 raise InvalidRequest(f"{request.key}: the prompt has no tokens", param="prompt")
+            if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.structure.vocab_size:
+                raise InvalidRequest(
+                    f"{request.key}: token ids must be from 0 to {self.structure.vocab_size - 1}",
+                    param="prompt",
+                )
             if prompt + sampling.max_tokens > context:
                 raise ContextLengthExceeded(
                     f"{request.key}: prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens}) need "
@@ -159,9 +164,9 @@ class Engine:
     def _reads(self, hooks: Sequence[str]) -> list[tuple[str, Point]]:
         """What to read at each step, in execution order: (location, point).
 
-        Hooks whose locations show the same tensor share one read.
+        Hooks whose locations show the same tensor share one read, at the first of them.
         """
-        names: dict[str, list[str]] = {}
+        groups: dict[str, dict[str, list[str]]] = {}
         for hook in dict.fromkeys(hooks):
             info = self.structure.hooks.get(hook)
             location = hook if info is None else info.location
@@ -170,12 +175,13 @@ class Engine:
                     f"{hook}: no hook point or module location of this model; names must be expanded first",
                     param="hooks",
                 )
-            names.setdefault(self._discovery.same_as[location], []).append(hook)
-        changed = self._discovery.changed_later
-        return [
-            (location, Point(tuple(names[location]), location in changed))
-            for location in sorted(names, key=self._order.__getitem__)
-        ]
+            groups.setdefault(self._discovery.same_as[location], {}).setdefault(location, []).append(hook)
+        reads = []
+        for group in groups.values():
+            first = min(group, key=self._order.__getitem__)
+            changed = not self._discovery.changed_later.isdisjoint(group)
+            reads.append((first, Point(tuple(hook for names in group.values() for hook in names), changed)))
+        return sorted(reads, key=lambda read: self._order[read[0]])
 
     def _run(self, plan: "_Pass", batch: Sequence[int]) -> dict[int, Generation]:
         """One batch, from padding to the last row in the sink."""
@@ -210,10 +216,8 @@ class Engine:
         )
         try:
             self._trace(inputs, [location for location, _ in plan.reads], stream)
-            if tracker.cancelled:
+            if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
                 tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
-            else:
-                stream.finish([len(t) for t in tracker.tokens])
             return _generations(plan.requests, batch, tracker, stream.errors)
         finally:
             stream.close()

@@ -143,15 +143,27 @@ class RowStream:
         """Points whose tensors must be copied when they are read: the model overwrites them."""
         return frozenset(i for i, p in enumerate(self._points) if p.changed_later)
 
-    def finish(self, generated: Sequence[int]) -> None:
-        """Hand over the rest and wait until the sink has it. `generated`: tokens per sample."""
+    @property
+    def dropped(self) -> bool:
+        """Whether rows were given up because `should_stop` said so while waiting for the writer."""
+        return self._writer.dropped
+
+    def finish(self, generated: Sequence[int]) -> bool:
+        """Hand over the rest and wait until the sink has it. `generated`: tokens per sample.
+
+        Returns:
+            False where rows were dropped on the way: the batch must count as cancelled.
+        """
         if self._pending:
             self._flush()
         if self._positions == "last":
             self._finish_last(generated)
         self._put(Finish(tuple(generated)))
+        if self.dropped:
+            return False
         self._thread.join()
         self._check()
+        return True
 
     def close(self) -> None:
         """End the writer, dropping what it has not written; safe to call at any time."""
@@ -240,15 +252,14 @@ class RowStream:
             self._put(Strip(i, host, (0,) * len(self._prompts), first, ready))
 
     def _put(self, item: Item) -> None:
-        while True:
+        while not self.dropped:
             self._check()
             try:
                 self._queue.put(item, timeout=_POLL_SECONDS)
                 return
             except Full:
                 if self._should_stop():
-                    self._writer.dropped = True  # the generation will be cancelled at its next step
-                    return
+                    self._writer.dropped = True
 
     def _check(self) -> None:
         if self._writer.failure is not None:

@@ -1,6 +1,8 @@
 """Captured rows and tokens against transformers itself."""
 
 import gc
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -301,6 +303,26 @@ def test_cancel_between_steps(engine_of: EngineOf, keeping_sink: Any, requests_f
     assert [g.finish_reason for g in again] == ["length", "length"]
 
 
+def test_cancel_while_the_sink_is_slow(engine_of: EngineOf, keeping_sink: Any, requests_for: Any) -> None:
+    engine = engine_of("stories260k")
+    asked = threading.Event()
+
+    class Slow(keeping_sink):  # type: ignore[misc]
+        def write(self, index: int, rows: Any) -> None:
+            asked.set()  # from now on the caller wants to stop
+            time.sleep(0.5)
+
+    made = engine.generate(
+        requests_for(engine, ["a"]),
+        sampling=SamplingSpec(max_tokens=12),
+        hooks=["resid_post.0"],
+        sink=Slow(),
+        should_stop=asked.is_set,
+        options=BufferOptions(host_buffer_bytes=1, max_block_steps=1, queue_blocks=1),
+    )
+    assert made[0].finish_reason == "cancelled"
+
+
 class TraceBroke(Exception):
     pass
 
@@ -387,6 +409,11 @@ def test_requests_that_cannot_run_are_refused_first(
         engine.generate(
             [*good, GenerationRequest(key="x", prompt_ids=(), seed=0)], sampling=SamplingSpec(max_tokens=5)
         )
+    for wrong in ((3, 512), (-1,)):
+        with pytest.raises(InvalidRequest, match="0 to 511"):
+            engine.generate(
+                [GenerationRequest(key="x", prompt_ids=wrong, seed=0)], sampling=SamplingSpec(max_tokens=5)
+            )
     with pytest.raises(ContextLengthExceeded, match=r"need 16\d tokens; the model's context is 160"):
         engine.generate(good, sampling=SamplingSpec(max_tokens=159 + len(good[0].prompt_ids) // 2 + 1))
     for name in ("resid_post.99", "model.layers.1.__class__", "config", "model.layers.1.output.x"):

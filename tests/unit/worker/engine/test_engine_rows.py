@@ -350,6 +350,28 @@ def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait() -> None:
     assert len(sink.calls) < 20
 
 
+def test_a_cancel_at_the_very_end_is_told() -> None:
+    sink = Chunks(delay=0.3)
+    stream = RowStream(
+        (Point(("a",)),),
+        prompt_lengths=(1,),
+        padded_length=1,
+        indices=(0,),
+        positions="all",
+        dtype=None,
+        options=BufferOptions(host_buffer_bytes=1, max_block_steps=1, queue_blocks=1),
+        sink=sink,
+        ended_at=[None],
+        should_stop=lambda: True,
+    )
+    stream.prefill(0, torch.zeros(1, 1, 4))
+    for _ in range(4):
+        stream.decode([torch.zeros(1, 1, 4)])
+    assert stream.finish((5,)) is False
+    stream.close()
+    assert not stream._thread.is_alive()
+
+
 def test_an_error_of_the_writer_reaches_the_decode_thread() -> None:
     stream = RowStream(
         (Point(("a",)),),
