@@ -14,6 +14,17 @@ AUTH = 4
 INTERRUPTED = 130
 
 
+class Ended(Exception):
+    """The command has said all there is to say and ends with this status.
+
+    Not typer's Exit, which `main` could not tell from a usage error's status 2.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 def of_job(status: "JobStatus") -> int:
     """For a job that has ended."""
     return {"completed": OK, "cancelled": CANCELLED}.get(status, ERROR)

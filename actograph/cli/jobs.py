@@ -203,7 +203,7 @@ def each(typed: list[str], act: Callable[[str], str]) -> None:
             note(f"{name}: {error}")
             failed = max(failed, exit_codes.of_error(error))
     if failed:
-        raise typer.Exit(failed)
+        raise exit_codes.Ended(failed)
 
 
 def _watch(client: "Client", job_id: str) -> None:
@@ -213,10 +213,10 @@ def _watch(client: "Client", job_id: str) -> None:
         watching.follow(client, client.job(job_id))
     except KeyboardInterrupt:
         note(f"job {job_id} goes on; follow it with: actograph jobs watch {tables.shorten(job_id)}")
-        raise typer.Exit(exit_codes.INTERRUPTED) from None
+        raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
     code = watching.conclude(client, job_id)
     if code:
-        raise typer.Exit(code)
+        raise exit_codes.Ended(code)
 
 
 def _resolve(client: "Client", typed: str) -> str:

@@ -56,10 +56,15 @@ def common(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line and return the exit status; usage errors leave by SystemExit."""
+    """Run a command line and return the exit status."""
     options = GlobalOptions()
     try:
         app(args=sys.argv[1:] if arguments is None else arguments, prog_name="actograph", obj=options)
+    except exit_codes.Ended as ended:
+        return ended.code
+    except SystemExit as ended:
+        # a usage error's 2 means "cancelled" with us
+        return exit_codes.ERROR if ended.code == 2 else int(ended.code or 0)
     except (ActographError, OSError) as error:
         if options.debug:
             raise

@@ -95,4 +95,4 @@ def up(
                 note(error.tail)
             raise
     if signals.insisted():
-        raise typer.Exit(exit_codes.INTERRUPTED)
+        raise exit_codes.Ended(exit_codes.INTERRUPTED)

@@ -10,7 +10,6 @@ from actograph.client.transport import Transport, backoff
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.resources import SessionFile
 
-_CHUNK = 1 << 20
 _PARTIAL, _RANGE_REFUSED = 206, 416
 
 
@@ -106,7 +105,8 @@ def _append(transport: Transport, path: str, part: Path, have: int) -> None:
             f"bytes {have}-"
         )
         with part.open("ab" if have and continues else "wb") as out:
-            for chunk in response.iter_bytes(_CHUNK):
+            # pieces as they come: a fixed size would lose the last one when the connection breaks
+            for chunk in response.iter_bytes():
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())

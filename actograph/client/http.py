@@ -175,8 +175,6 @@ class Client:
                         if event.event in LAST_EVENTS:
                             return
                     failures, answered_at = 0, time.monotonic()
-                if seen == after and self.job(job_id).status.is_terminal():
-                    return
             except (ApiError, ServiceUnreachable) as error:
                 if isinstance(error, ApiError) and error.status not in RETRY_STATUS:
                     raise

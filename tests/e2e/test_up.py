@@ -1,0 +1,202 @@
+"""`actograph up` as a user runs it: ready, refused, restarted, stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actograph.client import Client
+from actograph.contract.resources import WorkerStatus
+from actograph.demo import MODEL_DIR, PROBLEMS
+
+pytestmark = pytest.mark.e2e
+
+Start = Callable[..., Any]
+ACTOGRAPH = [sys.executable, "-m", "actograph.cli.main"]
+
+
+def evaluate(client: Client, limit: int = 8) -> str:
+    file = client.upload_file(PROBLEMS)
+    job = client.submit(
+        {
+            "kind": "evaluation",
+            "model": "demo",
+            "dataset": {"file_id": file.id},
+            "limit": limit,
+            "sampling": {"max_tokens": 96},
+            "capture": {"points": ["resid_post"], "layers": "all"},
+        }
+    )
+    events = [event.event for event in client.events(job.id)]
+    assert events[-1] == "job.completed", client.job(job.id)
+    return job.id
+
+
+def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Start, tmp_path: Path) -> None:
+    service = up()
+    service.await_ready()
+    with Client(service.url, "") as client:
+        assert client.ready()
+        assert [w.status for w in client.workers()] == [WorkerStatus.READY]
+        job_id = evaluate(client)
+        assert len(list(client.sessions(job_id=job_id))) == 8
+    children = service.children()
+    assert len(children) >= 4
+    second = subprocess.run(
+        [*ACTOGRAPH, "up", f"--home={service.home}", "--port=0", f"--model={MODEL_DIR}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (second.returncode, second.stdout) == (1, "")
+    assert f"pid {service.process.pid}" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
+    assert service.stop() == 0
+    assert gone(children)
+    assert {p.name for p in (service.home / "logs").iterdir()} == {
+        *("redis.log", "migrate.log", "api.log", "worker-1.log")
+    }
+    # what was kept is there again, and pulled with its checksums
+    again = up(home=service.home)
+    again.await_ready()
+    ids = subprocess.run(
+        [*ACTOGRAPH, "--url", again.url, "sessions", "ls", "-q", "--no-trunc"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert len(ids) == 8
+    subprocess.run(
+        [*ACTOGRAPH, "--url", again.url, "sessions", "pull", *ids, "--out", str(tmp_path / "pulled")],
+        check=True,
+        capture_output=True,
+    )
+    stored = service.home / "artifacts" / "sessions"
+    for session_id in ids:
+        pulled = {p.name: p.read_bytes() for p in (tmp_path / "pulled" / session_id).iterdir()}
+        assert pulled == {p.name: p.read_bytes() for p in (stored / session_id).iterdir()}
+    assert again.stop() == 0
+
+
+def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
+    service = up()
+    service.await_ready()
+    with Client(service.url, "", retries=8) as client:
+        evaluate(client)
+        for word in ("worker", "api", "redis"):
+            found = next(
+                c
+                for c in service.children()
+                if word in " ".join(c.cmdline()) and c.ppid() == service.process.pid
+            )
+            found.kill()
+            wait(lambda: "starting it again" in service.said())
+            wait(lambda: service_is_ready(client))
+            evaluate(client)
+    assert service.process.poll() is None
+    assert "SIGKILL" in service.said()
+    assert service.stop() == 0
+
+
+def service_is_ready(client: Client) -> bool:
+    try:
+        return client.ready()
+    except Exception:  # noqa: BLE001 (it is being restarted)
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_nothing_outlives_up_when_it_is_killed(up: Start, wait: Start, gone: Start) -> None:
+    service = up()
+    service.await_ready()
+    children = service.children()
+    os.kill(service.process.pid, signal.SIGKILL)
+    service.process.wait()
+    wait(lambda: gone(children), 20)
+    again = up(home=service.home)
+    again.await_ready()
+    assert again.stop() == 0
+
+
+def test_two_workers_share_a_job(up: Start) -> None:
+    service = up("--workers=2")
+    service.await_ready()
+    with Client(service.url, "") as client:
+        assert [w.status for w in client.workers()] == [WorkerStatus.READY] * 2
+        evaluate(client, limit=64)
+    assert service.stop() == 0
+
+
+def test_a_second_signal_ends_it_at_once(up: Start, gone: Start) -> None:
+    service = up()
+    service.await_ready()
+    children = service.children()
+    worker = service.child("worker")
+    # a worker that cannot end in good order
+    worker.suspend()
+    service.process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert service.process.poll() is None
+    service.process.send_signal(signal.SIGINT)
+    assert service.process.wait(15) == 130
+    assert gone(children)
+
+
+def test_a_stop_before_it_is_ready(up: Start, wait: Start, gone: Start) -> None:
+    service = up()
+    wait(lambda: any("worker" in c.cmdline() for c in service.children()))
+    children = service.children()
+    assert service.stop() == 0
+    assert gone(children)
+
+
+def test_a_model_that_cannot_be_loaded_ends_it_with_the_reason(
+    up: Start, tmp_path: Path, gone: Start
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    service = up(model=str(empty))
+    assert service.process.wait(120) == 1
+    last = service.said().splitlines()[-1]
+    assert last.startswith("error: the worker could not load the model: ")
+    assert "config" in last
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*ACTOGRAPH, "up", f"--home={tmp_path}", f"--port={port}", f"--model={MODEL_DIR}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"error: port {port} on 127.0.0.1 is in use; choose another with --port (0: any free one)\n"
+    )
+
+
+def test_folders_of_the_users_that_are_named_like_ours_are_not_run(up: Start, tmp_path: Path) -> None:
+    for name in ("api", "worker", "storage"):
+        folder = tmp_path / "cwd" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    before = Path.cwd()
+    os.chdir(tmp_path / "cwd")
+    try:
+        service = up()
+    finally:
+        os.chdir(before)
+    service.await_ready()
+    assert service.stop() == 0

@@ -1,0 +1,383 @@
+"""The commands against a real server: what they send, print and exit with."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actograph.cli.main import main
+from actograph.client import transport
+from actograph.contract import resources
+
+Run = Callable[..., tuple[int, str, str]]
+ROW = '{"question": "1+1?", "answer": "#### 2"}\n'
+
+
+@pytest.fixture
+def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line; gives exit status, stdout and stderr."""
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def results(job_id: str) -> resources.JobResults:
+    return resources.JobResults(
+        job_id=job_id,
+        status=resources.JobStatus.COMPLETED,
+        task="gsm8k",
+        progress=resources.Progress(total=4, completed=4, failed=0),
+        conditions={
+            "baseline": resources.ConditionResults(
+                alias="gsm8k",
+                metrics={
+                    "exact_match,strict-match": 0.25,
+                    "exact_match_stderr,strict-match": 0.25,
+                    "exact_match,flexible-extract": 0.5,
+                    "exact_match_stderr,flexible-extract": None,
+                },
+                samples=4,
+                failed=0,
+                truncated=1,
+            )
+        },
+    )
+
+
+def test_jobs_ls_is_a_table(service: Any, run: Run) -> None:
+    service.add_job(
+        1, status="in_progress", progress={"total": 1319, "completed": 310, "failed": 2}, eta_seconds=61
+    )
+    service.add_job(2, tags=["night", "a"], status="queued", queue_position=3)
+    code, out, err = run("jobs", "ls")
+    lines = [line.split("   ") for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert lines[0][0] == "JOB ID"
+    assert "job_000000000000" in lines[1][0]
+    assert "queued #3" in out.splitlines()[1]
+    assert out.splitlines()[1].endswith("night,a")
+    assert "in_progress 312/1319, 2 failed" in out.splitlines()[2]
+    assert "1m1s" in out.splitlines()[2]
+
+
+def test_jobs_ls_as_json_lines_and_as_ids(service: Any, run: Run) -> None:
+    for number in (1, 2):
+        service.add_job(number)
+    _, out, _ = run("jobs", "ls", "--format", "json")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [f"job_{2:032x}", f"job_{1:032x}"]
+    assert run("jobs", "ls", "-q")[1].splitlines() == ["job_000000000000"] * 2
+    assert run("jobs", "ls", "-q", "--no-trunc")[1].splitlines()[0] == f"job_{2:032x}"
+
+
+def test_jobs_ls_says_that_there_are_more(service: Any, run: Run) -> None:
+    for number in range(1, 6):
+        service.add_job(number)
+    _, out, err = run("jobs", "ls", "--limit", 3)
+    assert len(out.splitlines()) == 4
+    assert "--all" in err
+    _, out, err = run("jobs", "ls", "--all")
+    assert (len(out.splitlines()), err) == (6, "")
+    _, out, err = run("jobs", "ls", "--limit", 5)
+    assert (len(out.splitlines()), err) == (6, "")
+
+
+def test_jobs_ls_passes_filters_on(service: Any, run: Run) -> None:
+    run("jobs", "ls", "--status", "failed", "--kind", "capture", "--tag", "night")
+    query = service.seen[-1].query
+    assert (query["status"], query["kind"], query["tag"]) == ("failed", "capture", "night")
+
+
+def test_jobs_show(service: Any, run: Run) -> None:
+    job = service.add_job(1, error={"type": "a", "message": "b"})
+    service.results[job.id] = results(job.id)
+    code, out, _ = run("jobs", "show", "job_0000")
+    assert code == 0
+    assert f"id:        {job.id}" in out
+    assert "error:     a: b" in out
+    assert "  num_fewshot: 5" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("gsm8k")]
+    assert rows == [
+        ["gsm8k", "baseline", "strict-match", "5", "exact_match", "0.2500", "0.2500", "4", "0"],
+        ["gsm8k", "baseline", "flexible-extract", "5", "exact_match", "0.5000", "N/A", "4", "0"],
+    ]
+    assert json.loads(run("jobs", "show", job.id, "--format", "json")[1])["id"] == job.id
+
+
+def test_submit_from_flags_uploads_the_dataset(service: Any, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(ROW)
+    service.models = [resources.Model(id="org/demo", created=1)]
+    code, out, _ = run(
+        *("jobs", "submit", "--dataset", path, "--limit", 7, "--offset", 2, "--num-fewshot", 1, "--thinking"),
+        *("--no-chat-template", "--points", "attn_in,mlp_in", "--points", "embed", "--layers", "0,2"),
+        *("--hooks", "resid_post.1", "--max-tokens", 9, "--temperature", 0.5, "--top-p", 0.9, "--top-k", 4),
+        *("--seed", 11, "--priority", 1, "--tag", "a", "--tag", "b"),
+    )
+    job = service.jobs[out.strip()]
+    (file_id,) = service.uploads
+    assert code == 0
+    assert service.uploads[file_id][1:] == ("dataset", ROW.encode())
+    spec = job.spec
+    assert (spec["kind"], spec["model"], spec["task"]) == ("evaluation", "org/demo", "gsm8k")
+    assert spec["dataset"] == {"file_id": file_id}
+    assert (spec["limit"], spec["offset"], spec["num_fewshot"], spec["priority"]) == (7, 2, 1, 1)
+    assert (spec["enable_thinking"], spec["apply_chat_template"], spec["tags"]) == (True, False, ["a", "b"])
+    assert spec["capture"]["points"] == ["attn_in", "mlp_in", "embed"]
+    assert (spec["capture"]["layers"], spec["capture"]["hooks"]) == ([0, 2], ["resid_post.1"])
+    sampling = spec["sampling"]
+    assert (sampling["max_tokens"], sampling["temperature"], sampling["top_p"]) == (9, 0.5, 0.9)
+    assert (sampling["top_k"], sampling["seed"]) == (4, 11)
+
+
+def test_submit_from_a_file_with_flags_over_it(service: Any, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}], "priority": 3}))
+    _, out, _ = run("jobs", "submit", path, "--seed", 5)
+    spec = service.jobs[out.strip()].spec
+    assert (spec["kind"], spec["priority"], spec["sampling"]["seed"]) == ("capture", 3, 5)
+
+
+def test_submit_from_standard_input(service: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}]}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(spec)))
+    _, out, _ = run("jobs", "submit", "-", "--format", "json")
+    assert json.loads(out)["spec"]["inputs"][0]["prompt"] == "p"
+
+
+def test_submit_prompts(service: Any, run: Run) -> None:
+    _, out, _ = run("jobs", "submit", "--model", "m", "--prompt", "one, two", "--prompt", "three")
+    inputs = service.jobs[out.strip()].spec["inputs"]
+    assert [item["prompt"] for item in inputs] == ["one, two", "three"]
+
+
+def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(ROW)
+    code, out, err = run("jobs", "submit", "--model", "m", "--dataset", path, "--top-p", 3)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: sampling.top_p: ")
+    assert len(err.splitlines()) == 1
+    assert service.seen == []
+
+
+def test_submit_without_a_model_where_several_are_served(service: Any, run: Run) -> None:
+    service.models = [resources.Model(id=name, created=1) for name in ("a", "b")]
+    code, _, err = run("jobs", "submit", "--prompt", "p")
+    assert (code, err) == (1, "error: say which model with --model; served: a, b\n")
+
+
+def test_submit_of_a_dataset_that_is_not_there(run: Run) -> None:
+    code, _, err = run("jobs", "submit", "--model", "m", "--dataset", "/none.jsonl")
+    assert (code, err) == (1, "error: --dataset /none.jsonl: there is no such file\n")
+
+
+@pytest.mark.parametrize(("status", "expected"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
+def test_watch_ends_with_the_jobs_end(service: Any, run: Run, status: str, expected: int) -> None:
+    numbers = {"total": 4, "completed": 4, "failed": 0}
+    job = service.add_job(1, status=status, progress=numbers)
+    service.results[job.id] = results(job.id)
+    service.add_events(
+        job.id,
+        ("job.queued", {"total": 4}),
+        ("job.started", {}),
+        ("job.progress", {"total": 4, "completed": 2, "failed": 0}),
+        ("job.progress", numbers),
+        (f"job.{status}", numbers),
+    )
+    code, out, err = run("jobs", "watch", "job_0")
+    assert code == expected
+    assert out.split("\n")[0].split() == [
+        *("Tasks", "Condition", "Filter", "n-shot", "Metric", "Value", "Stderr", "Samples", "Failed")
+    ]
+    assert f"{status} 4/4, 2.00 samples/s" in err
+    assert err.splitlines()[-1] == f"job {job.id} {status}"
+    assert "1 of 4 samples ended at max_tokens" in err
+
+
+def test_watch_tells_why_a_job_failed(service: Any, run: Run) -> None:
+    progress = {"total": 2, "completed": 0, "failed": 2}
+    job = service.add_job(1, status="failed", progress=progress, error={"type": "x", "message": "no\nmemory"})
+    service.add_events(job.id, ("job.failed", progress))
+    code, out, err = run("jobs", "watch", job.id)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == f"job {job.id} failed: no memory"
+
+
+def test_submit_and_watch(service: Any, run: Run) -> None:
+    service.add_events(f"job_{1:032x}", ("job.queued", {"total": 1}), ("job.cancelled", {}))
+    code, out, _ = run("jobs", "submit", "--model", "m", "--prompt", "p", "--watch")
+    # the server's job still says queued: the exit status follows the job, not the event
+    assert (code, out.splitlines()[0]) == (1, f"job_{1:032x}")
+
+
+def test_cancel_and_rm_go_on_after_a_failure(service: Any, run: Run) -> None:
+    ended, running = service.add_job(1), service.add_job(2, status="in_progress")
+    code, out, err = run("jobs", "cancel", ended.id, running.id)
+    assert (code, out) == (1, running.id + "\n")
+    assert "completed already" in err
+    assert run("jobs", "rm", ended.id)[:2] == (0, ended.id + "\n")
+    assert list(service.jobs) == [running.id]
+
+
+def test_sessions_ls_show_and_rm(service: Any, run: Run) -> None:
+    for number in range(3):
+        service.add_session(number)
+    _, out, _ = run("sessions", "ls")
+    assert out.splitlines()[0].startswith("SESSION ID")
+    assert [line.split()[2] for line in out.splitlines()[1:]] == ["2", "1", "0"]
+    assert [line.split()[-2] for line in out.splitlines()[1:]] == ["yes", "no", "yes"]
+    run("sessions", "ls", "--incorrect", "--job", f"job_{1:032x}", "--sample-index", 0)
+    query = service.seen[-1].query
+    assert (query["correct"], query["job_id"], query["sample_index"]) == ("false", f"job_{1:032x}", "0")
+    _, out, _ = run("sessions", "show", f"ses_{1:032x}")
+    assert "resid_post.1   7x4     F32" in out
+    assert "activations.safetensors" in out
+    assert run("sessions", "rm", f"ses_{1:032x}")[0] == 0
+    assert len(service.sessions) == 2
+
+
+def test_sessions_pull(service: Any, run: Run, tmp_path: Path) -> None:
+    one, two = service.add_session(1), service.add_session(2)
+    code, out, err = run("sessions", "pull", one.id, two.id, "--out", tmp_path / "pulled")
+    assert code == 0
+    assert out.splitlines() == [str(tmp_path / "pulled" / one.id), str(tmp_path / "pulled" / two.id)]
+    assert "2 files, 702 B, checked" in err
+    for session in (one, two):
+        folder = tmp_path / "pulled" / session.id
+        assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+            name: data for (owner, name), data in service.stored.items() if owner == session.id
+        }
+
+
+def test_pull_of_damaged_bytes_fails_and_the_rest_is_pulled(service: Any, run: Run, tmp_path: Path) -> None:
+    one, two = service.add_session(1), service.add_session(2)
+    service.stored[one.id, "manifest.json"] = b"[]"
+    code, out, err = run("sessions", "pull", one.id, two.id, "--out", tmp_path)
+    assert code == 1
+    assert out.splitlines() == [str(tmp_path / two.id)]
+    assert "manifest.json: got" in err
+    assert not (tmp_path / one.id / "manifest.json").exists()
+
+
+def test_a_hostile_file_name_writes_nothing_outside(service: Any, run: Run, tmp_path: Path) -> None:
+    session = service.add_session(1, {"../evil": b"x"})
+    code, _, err = run("sessions", "pull", session.id, "--out", tmp_path / "out")
+    assert code == 1
+    assert "unusable name" in err
+    assert not (tmp_path / "out" / "evil").exists()
+    assert not (tmp_path / "evil").exists()
+
+
+def test_models_and_workers(service: Any, run: Run) -> None:
+    service.models = [resources.Model(id="org/demo", created=1, status="loaded")]
+    service.workers = [
+        resources.Worker(
+            id=f"wrk_{n:032x}",
+            status=status,
+            hostname="h",
+            pid=7,
+            started_at=1,
+            last_heartbeat_at=1,
+            model="demo",
+        )
+        for n, status in enumerate([resources.WorkerStatus.BUSY, resources.WorkerStatus.OFFLINE])
+    ]
+    service.structure = resources.ModelStructure(
+        model="org/demo", architecture="Qwen3ForCausalLM", num_layers=2, hidden_size=96, vocab_size=577,
+        context_length=2048, dtype="float32", device="cpu", num_parameters=1, chat_template=True,
+        eos_token_ids=[2], unavailable={"router_logits": "dense"},
+        hooks={"embed": resources.HookInfo(location="model.embed_tokens.output", width=96, dtype="float32")},
+        module_locations=["model.embed_tokens.output", "model.norm.output"],
+    )  # fmt: skip
+    assert run("models", "ls")[1].splitlines()[1].split() == ["org/demo", "loaded"]
+    assert len(run("workers")[1].splitlines()) == 2
+    assert len(run("workers", "--all")[1].splitlines()) == 3
+    _, out, _ = run("models", "structure")
+    assert "layers:        2" in out
+    assert "embed   model.embed_tokens.output      96   float32" in out
+    assert "router_logits   dense" in out
+    assert "model.norm.output" not in out
+    assert "model.norm.output" in run("models", "structure", "--modules")[1]
+    assert json.loads(run("models", "structure", "org/demo", "--format", "json")[1])["num_layers"] == 2
+
+
+def test_a_missing_key_is_exit_4(service: Any, run: Run) -> None:
+    service.api_key = "secret"
+    service.add_job(1)
+    code, _, err = run("jobs", "ls")
+    assert (code, len(err.splitlines())) == (4, 1)
+    assert "API key" in err
+    assert run("jobs", "rm", f"job_{1:032x}")[0] == 4
+    assert run("--api-key", "secret", "jobs", "ls")[0] == 0
+
+
+def test_no_service_is_one_line(run: Run) -> None:
+    code, out, err = run("--url", "http://127.0.0.1:9", "jobs", "ls")
+    assert (code, out) == (1, "")
+    assert err == "error: cannot reach the service at http://127.0.0.1:9; start it with: actograph up\n"
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    with pytest.raises(Exception, match="cannot reach"):
+        run("--debug", "--url", "http://127.0.0.1:9", "jobs", "ls")
+
+
+def test_usage_errors_are_not_exit_2(run: Run) -> None:
+    code, _, err = run("jobs", "frobnicate")
+    assert code == 1
+    assert "frobnicate" in err
+
+
+def test_a_setting_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_PORT", "many")
+    code, _, err = run("jobs", "ls")
+    assert code == 1
+    assert err.startswith("error: ACTOGRAPH_PORT: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "no model: say which with --model"),
+        (["--model", "./none"], "there is no folder ./none"),
+        (["--model", "m", "--port", "70000"], "--port: "),
+        (["--model", "m", "--dtype", "int4"], "--dtype: "),
+        (["--model", "m", "--host", "0.0.0.0", "--port", "0"], "ACTOGRAPH_API_KEYS"),
+    ],
+)
+def test_up_refuses_what_cannot_work(run: Run, tmp_path: Path, arguments: list[str], reason: str) -> None:
+    code, out, err = run("up", "--home", tmp_path, *arguments)
+    assert (code, out) == (1, "")
+    assert reason in err.splitlines()[-1]
+
+
+def test_version_and_help_are_quick_to_import() -> None:
+    code = (
+        "import sys; from actograph.cli import main; "
+        "slow = {'httpx', 'rich', 'numpy', 'pydantic', 'torch', 'fastapi', 'celery'} & set(sys.modules); "
+        "assert not slow, slow"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_closed_pipe_is_no_traceback(service: Any) -> None:
+    for number in range(1, 90):
+        service.add_job(number)
+    command = (
+        f"{sys.executable} -m actograph.cli.main --url {service.url} jobs ls --all --format json | head -1"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    assert len(done.stdout.splitlines()) == 1

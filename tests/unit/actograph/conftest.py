@@ -1,0 +1,401 @@
+"""A real HTTP server that speaks the contract from memory, and fails on request."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from actograph import tensor_files
+from actograph.contract import resources
+from actograph.contract.specs import job_spec_adapter
+
+CREATED_AT = 1_700_000_000
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str, detail: str, pointer: str | None = None) -> None:
+        self.status = status
+        items = [resources.ProblemItem(detail=detail, pointer=pointer)] if pointer else []
+        self.problem = resources.Problem(
+            title="refused",
+            status=status,
+            detail=detail,
+            errors=items,
+            error=resources.OpenAIError(message=detail, type="invalid_request_error", code=code),
+        )
+
+
+class HangUp(Exception):
+    """Close the connection in place of an answer."""
+
+
+@dataclass
+class Seen:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class ContractServer:
+    """State that tests set up and look at; `url` is where it listens."""
+
+    url: str = ""
+    api_key: str = ""
+    ready: bool = True
+    jobs: dict[str, resources.Job] = field(default_factory=dict)
+    samples: dict[str, list[resources.Sample]] = field(default_factory=dict)
+    results: dict[str, resources.JobResults] = field(default_factory=dict)
+    events: dict[str, list[resources.Event]] = field(default_factory=dict)
+    sessions: dict[str, resources.Session] = field(default_factory=dict)
+    tensors: dict[tuple[str, str], tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    stored: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
+    models: list[resources.Model] = field(default_factory=list)
+    workers: list[resources.Worker] = field(default_factory=list)
+    structure: resources.ModelStructure | None = None
+    seen: list[Seen] = field(default_factory=list)
+    #: what the next requests meet, each used once: a status, "drop" (unserved), "lose" (served, not answered)
+    faults: list[int | str] = field(default_factory=list)
+    #: an event stream breaks off after so many messages; each used once
+    stream_cuts: list[int] = field(default_factory=list)
+    #: a download breaks off after so many bytes; each used once
+    download_cuts: list[int] = field(default_factory=list)
+    ignores_ranges: bool = False
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def add_job(self, number: int, *, status: str = "completed", **changes: Any) -> resources.Job:
+        identifier = f"job_{number:032x}"
+        values: dict[str, Any] = {
+            "id": identifier,
+            "kind": "evaluation",
+            "status": status,
+            "model": "demo",
+            "created_at": CREATED_AT + number,
+            "progress": {"total": 4, "completed": 4 if status == "completed" else 0, "failed": 0},
+            "priority": 5,
+            "spec": {"kind": "evaluation", "model": "demo", "num_fewshot": 5},
+            "results_url": f"/v1/jobs/{identifier}/results",
+        }
+        job = resources.Job.model_validate(values | changes)
+        self.jobs[job.id] = job
+        return job
+
+    def add_session(self, number: int, files: dict[str, bytes] | None = None) -> resources.Session:
+        identifier = f"ses_{number:032x}"
+        contents = (
+            {"activations.safetensors": b"tensors" * 100, "manifest.json": b"{}"} if files is None else files
+        )
+        for name, data in contents.items():
+            self.stored[identifier, name] = data
+        session = resources.Session(
+            id=identifier,
+            job_id=f"job_{1:032x}",
+            sample_id=f"smp_{number:032x}",
+            sample_index=number,
+            condition="baseline",
+            model="demo",
+            created_at=CREATED_AT + number,
+            prompt_tokens=5,
+            generated_tokens=3,
+            rows=7,
+            bytes=sum(map(len, contents.values())),
+            dtype="F32",
+            hooks={"resid_post.1": resources.TensorInfo(shape=[7, 4], dtype="F32", nbytes=112)},
+            files=[
+                resources.SessionFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+                for name, data in contents.items()
+            ],
+            correct=number % 2 == 0,
+        )
+        self.sessions[identifier] = session
+        return session
+
+    def add_events(self, job_id: str, *named: tuple[str, dict[str, Any]]) -> None:
+        log = self.events.setdefault(job_id, [])
+        for name, data in named:
+            number = len(log) + 1
+            at = float(CREATED_AT + number)
+            log.append(resources.Event(id=number, job_id=job_id, event=name, created_at=at, data=data))
+
+    def paths(self, method: str = "GET") -> list[str]:
+        return [seen.path for seen in self.seen if seen.method == method]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: ContractServer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        state = self.state
+        parts = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        state.seen.append(Seen(self.command, parts.path, query, headers, body))
+        fault = state.faults.pop(0) if state.faults else None
+        try:
+            if fault == "drop":
+                raise HangUp
+            if isinstance(fault, int):
+                self._send(fault, b"<html>busy</html>", "text/html")
+                return
+            if state.api_key and headers.get("authorization") != f"Bearer {state.api_key}":
+                raise Refused(
+                    401, "unauthorized", "A valid API key is required: Authorization: Bearer <key>."
+                )
+            for method, pattern, act in ROUTES:
+                if method == self.command and (match := re.fullmatch(pattern, parts.path)):
+                    answer = act(self, query, body, *map(unquote, match.groups()))
+                    if fault == "lose":
+                        raise HangUp
+                    if answer is not None:
+                        status, content = answer
+                        self._send(status, content.model_dump_json().encode(), "application/json")
+                    return
+            raise Refused(404, "not_found", "there is nothing at this address")
+        except Refused as error:
+            problem = error.problem.model_dump_json().encode()
+            self._send(error.status, problem, "application/problem+json")
+        except HangUp:
+            self.close_connection = True
+
+    def _send(self, status: int, content: bytes, kind: str, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    # routes
+
+    def list_jobs(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        found = [
+            job
+            for job in self.state.jobs.values()
+            if query.get("status") in (None, str(job.status))
+            and query.get("kind") in (None, job.kind)
+            and ("tag" not in query or query["tag"] in job.tags)
+        ]
+        return 200, page(sorted(found, key=lambda job: -job.created_at), query)
+
+    def submit(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+        state, key = self.state, self.headers["Idempotency-Key"]
+        if key in state.keys:
+            return 202, state.jobs[state.keys[key]]
+        try:
+            spec = job_spec_adapter.validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            pointer = "/" + "/".join(map(str, first["loc"][1:]))
+            raise Refused(422, "invalid_request", first["msg"], pointer) from error
+        dumped = spec.model_dump(mode="json")
+        job = state.add_job(len(state.jobs) + 1, status="queued", spec=dumped, kind=spec.kind)
+        state.keys[key] = job.id
+        return 202, job
+
+    def job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+        return 200, self._job(job_id)
+
+    def cancel(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+        job = self._job(job_id)
+        if job.status == "completed":
+            raise Refused(409, "conflict", f"job {job_id} is completed already")
+        self.state.jobs[job_id] = job.model_copy(update={"status": resources.JobStatus.CANCELLED})
+        return 200, self.state.jobs[job_id]
+
+    def delete_job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+        del self.state.jobs[self._job(job_id).id]
+        return 200, resources.Deleted(id=job_id, object="job")
+
+    def list_samples(self, query: dict[str, str], _: bytes, job_id: str) -> tuple[int, BaseModel]:
+        return 200, page(self.state.samples.get(job_id, []), query)
+
+    def job_results(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+        return 200, self.state.results[job_id]
+
+    def follow(self, _: dict[str, str], __: bytes, job_id: str) -> None:
+        after = int(self.headers.get("Last-Event-ID") or 0)
+        waiting = [event for event in self.state.events.get(job_id, []) if event.id > after]
+        if not waiting and self._job(job_id).status.is_terminal():
+            self.send_response(204)
+            self.end_headers()
+            return
+        cut = self.state.stream_cuts.pop(0) if self.state.stream_cuts else len(waiting)
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b": ping\n\n")
+        for event in waiting[:cut]:
+            text = f"id: {event.id}\nevent: {event.event}\ndata: {event.model_dump_json()}\n\n"
+            self.wfile.write(text.encode())
+
+    def upload(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        fields = {
+            part.get_param("name", header="content-disposition"): part
+            for part in message_from_bytes(head + body).walk()
+        }
+        data = fields["file"].get_payload(decode=True)
+        purpose = fields["purpose"].get_payload(decode=True)
+        assert isinstance(data, bytes)
+        assert isinstance(purpose, bytes)
+        name = fields["file"].get_filename() or ""
+        identifier = f"file_{len(self.state.uploads) + 1:032x}"
+        self.state.uploads[identifier] = (name, purpose.decode(), data)
+        return 200, resources.File(
+            id=identifier, bytes=len(data), created_at=CREATED_AT, filename=name, purpose=purpose.decode()
+        )
+
+    def list_sessions(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        found = [
+            session
+            for session in self.state.sessions.values()
+            if query.get("job_id") in (None, session.job_id)
+            and query.get("correct") in (None, str(session.correct).lower())
+        ]
+        return 200, page(sorted(found, key=lambda session: -session.created_at), query)
+
+    def session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
+        return 200, self._session(session_id)
+
+    def delete_session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
+        del self.state.sessions[self._session(session_id).id]
+        return 200, resources.Deleted(id=session_id, object="activation.session")
+
+    def tensor(self, query: dict[str, str], _: bytes, session_id: str, hook: str) -> None:
+        dtype, array = self.state.tensors[session_id, hook]
+        if "rows" in query:
+            start, __, stop = query["rows"].partition(":")
+            array = array[int(start or 0) : int(stop) if stop else None]
+        content = tensor_files.encode_tensors({hook: (dtype, array.shape, array.tobytes())})
+        self._send(200, content, "application/octet-stream")
+
+    def download(self, _: dict[str, str], __: bytes, session_id: str, name: str) -> None:
+        data = self.state.stored[session_id, name]
+        start, status, headers = 0, 200, {}
+        if "Range" in self.headers and not self.state.ignores_ranges:
+            start, status = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-")), 206
+            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        rest = data[start:]
+        cut = self.state.download_cuts.pop(0) if self.state.download_cuts else None
+        if cut is None:
+            self._send(status, rest, "application/octet-stream", **headers)
+            return
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(rest)))
+        for header, text in headers.items():
+            self.send_header(header.replace("_", "-"), text)
+        self.end_headers()
+        self.wfile.write(rest[:cut])
+
+    def list_models(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        return 200, page(self.state.models, query)
+
+    def list_workers(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        return 200, page(self.state.workers, query)
+
+    def model_structure(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
+        if self.state.structure is None:
+            raise Refused(404, "not_found", "no worker has loaded it yet")
+        return 200, self.state.structure
+
+    def queue(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
+        waiting = [job.id for job in self.state.jobs.values() if job.status == "queued"]
+        return 200, resources.Queue(
+            jobs={"queued": len(waiting)}, samples={}, next=waiting, messages=0, workers={}
+        )
+
+    def readyz(self, _: dict[str, str], __: bytes) -> None:
+        self._send(200 if self.state.ready else 503, b"ok\n", "text/plain")
+
+    def _job(self, job_id: str) -> resources.Job:
+        if job_id not in self.state.jobs:
+            raise Refused(404, "not_found", f"no job {job_id}")
+        return self.state.jobs[job_id]
+
+    def _session(self, session_id: str) -> resources.Session:
+        if session_id not in self.state.sessions:
+            raise Refused(404, "not_found", f"no session {session_id}")
+        return self.state.sessions[session_id]
+
+
+S = "/v1/activations/sessions"
+ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
+    ("GET", "/v1/jobs", Handler.list_jobs),
+    ("POST", "/v1/jobs", Handler.submit),
+    ("GET", "/v1/jobs/([^/]+)", Handler.job),
+    ("DELETE", "/v1/jobs/([^/]+)", Handler.delete_job),
+    ("POST", "/v1/jobs/([^/]+)/cancel", Handler.cancel),
+    ("GET", "/v1/jobs/([^/]+)/samples", Handler.list_samples),
+    ("GET", "/v1/jobs/([^/]+)/results", Handler.job_results),
+    ("GET", "/v1/jobs/([^/]+)/events", Handler.follow),
+    ("POST", "/v1/files", Handler.upload),
+    ("GET", S, Handler.list_sessions),
+    ("GET", f"{S}/([^/]+)", Handler.session),
+    ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
+    ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
+    ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
+    ("GET", "/v1/models", Handler.list_models),
+    ("GET", "/v1/model/structure", Handler.model_structure),
+    ("GET", "/v1/workers", Handler.list_workers),
+    ("GET", "/v1/queue", Handler.queue),
+    ("GET", "/readyz", Handler.readyz),
+]
+
+
+def page(items: Sequence[Any], query: dict[str, str]) -> BaseModel:
+    limit = int(query.get("limit", "20"))
+    ids = [item.id for item in items]
+    start = ids.index(query["after"]) + 1 if "after" in query else 0
+    shown = items[start : start + limit]
+    return resources.ListPage[Any](
+        data=[json.loads(item.model_dump_json()) for item in shown],
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+        has_more=start + limit < len(items),
+    )
+
+
+@pytest.fixture
+def service() -> Iterator[ContractServer]:
+    """A service of our own on loopback."""
+    state = ContractServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"state": state}))
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield state
+    server.shutdown()
+    server.server_close()
+    thread.join()
