@@ -1,0 +1,70 @@
+"""A database for each test: SQLite, and Postgres too where TEST_POSTGRES_URL names one to be emptied."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
+from storage import jobs, migrate, samples
+from storage.database import Database
+from storage.sample_expansion import capture_samples
+
+POSTGRES = os.environ.get("TEST_POSTGRES_URL")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file at the newest schema, to be copied."""
+    path = tmp_path_factory.mktemp("database") / "empty.db"
+    database = Database(f"sqlite:///{path}")
+    migrate.upgrade(database)
+    database.close()
+    return path
+
+
+@pytest.fixture(params=["sqlite", "postgres"] if POSTGRES else ["sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        shutil.copy(empty_database, tmp_path / "test.db")
+        opened = Database(f"sqlite:///{tmp_path / 'test.db'}")
+    else:
+        assert POSTGRES is not None
+        opened = Database(POSTGRES)
+        with opened.engine.begin() as connection:
+            connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+            connection.execute(sa.text("CREATE SCHEMA public"))
+        migrate.upgrade(opened)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def capture_spec() -> Callable[..., CaptureJobSpec]:
+    def make(**changes: Any) -> CaptureJobSpec:
+        value = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}]} | changes
+        spec = job_spec_adapter.validate_python(value)
+        assert isinstance(spec, CaptureJobSpec)
+        return spec
+
+    return make
+
+
+@pytest.fixture
+def submit(database: Database, capture_spec: Callable[..., CaptureJobSpec]) -> Callable[..., str]:
+    """Inserts a job of `count` samples; returns its id."""
+
+    def make(count: int = 1, **changes: Any) -> str:
+        spec = capture_spec(inputs=[{"prompt": f"prompt {i}"} for i in range(count)], **changes)
+        with database.write() as session:
+            row = jobs.create(
+                session, kind="capture", model=spec.model, spec=spec, hooks=None, total=count * spec.epochs
+            )
+            samples.insert(session, row.id, capture_samples(spec))
+            return row.id
+
+    return make

@@ -1,0 +1,93 @@
+"""The migrations make exactly the tables that the models describe, and undo them."""
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from actograph.contract.errors import ServiceUnavailable
+from storage import migrate
+from storage.database import Database
+from storage.models import Base
+
+
+def tables(database: Database) -> set[str]:
+    return set(sa.inspect(database.engine).get_table_names())
+
+
+def test_migrated_tables_are_those_of_the_models(database: Database) -> None:
+    with database.engine.connect() as connection:
+        options = {"compare_type": True, "compare_server_default": True}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_migrated_sqlite_is_word_for_word_what_the_models_create(tmp_path: Path) -> None:
+    """What autogenerate does not compare: constraints' names, foreign keys' actions, defaults."""
+    migrated = Database(f"sqlite:///{tmp_path / 'migrated.db'}")
+    created = Database(f"sqlite:///{tmp_path / 'created.db'}")
+    migrate.upgrade(migrated)
+    with created.engine.begin() as connection:
+        for table in Base.metadata.sorted_tables:
+            connection.execute(CreateTable(table))
+            for index in table.indexes:
+                connection.execute(CreateIndex(index))
+
+    def schema(database: Database) -> set[tuple[str, frozenset[str]]]:
+        query = sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        with database.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        # the order of constraints within a table says nothing
+        return {
+            (
+                name,
+                frozenset(
+                    part.strip(" \t\n,")
+                    for part in sql.rstrip().removesuffix(")").replace("\n", "").split("\t")
+                ),
+            )
+            for name, sql in rows
+            if name != "alembic_version"
+        }
+
+    assert schema(migrated) == schema(created)
+    migrated.close()
+    created.close()
+
+
+def test_down_to_nothing_and_up_again(database: Database) -> None:
+    full = tables(database)
+    assert {"jobs", "samples", "sessions", "events"} <= full
+    migrate.downgrade(database, "base")
+    assert tables(database) <= {"alembic_version"}
+    assert migrate.current(database) is None
+    migrate.upgrade(database)
+    assert tables(database) == full
+    assert migrate.current(database) == migrate.head()
+    migrate.upgrade(database)
+
+
+def test_an_old_schema_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'new.db'}")
+    with pytest.raises(ServiceUnavailable, match=r"python -m storage\.migrate"):
+        migrate.require_current(database)
+    migrate.upgrade(database)
+    migrate.require_current(database)
+    database.close()
+
+
+def test_the_command_brings_a_new_database_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACTOGRAPH_DATABASE_URL", f"sqlite:///{tmp_path / 'x' / 'new.db'}")
+    assert migrate.main() == 0
+    assert f"schema {migrate.head()}" in capsys.readouterr().out
+
+
+def test_an_in_memory_database_is_refused() -> None:
+    for url in ("sqlite://", "sqlite:///:memory:"):
+        with pytest.raises(ValueError, match="in-memory"):
+            Database(url)
