@@ -1,0 +1,179 @@
+"""Byte ranges, loopback addresses, served names and body limits, each on its own."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from actograph.contract.errors import UnknownModel
+from actograph.contract.resources import Event
+from actograph.settings import Settings
+from api import sse
+from api.auth import is_loopback
+from api.body_limit import BodyLimit
+from api.downloads import UnsatisfiableRange, parse_range
+from api.served_models import ServedModels
+
+
+@pytest.mark.parametrize(
+    ("header", "window"),
+    [
+        (None, None),
+        ("bytes=0-0", (0, 1)),
+        ("bytes=0-", (0, 100)),
+        ("bytes=99-", (99, 100)),
+        ("bytes=-1", (99, 100)),
+        ("bytes=-100", (0, 100)),
+        ("bytes=-101", (0, 100)),
+        ("bytes=5-1000000", (5, 100)),
+        ("bytes=5 - 9", (5, 10)),
+        ("bytes=9-5", None),
+        ("bytes=-", None),
+        ("bytes=", None),
+        ("bytes=1-2,4-5", None),
+        ("items=1-2", None),
+        ("bytes=+1-2", None),
+        ("bytes=0-" + "9" * 50, None),
+    ],
+)
+def test_ranges(header: str | None, window: tuple[int, int] | None) -> None:
+    assert parse_range(header, 100) == window
+
+
+@pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0", "bytes=1000-1001"])
+def test_ranges_beyond_the_file(header: str) -> None:
+    with pytest.raises(UnsatisfiableRange) as caught:
+        parse_range(header, 100)
+    assert caught.value.headers == {"Content-Range": "bytes */100"}
+
+
+def test_no_range_lies_in_an_empty_file() -> None:
+    with pytest.raises(UnsatisfiableRange):
+        parse_range("bytes=0-", 0)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "LOCALHOST", "localhost.", "::ffff:127.0.0.1"]
+)
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        None,
+        "",
+        "0.0.0.0",
+        "::",
+        "10.0.0.1",
+        "example.org",
+        "localhost.example.org",
+        "::ffff:10.0.0.1",
+        "127.1",
+    ],
+)
+def test_not_loopback(host: str | None) -> None:
+    assert not is_loopback(host)
+
+
+def test_the_first_model_to_claim_a_name_has_it() -> None:
+    models = ServedModels(Settings(model="a=org/x", allowed_models=("b=org/x", "org/y", "a=org/z")))
+    assert list(models.names) == ["a", "b", "org/y"]
+    assert models.default == "a"
+    assert [models.find(n) for n in ("a", "b", "org/x", "org/y", "org/z")] == ["a", "b", "a", "org/y", "a"]
+    with pytest.raises(UnknownModel, match="served: a, b, org/y"):
+        models.require("c")
+
+
+def test_a_service_without_models_says_how_to_name_one() -> None:
+    models = ServedModels(Settings())
+    assert models.default is None
+    with pytest.raises(UnknownModel, match="ACTOGRAPH_MODEL"):
+        models.require("x")
+
+
+def test_an_event_is_one_message_whatever_its_text_holds() -> None:
+    event = Event(id=7, job_id="job_x", event="job.failed", created_at=1.5, data={"m": "a\nb\r\n\nid: 9"})
+    lines = sse.encode(event).split("\n")
+    assert lines[:2] == ["id: 7", "event: job.failed"]
+    assert Event.model_validate_json(lines[2].removeprefix("data: ")) == event
+    assert lines[3:] == ["", ""]
+
+
+# The body limit, on a small application of ours
+
+
+def call(
+    app: Any, chunks: list[bytes], headers: list[tuple[bytes, bytes]], path: str = "/x"
+) -> list[Message]:
+    sent: list[Message] = []
+    messages = [
+        {"type": "http.request", "body": c, "more_body": i < len(chunks) - 1} for i, c in enumerate(chunks)
+    ]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    return sent
+
+
+def reading_app(*, swallow: bool) -> Callable[[Scope, Receive, Send], Any]:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        size, status = 0, 200
+        try:
+            while True:
+                message = await receive()
+                size += len(message["body"])
+                if not message["more_body"]:
+                    break
+        except Exception:
+            if not swallow:
+                raise
+            status = 400
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": str(size).encode()})
+
+    return app
+
+
+def limited(*, swallow: bool = True) -> BodyLimit:
+    return BodyLimit(reading_app(swallow=swallow), Settings(max_body_bytes=10, max_upload_bytes=20))
+
+
+def test_a_body_within_the_limit_passes() -> None:
+    sent = call(limited(), [b"x" * 5, b"x" * 5], [(b"content-length", b"10")])
+    assert (sent[0]["status"], sent[1]["body"]) == (200, b"10")
+
+
+def test_a_declared_length_beyond_the_limit_is_refused_unread() -> None:
+    sent = call(limited(swallow=False), [], [(b"content-length", b"11")])
+    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 413
+
+
+def test_an_undeclared_length_is_counted_and_the_answer_is_413_once() -> None:
+    sent = call(limited(), [b"x" * 6, b"x" * 6, b"x" * 6], [])
+    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 413
+    assert b"ACTOGRAPH_MAX_BODY_BYTES" in sent[1]["body"]
+
+
+def test_a_false_length_does_not_help() -> None:
+    for declared in (b"1", b"-5", b"x", b""):
+        sent = call(limited(), [b"x" * 6, b"x" * 6], [(b"content-length", declared)])
+        assert sent[0]["status"] == 413
+
+
+def test_uploads_have_a_limit_of_their_own() -> None:
+    assert call(limited(), [b"x" * 15], [], path="/v1/files")[0]["status"] == 200
+    sent = call(limited(), [b"x" * 1_048_577, b"x" * 20], [], path="/v1/files")
+    assert sent[0]["status"] == 413
+    assert b"ACTOGRAPH_MAX_UPLOAD_BYTES" in sent[1]["body"]
