@@ -1,6 +1,7 @@
 """The real application on a real SQLite file, a real store and a real Redis; only workers are missing."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from storage.manifest import SessionManifest, StoredTensor
 from storage.models import JobRow, SampleRow
 from storage.samples import LeasedSample, SampleResult
 from storage.session_files import SessionWriter, TensorRows
+
+#: a Postgres to run the same tests on; its tables are dropped
+POSTGRES = os.environ.get("TEST_POSTGRES_URL", "")
 
 MODEL = "demo"
 CONTEXT = 1024
@@ -51,8 +55,11 @@ def settings(tmp_path: Path, migrated: Path, redis_url: str) -> Settings:
     shutil.copy(migrated, home / "actograph.db")
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
+    if POSTGRES:
+        _empty(POSTGRES)
     return Settings(
         home=home,
+        database_url=POSTGRES,
         broker_url=redis_url,
         model=f"{MODEL}=example/demo-model",
         allowed_models=("other=example/other",),
@@ -60,6 +67,15 @@ def settings(tmp_path: Path, migrated: Path, redis_url: str) -> Settings:
         # the thread makes one round at the start; tests ask for the others themselves
         reconcile_seconds=3600,
     )
+
+
+def _empty(url: str) -> None:
+    database = Database(url)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    migrate.upgrade(database)
+    database.close()
 
 
 def structure(model: str = MODEL, **changes: Any) -> ModelStructure:

@@ -23,6 +23,7 @@ REPO = Path(__file__).resolve().parents[3]
 def environment(settings: Settings, **more: str) -> dict[str, str]:
     own = {
         "ACTOGRAPH_HOME": str(settings.home),
+        "ACTOGRAPH_DATABASE_URL": settings.database_url,
         "ACTOGRAPH_BROKER_URL": settings.broker_url,
         "ACTOGRAPH_MODEL": settings.model,
         **more,

@@ -41,9 +41,9 @@ def test_probes_name_what_is_missing(start: "Start", settings: Settings) -> None
     assert (health.status_code, health.json()["status"]) == (503, "unavailable")
 
 
-def test_a_database_that_is_away_is_503_and_the_process_lives(
-    service: "Service", problem: "Problem", settings: Settings
-) -> None:
+def test_a_database_that_is_away_is_503_and_the_process_lives(service: "Service", problem: "Problem") -> None:
+    if not service.database.is_sqlite:
+        pytest.skip("a missing table is an OperationalError in SQLite alone")
     with service.database.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE jobs RENAME TO jobs_away"))
     answer = service.client.get("/v1/jobs")
