@@ -82,7 +82,8 @@ def serve(
     }
     if _matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    url = store.presigned_url(key)
+    # such a URL is signed for one method
+    url = store.presigned_url(key) if request.method == "GET" else None
     if url is not None:
         return RedirectResponse(url, 307)
     found = store.size(key)

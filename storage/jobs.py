@@ -376,19 +376,25 @@ def progress(row: JobRow) -> resources.Progress:
 
 def results(session: Session, row: JobRow) -> resources.JobResults:
     """Scores per condition of the samples finished so far."""
-    grouped: dict[str, list[SampleRow]] = {}
+    grouped: dict[str, list[sa.Row[Any]]] = {}
     for condition in row.spec.get("conditions", []):
         grouped[condition["name"]] = []
+    # the texts stay where they are: a job may have very many samples
     statement = (
-        sa.select(SampleRow)
+        sa.select(
+            SampleRow.condition,
+            SampleRow.sample_index,
+            SampleRow.status,
+            SampleRow.scores,
+            SampleRow.finish_reason,
+        )
         .where(
             SampleRow.job_id == row.id,
             SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
         )
         .order_by(SampleRow.position)
-        .options(sa.orm.defer(SampleRow.input), sa.orm.defer(SampleRow.prompt))
     )
-    for sample in session.scalars(statement):
+    for sample in session.execute(statement):
         grouped.setdefault(sample.condition or row.kind, []).append(sample)
     return resources.JobResults(
         job_id=row.id,
@@ -412,7 +418,7 @@ def _locked(session: Session, job_id: str) -> JobRow:
     return row
 
 
-def _condition_results(row: JobRow, samples: Sequence[SampleRow]) -> resources.ConditionResults:
+def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources.ConditionResults:
     completed = [s for s in samples if s.status == SampleStatus.COMPLETED]
     scores = [
         {key: resources.Score.model_validate(score) for key, score in (s.scores or {}).items()}

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import Event
 from actograph.settings import Settings
-from api import sse
+from api import downloads, sse
 from api.auth import is_loopback
 from api.body_limit import BodyLimit
 from api.downloads import UnsatisfiableRange, parse_range
@@ -47,6 +49,38 @@ def test_ranges_beyond_the_file(header: str) -> None:
     with pytest.raises(UnsatisfiableRange) as caught:
         parse_range(header, 100)
     assert caught.value.headers == {"Content-Range": "bytes */100"}
+
+
+class RemoteStore:
+    """A store whose files are fetched from elsewhere."""
+
+    def presigned_url(self, key: str) -> str:
+        return f"https://store.example/{key}?signature=x"
+
+    def size(self, key: str) -> int:
+        return 100
+
+
+def serve_remote(method: str, headers: dict[str, str]) -> Response:
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    request = Request({"type": "http", "method": method, "headers": raw})
+    store: Any = RemoteStore()
+    return downloads.serve(
+        request, store, "files/x", size=100, sha256="ab", media_type="text/plain", filename="ü.txt"
+    )
+
+
+def test_a_file_in_a_remote_store_is_fetched_from_there() -> None:
+    answer = serve_remote("GET", {"Range": "bytes=0-1"})
+    assert answer.status_code == 307
+    assert answer.headers["location"] == "https://store.example/files/x?signature=x"
+    assert serve_remote("GET", {"If-None-Match": '"ab"'}).status_code == 304
+
+
+def test_head_is_answered_here_as_the_url_is_signed_for_get() -> None:
+    answer = serve_remote("HEAD", {})
+    assert (answer.status_code, answer.headers["content-length"], answer.body) == (200, "100", b"")
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''%C3%BC.txt"
 
 
 def test_no_range_lies_in_an_empty_file() -> None:
