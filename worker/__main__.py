@@ -12,6 +12,11 @@ from worker.stop_signal import StopSignal
 
 def main() -> int:
     """Exit status 0 after an orderly stop, 1 where the model could not be loaded."""
+    # Celery puts the working directory before all else unless it is on the path already, and a user's
+    # own folder named `worker` or `storage` must not be taken for ours
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
         celery_app.stop_signal = stop = StopSignal.create(Path(folder))
         options = ["--without-gossip", "--without-mingle", "--queues", QUEUE]

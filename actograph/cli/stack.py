@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from actograph.cli import devices, redis_server
+from actograph.cli.lost_children import LostChildren
 from actograph.cli.ports import free_port, is_free
 from actograph.cli.stop_signals import StopSignals
-from actograph.cli.supervisor import Child, Program, Supervisor, describe
+from actograph.cli.supervisor import MAX_DEATHS, Child, CrashLoop, Program, Supervisor, describe
 from actograph.client import Client
 from actograph.client.transport import is_loopback_host
 from actograph.contract.errors import (
@@ -34,6 +35,7 @@ MIGRATE_SECONDS = 300.0
 _TICK_SECONDS = 0.1
 _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 0.25
+_PATIENCE_SECONDS = 30.0
 _ASK_SECONDS = 5.0
 T = TypeVar("T")
 _LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
@@ -93,7 +95,9 @@ class Stack:
         self._broker: Child | None = None
         self._api: Child | None = None
         self._workers: list[Child] = []
+        self._lost: dict[Child, LostChildren] = {}
         self._probed_at = 0.0
+        self._hinted_at = time.monotonic()
         key = settings.api_keys[0] if settings.api_keys else ""
         self._client = Client(self.url, key, timeout=_ASK_SECONDS, retries=0)
 
@@ -174,7 +178,9 @@ class Stack:
                 log=logs / f"worker-{number}.log",
                 stop_seconds=WORKER_STOP_SECONDS,
             )
-            self._workers.append(self._supervisor.start(program))
+            child = self._supervisor.start(program)
+            self._workers.append(child)
+            self._lost[child] = LostChildren(child)
 
     def _await_broker(self, broker: Child) -> None:
         """Wait until the broker has loaded its data."""
@@ -257,12 +263,24 @@ class Stack:
 
         Raises:
             ModelRefused: a worker that was never ready could not load the model.
+            CrashLoop: the process in which a worker loads the model keeps dying.
         """
         if self._all_ready() or time.monotonic() < self._probed_at + _PROBE_SECONDS:
             return
         self._probed_at = time.monotonic()
         if self._broker is not None and not self._broker.ready and self._redis and self._redis.answers():
             self._supervisor.mark_ready(self._broker)
+        for child in self._workers:
+            if not child.ready and self._lost[child].look() >= MAX_DEATHS:
+                raise CrashLoop(
+                    f"the process in which {child.program.name} loads the model died {MAX_DEATHS} times, "
+                    f"perhaps for want of memory; its log: {child.program.log}",
+                    child.tail(),
+                )
+        if time.monotonic() > self._hinted_at + _PATIENCE_SECONDS:
+            self._hinted_at = time.monotonic()
+            waiting = [child.program.name for child in self._supervisor.children if not child.ready]
+            self._report(f"still waiting for {', '.join(waiting)}; logs: {self._options.logs}")
         found = self._asks(self._client.workers)
         if found is None:
             return

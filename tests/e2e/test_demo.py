@@ -37,8 +37,7 @@ def test_from_nothing_to_activations(tmp_path: Path, up: Callable[..., Any]) -> 
     # what a user's shell may have set must not lead the demo elsewhere
     done = run(PROGRAM, "demo", "--limit", 24, cwd=tmp_path, ACTOGRAPH_API_KEYS="k", ACTOGRAPH_PORT="1")
     assert done.returncode == 0, done.stderr
-    left = [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_command_line(p))]
-    assert left == []
+    assert [process for process in psutil.process_iter() if _belongs_to(process, tmp_path)] == []
 
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("gsm8k ")]
     assert [(row[2], row[-2:]) for row in rows] == [
@@ -54,11 +53,11 @@ def test_from_nothing_to_activations(tmp_path: Path, up: Callable[..., Any]) -> 
     folders = sorted((tmp_path / ".demo" / "artifacts" / "sessions").iterdir())
     assert len(folders) == 24
     for folder in folders:
-        with open_folder(folder) as session:
-            tensor = session["resid_post.2"]
-            assert tensor.shape[0] == len(session.token_ids) - 1
-            if folder.name == shown[1]:
-                assert tensor.shape[0] == int(shown[2])
+        session = open_folder(folder)
+        tensor = session["resid_post.2"]
+        assert tensor.shape[0] == len(session.token_ids) - 1
+        if folder.name == shown[1]:
+            assert tensor.shape[0] == int(shown[2])
 
     # the commands under "Next:" work as they stand
     commands = [
@@ -77,8 +76,10 @@ def test_from_nothing_to_activations(tmp_path: Path, up: Callable[..., Any]) -> 
     assert service.stop() == 0
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def _belongs_to(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process was started for a service below `folder`."""
     try:
-        return process.cmdline()
+        words = [*process.cmdline(), process.environ().get("ACTOGRAPH_HOME", "")]
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return []
+        return False
+    return any(str(folder) in word for word in words)
