@@ -64,7 +64,7 @@ def describe(job: Job) -> str:
     }
     lines = [f"{name + ':':<10} {tables.clean(text)}" for name, text in fields.items() if text]
     shown = {key: value for key, value in job.spec.items() if value not in (None, [], {})}
-    lines += [f"{'spec:':<10}"]
+    lines.append("spec:")
     lines += [f"  {key}: {tables.clean(str(value))}" for key, value in shown.items()]
     return "\n".join(lines)
 

@@ -115,7 +115,7 @@ class Bar:
             completed=done,
             total=total or None,
             rate=f"{rate:.2f} samples/s" if rate else "",
-            eta=f"ETA {tables.duration((total - done) / rate)}" if rate and total > done else "",
+            eta=eta_text(status, done, total, rate),
         )
 
 
@@ -131,6 +131,12 @@ def progress_text(status: str, done: int, failed: int, total: int, rate: float |
         text += f" ({failed} failed)"
     if rate:
         text += f", {rate:.2f} samples/s"
-        if total > done:
-            text += f", ETA {tables.duration((total - done) / rate)}"
-    return text
+    eta = eta_text(status, done, total, rate)
+    return f"{text}, {eta}" if eta else text
+
+
+def eta_text(status: str, done: int, total: int, rate: float | None) -> str:
+    """`ETA 4m0s` of a job that is being run and has samples left; else nothing."""
+    if status != "in_progress" or not rate or total <= done:
+        return ""
+    return f"ETA {tables.duration((total - done) / rate)}"

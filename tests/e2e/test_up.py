@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from actograph.cli import redis_server
 from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
@@ -125,6 +126,36 @@ def test_nothing_outlives_up_when_it_is_killed(up: Start, wait: Start, gone: Sta
     again = up(home=service.home)
     again.await_ready()
     assert again.stop() == 0
+
+
+def test_a_broker_that_runs_already_is_used(
+    up: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = redis_server.prepare(tmp_path / "broker")
+    process = subprocess.Popen(broker.command, stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setenv("ACTOGRAPH_BROKER_URL", broker.url)
+        service = up()
+        service.await_ready()
+        with Client(service.url, "") as client:
+            evaluate(client)
+        assert not (service.home / "redis").exists()
+        assert service.stop() == 0
+        assert broker.answers()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_API_KEYS", "first,second")
+    service = up()
+    service.await_ready()
+    with Client(service.url, "second") as client:
+        assert len(client.workers()) == 1
+    asked = [*ACTOGRAPH, "--url", service.url, "jobs", "ls"]
+    assert subprocess.run(asked, capture_output=True, check=False).returncode == 4
+    assert service.stop() == 0
 
 
 def test_two_workers_share_a_job(up: Start) -> None:
