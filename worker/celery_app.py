@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from actograph.contract.errors import ActographError
+from actograph.contract.errors import ActographError, ModelRefused
 from actograph.settings import Settings
 from storage.broker import DRAIN_TASK, celery_app
+from worker.setup_attempts import MOST, SetupAttempts
 from worker.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def _set_up_logging(**_: Any) -> None:
         level=Settings().log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    for noisy in ("alembic", "celery.app.trace", "celery.worker.strategy", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
@@ -56,12 +59,22 @@ def _tell_the_child(**_: Any) -> None:
 @signals.worker_process_init.connect  # type: ignore[untyped-decorator]
 def _start(**_: Any) -> None:
     global _process  # noqa: PLW0603 (one per process, by Celery's design)
+    from transformers.utils.logging import disable_progress_bar
+
     from worker.process import WorkerProcess
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a log file is no terminal
     stop = StopSignal.inherited()
+    attempts = SetupAttempts(stop.folder / "setup-attempts")
     try:
+        if not attempts.begin():
+            raise ModelRefused(
+                f"the process died {MOST} times while it loaded the model, most likely for want of memory; "
+                "take a smaller model or dtype"
+            )
         _process = WorkerProcess(Settings(), stop)
         _process.start()
+        attempts.succeeded()
     except Exception as error:  # Celery would log it and go on without a model
         if not isinstance(error, ActographError):
             logger.exception("the worker could not be set up")

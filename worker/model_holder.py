@@ -55,6 +55,11 @@ class ModelHolder:
         logger.info("model %s is ready on %s", name, self._engine.structure.device)
         return self._engine
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model is; None before one is loaded."""
+        return self._engine.model.device if self._engine is not None else None
+
     def unload(self) -> None:
         self._engine = None
         gc.unfreeze()

@@ -31,8 +31,12 @@ class WorkerProcess:
         self._stop = stop
         self.worker_id = new_worker_id()
         self._database = Database(settings.effective_database_url)
+        self._models = ModelHolder(settings, self._loaded)
         self._heartbeat = Heartbeat(
-            self._database, self.worker_id, seconds=settings.lease_seconds / 3, memory=memory_snapshot
+            self._database,
+            self.worker_id,
+            seconds=settings.lease_seconds / 3,
+            memory=lambda: memory_snapshot(self._models.device),
         )
 
     def start(self) -> None:
@@ -70,7 +74,7 @@ class WorkerProcess:
             database=self._database,
             store=open_store(settings.effective_artifact_url),
             broker=Broker(settings.broker_url),
-            models=ModelHolder(settings, self._loaded),
+            models=self._models,
             worker_id=self.worker_id,
             stop=self._stop,
         )

@@ -126,14 +126,12 @@ class UnitRecorder:
             return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
         try:
             manifest = self._manifest(index, generation, writer.session_id)
-            stored = writer.finish(manifest, [*generation.prompt_ids, *generation.generated_ids])
+            files = writer.finish(manifest, [*generation.prompt_ids, *generation.generated_ids])
         except ActographError as error:
             self.reset(index)
             return error
-        except OSError as error:
-            self.reset(index)
-            return CaptureFailed(f"the session could not be stored: {error}")
         del self._writers[index]
+        stored = writer.manifest or manifest
         return Recorded(
             session_id=manifest.session_id,
             rows=len(generation.prompt_ids) + len(generation.generated_ids) - 1,
@@ -142,11 +140,11 @@ class UnitRecorder:
                     shape=list(tensor.shape),
                     dtype=tensor.dtype,
                     first_row=tensor.first_row,
-                    nbytes=tensor.shape[0] * tensor.shape[1] * _item_size(tensor.dtype),
+                    nbytes=tensor.nbytes,
                 )
-                for name, tensor in manifest.tensors.items()
+                for name, tensor in stored.tensors.items()
             },
-            files=[resources.SessionFile.model_validate(f.model_dump()) for f in stored],
+            files=files,
         )
 
     def _manifest(self, index: int, generation: Generation, session_id: str) -> SessionManifest:
@@ -235,10 +233,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's memory without a copy; numpy knows no bfloat16, so bytes are what is shown."""
     array: Any = tensor.contiguous().view(torch.uint8).numpy()
     return memoryview(array).cast("B")
-
-
-def _item_size(dtype: str) -> int:
-    return next(torch.empty(0, dtype=d).element_size() for d, name in DTYPE_NAMES.items() if name == dtype)
 
 
 def _common_dtype(tensors: Mapping[str, resources.TensorInfo]) -> str:

@@ -32,6 +32,11 @@ class StopSignal:
         """In the child: the parent's signal."""
         return cls(Path(os.environ[_ENVIRONMENT]))
 
+    @property
+    def folder(self) -> Path:
+        """Where parent and child may leave each other files."""
+        return self._path.parent
+
     def set(self, failure: str = "") -> None:
         """Ask for the end; `failure` says why where it is not an orderly one."""
         with self._path.open("a", encoding="utf-8") as file:

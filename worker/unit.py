@@ -5,6 +5,7 @@ others alone; an error of the whole batch is the error of each of its samples.
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.generate import Engine
+from worker.engine.memory import memory_snapshot
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest
 from worker.lease import LeaseKeeper
 from worker.recording import Provenance, Recorded, UnitRecorder
@@ -128,6 +130,8 @@ class UnitRunner:
             if o.prompt is not None
         ]
         origin = self.provenance
+        device = self._engine.model.device
+        before, started = memory_snapshot(device), time.monotonic()
         try:
             generations = self._engine.generate(
                 requests,
@@ -145,6 +149,13 @@ class UnitRunner:
         except Exception as error:
             logger.exception("a unit of job %s failed", runnable[0].lease.job_id)
             return [replace(o, error=_as_error(error)) for o in runnable]
+        logger.info(
+            "batch of %d ran %.1f s; memory before %s, after %s",
+            len(requests),
+            time.monotonic() - started,
+            before,
+            memory_snapshot(device),
+        )
         if any(g.finish_reason == "cancelled" for g in generations):
             return None
         return [

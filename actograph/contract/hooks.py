@@ -111,6 +111,17 @@ def canonical(name: str) -> str | None:
     return None
 
 
+def aliases(hook: str) -> list[str]:
+    """Every other name that `canonical` reads as this hook."""
+    point, layer = point_of(hook), layer_of(hook)
+    if layer is None:
+        return [name for name, meant in _MODEL_ALIASES.items() if meant == point]
+    found = [f"layer_{layer}_{name}" for name, meant in _FLAT_POINTS.items() if meant == point]
+    found += [f"blocks.{layer}.{name}" for name, meant in _TRANSFORMER_LENS_POINTS.items() if meant == point]
+    found += [f"{name}[{layer}]" for name, meant in _NNTERP_POINTS.items() if meant == point]
+    return found
+
+
 def point_of(hook: str) -> str:
     """`resid_post` for `resid_post.12`; a module location is its own point."""
     m = _CANONICAL.match(hook)

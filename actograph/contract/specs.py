@@ -81,7 +81,9 @@ class PathDataset(Spec):
 class HubDataset(Spec):
     """A dataset on the Hugging Face Hub."""
 
-    hub: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?$")
+    hub: str = Field(
+        max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
+    )
     config: str | None = Field(None, max_length=256)
     split: str = Field("test", max_length=256)
 

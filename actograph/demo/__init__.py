@@ -1,6 +1,6 @@
 """A model and problems of our own, small enough to ship, so that a demo needs no download.
 
-The model was trained by `python -m actograph.demo.train`; train_report.json says how well.
+The model was trained by `python -m training.demo_model`; train_report.json says how well.
 """
 
 from pathlib import Path

@@ -337,7 +337,7 @@ def _structure(
             location=location,
             width=by_location[location].width,
             dtype=_dtype_name(by_location[location].value.dtype),
-            aliases=_aliases(name, location),
+            aliases=[location, *grammar.aliases(name)],
         )
         for name, location in sorted(found.hooks.items(), key=lambda item: order[item[1]])
     }
@@ -363,15 +363,3 @@ def _structure(
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _aliases(hook: str, location: str) -> list[str]:
-    """Other names under which `actograph.contract.hooks` resolves this hook."""
-    layer, point = grammar.layer_of(hook), grammar.point_of(hook)
-    if layer is None:
-        others = [name for name, target in grammar._MODEL_ALIASES.items() if target == point]
-    else:
-        others = [f"layer_{layer}_{n}" for n, p in grammar._FLAT_POINTS.items() if p == point]
-        others += [f"blocks.{layer}.{n}" for n, p in grammar._TRANSFORMER_LENS_POINTS.items() if p == point]
-        others += [f"{n}[{layer}]" for n, p in grammar._NNTERP_POINTS.items() if p == point]
-    return [location, *others]

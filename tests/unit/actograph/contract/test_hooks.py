@@ -147,3 +147,14 @@ def test_a_point_that_the_architecture_lacks_is_refused_with_the_reason() -> Non
 )
 def test_a_hook_names_its_point_and_layer(hook: str, point: str, layer: int | None) -> None:
     assert (hooks.point_of(hook), hooks.layer_of(hook)) == (point, layer)
+
+
+@pytest.mark.parametrize("hook", [*llama(4).locations])
+def test_every_alias_of_a_hook_resolves_to_it(hook: str) -> None:
+    assert all(hooks.canonical(name) == hook for name in hooks.aliases(hook))
+
+
+def test_a_layer_point_has_aliases_in_each_vocabulary() -> None:
+    assert set(hooks.aliases("resid_post.3")) >= {
+        "layer_3_output", "blocks.3.hook_resid_post", "layers_output[3]",
+    }  # fmt: skip

@@ -9,7 +9,6 @@ import pytest
 
 from actograph.dataset_rows import bounded_lines, read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
-from actograph.demo.lessons import batches
 from actograph.demo.problems import (
     ADDITIONS,
     SUBTRACTIONS,
@@ -21,6 +20,7 @@ from actograph.demo.problems import (
     held_out_problems,
     problems,
 )
+from training.demo_lessons import batches
 
 EQUATION = re.compile(r"^(\d+)([+-])(\d+)=(\d+)$", re.MULTILINE)
 

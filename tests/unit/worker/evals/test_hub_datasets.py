@@ -60,12 +60,6 @@ def test_a_hub_out_of_reach_says_what_to_do(cached_dataset: str) -> None:
         load_hub_rows(HubDataset(hub="actograph/others"))
 
 
-@pytest.mark.parametrize("name", ["text", "imagefolder", "gsm8k"])
-def test_a_name_without_owner_is_refused(name: str) -> None:
-    with pytest.raises(InvalidDataset, match="give <owner>/<name>"):
-        load_hub_rows(HubDataset(hub=name))
-
-
 def test_a_folder_of_the_worker_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "private" / "data"
     folder.mkdir(parents=True)

@@ -1,11 +1,10 @@
 """What the demo model is taught."""
 
 import random
-import subprocess
-import sys
 from itertools import islice
 
-from actograph.demo.lessons import (
+from actograph.demo.problems import Problem, Step
+from training.demo_lessons import (
     BATCH_SIZE,
     EXAMPLES_BATCH_SIZE,
     EXAMPLES_EVERY,
@@ -14,7 +13,6 @@ from actograph.demo.lessons import (
     batches,
     thought_answer,
 )
-from actograph.demo.problems import Problem, Step
 
 SUM = Problem(question="How many?", steps=(Step(sign="+", left=37, right=48),))
 TWO_STEPS = Problem(question="How many?", steps=(*SUM.steps, Step(sign="-", left=85, right=19)))
@@ -63,13 +61,3 @@ def test_examples_come_after_the_plain_batches() -> None:
     sizes = [len(batch) for batch in taught(3 * EXAMPLES_EVERY, plain_batches=EXAMPLES_EVERY)]
     plain = [BATCH_SIZE] * (EXAMPLES_EVERY - 1)
     assert sizes == [BATCH_SIZE, *plain] + [EXAMPLES_BATCH_SIZE, *plain] * 2
-
-
-def test_the_demo_package_needs_no_torch() -> None:
-    code = (
-        "import sys, actograph.demo.train, actograph.demo.lessons, actograph.demo.tokenizer\n"
-        "heavy = {'torch', 'transformers', 'tokenizers'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr

@@ -1,10 +1,9 @@
 """Train the demo model from nothing, on a CPU, in a few minutes.
 
-    python -m actograph.demo.train OUT [--steps N] [--seed N] [--threads N]
+    python -m training.demo_model OUT [--steps N] [--seed N] [--threads N]
 
 OUT gets a model folder in the Hub's layout and train_report.json. Needs the `worker` extra, with
-torch 2.9 or later for its Muon. Torch is imported inside the functions, so that importing this
-module stays light.
+torch 2.9 or later for its Muon.
 """
 
 import argparse
@@ -20,9 +19,9 @@ from typing import Any
 
 from actograph.dataset_rows import GOLD
 from actograph.demo import MODEL_DIR
-from actograph.demo.lessons import Lesson, Messages, batches
 from actograph.demo.problems import Problem, held_out_problems
-from actograph.demo.tokenizer import END_OF_TURN, train_tokenizer
+from training.demo_lessons import Lesson, Messages, batches
+from training.demo_tokenizer import END_OF_TURN, train_tokenizer
 
 CONTEXT_LENGTH = 2048
 MUON_RATE = 0.02
@@ -30,7 +29,7 @@ ADAMW_RATE = 6e-3
 WARMUP_STEPS = 50
 IGNORED_LABEL = -100
 
-log = logging.getLogger("actograph.demo.train")
+log = logging.getLogger("training.demo_model")
 
 
 def main() -> None:

@@ -1,0 +1,24 @@
+"""Counts how often the child died before it was ready.
+
+Celery replaces a dead child for ever, but one that dies while it loads its model, killed by
+the kernel for want of memory, say, would die again each time.
+"""
+
+from pathlib import Path
+
+MOST = 5
+
+
+class SetupAttempts:
+    def __init__(self, path: Path) -> None:
+        """`path`: a file that the parent's children share."""
+        self._path = path
+
+    def begin(self) -> bool:
+        """Note one attempt; False where enough of them have ended without success."""
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(".")
+        return self._path.stat().st_size <= MOST
+
+    def succeeded(self) -> None:
+        self._path.unlink(missing_ok=True)
