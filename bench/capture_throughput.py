@@ -26,28 +26,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
+from bench.shapes import PYTHON_BOUND, QWEN3_06B
 from worker.engine.generate import Engine
 from worker.engine.model import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk
-
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 512,
-}
-QWEN3_06B = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-}
 
 
 class CountingSink:
@@ -159,7 +141,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     logs: Any = transformers.logging
     logs.set_verbosity_error()
-    engine = build(QWEN3_06B if args.large else SMALL, getattr(torch, args.dtype), args.device)
+    engine = build(QWEN3_06B if args.large else PYTHON_BOUND, getattr(torch, args.dtype), args.device)
     times = measure(engine, rounds=args.rounds, batch=args.batch, prompt=args.prompt, tokens=args.tokens)
     result: dict[str, Any] = {
         "model": "Qwen3-0.6B shape" if args.large else "28 layers, hidden 64",

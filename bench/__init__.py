@@ -1,0 +1,1 @@
+"""Programs that measure: `python -m bench` runs the short form of each."""

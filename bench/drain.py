@@ -1,0 +1,168 @@
+"""A whole evaluation through the service, with capture, beside plain transformers without it.
+
+    python -m bench.drain --model DIR --problems FILE.jsonl [--limit N] [--qwen3-0.6b] [--json FILE]
+
+`actograph up` serves the model, one GSM8K job captures attn_in and mlp_in in every layer of every
+token, and every session is durable before it counts. Then the same prompts go through
+transformers' own `generate` in batches of 16, keeping nothing but the tokens, as lm-eval's hf backend
+does. `--qwen3-0.6b` takes random weights in that model's shape with DIR's tokenizer.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import psutil
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from actograph.cli.stack_process import StackProcess
+from actograph.client.http import Client
+from actograph.contract.resources import JobStatus
+from bench.shapes import QWEN3_06B
+
+BASELINE_BATCH = 16
+
+
+def random_weights(tokenizer_folder: Path, folder: Path, dtype: torch.dtype) -> None:
+    """A model folder in Qwen3-0.6B's shape whose generations never end early."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**QWEN3_06B, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(dtype).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+
+
+def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[str, Any], list[str]]:
+    """Run the job through the service; its figures, and the prompts that it used."""
+    options = [
+        f"--model=bench={model}", f"--home={home}", "--port=0", f"--threads={arguments.threads}",
+        f"--data-root={arguments.problems.resolve().parent}",
+    ]  # fmt: skip
+    with StackProcess(options, dict(os.environ)) as stack, Client(stack.url) as client:
+        job = client.submit(
+            {
+                "kind": "evaluation",
+                "model": "bench",
+                "dataset": {"path": str(arguments.problems.resolve())},
+                "limit": arguments.limit,
+                "sampling": {"max_tokens": arguments.max_tokens},
+                "capture": {"points": ["attn_in", "mlp_in"], "layers": "all"},
+            }
+        )
+        started = time.monotonic()
+        while not (job := client.job(job.id)).status.is_terminal():
+            time.sleep(0.05)
+        seconds = time.monotonic() - started
+        if job.status is not JobStatus.COMPLETED or job.progress.failed:
+            raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
+        (worker,) = [w for w in client.workers() if w.status in ("ready", "busy")]
+        peak = int(_proc_status(worker.pid, "VmHWM").split()[0]) * 1024
+        samples = list(client.samples(job.id))
+        sessions = list(client.sessions(job_id=job.id))
+    return {
+        "samples": len(samples),
+        "sessions": len(sessions),
+        "seconds": seconds,
+        "samples_per_hour": 3600 * len(samples) / seconds,
+        "generated_tokens": sum(s.generated_tokens or 0 for s in samples),
+        "rows_kept": sum(s.rows * len(s.hooks) for s in sessions),
+        "rows_kept_per_second": sum(s.rows * len(s.hooks) for s in sessions) / seconds,
+        "bytes_stored": sum(s.bytes for s in sessions),
+        "worker_peak_rss_bytes": peak,
+    }, [s.prompt or "" for s in samples]
+
+
+def baseline(model_folder: Path, prompts: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same prompts through `generate`, without capture and without a service."""
+    torch.set_num_threads(arguments.threads)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, padding_side="left")
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype="auto")
+    started, tokens = time.monotonic(), 0
+    for at in range(0, len(prompts), BASELINE_BATCH):
+        batch = tokenizer(
+            prompts[at : at + BASELINE_BATCH], return_tensors="pt", padding=True, add_special_tokens=False
+        )
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=arguments.max_tokens,
+                do_sample=False,
+            )
+        tokens += out[:, batch["input_ids"].shape[1] :].numel()
+    seconds = time.monotonic() - started
+    return {
+        "samples": len(prompts),
+        "seconds": seconds,
+        "samples_per_hour": 3600 * len(prompts) / seconds,
+        "generated_tokens": tokens,
+        "peak_rss_bytes": psutil.Process().memory_info().rss,
+    }
+
+
+def _proc_status(pid: int, field: str) -> str:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return line.partition(":")[2].strip()
+    raise SystemExit(f"no {field} for process {pid}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="model folder")
+    parser.add_argument("--problems", type=Path, required=True, help="JSONL of question and answer")
+    parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
+    parser.add_argument("--qwen3-0.6b", dest="large", action="store_true", help="random weights, that shape")
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16"], help="of random weights"
+    )
+    parser.add_argument("--json", type=Path, help="write the result here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
+        model: Path = arguments.model
+        if arguments.large:
+            model = Path(scratch) / "model"
+            random_weights(arguments.model, model, getattr(torch, arguments.dtype))
+        service, prompts = drain(model, arguments, Path(scratch) / "home")
+        plain = baseline(model, prompts, arguments)
+    result = {
+        "model": "random weights, Qwen3-0.6B shape" if arguments.large else arguments.model.name,
+        "max_tokens": arguments.max_tokens,
+        "threads": arguments.threads,
+        "service": service,
+        "transformers_generate": plain,
+        "ratio_samples_per_hour": service["samples_per_hour"] / plain["samples_per_hour"],
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "machine": {"processor": platform.machine(), "cpus": os.cpu_count()},
+    }
+    table = Table(
+        "",
+        "service with capture",
+        f"generate, batch {BASELINE_BATCH}, no capture",
+        title=str(result["model"]),
+    )
+    for key in service:
+        table.add_row(key, *(f"{side[key]:,.0f}" if key in side else "" for side in (service, plain)))
+    Console().print(table, f"samples/hour, ratio: {result['ratio_samples_per_hour']:.2f}")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
