@@ -1,4 +1,4 @@
-# Needs only Python 3.11 or 3.12 (set PYTHON=... to choose one).
+# Needs only Python 3.11 or 3.12 (set PYTHON=... to choose one). `make up MODEL=./my-model` serves a model.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
@@ -25,7 +25,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 up: $(STAMP)
-	$(BIN)/actograph up
+	$(BIN)/actograph up $(if $(MODEL),--model $(MODEL))
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
