@@ -1,0 +1,59 @@
+"""The compose file and Dockerfile speak of things that exist; the docs' links lead somewhere."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from actograph.settings import Settings
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((REPO / "docker-compose.yml").read_text())
+    return loaded
+
+
+def test_compose_runs_redis_postgres_s3_api_and_worker(compose: dict[str, Any]) -> None:
+    assert set(compose["services"]) == {"redis", "postgres", "s3", "api", "worker"}
+    used = {volume.split(":")[0] for s in compose["services"].values() for volume in s.get("volumes", [])}
+    assert used == set(compose["volumes"])
+
+
+@pytest.mark.parametrize("name", ["api", "worker"])
+def test_compose_sets_only_settings_that_exist(compose: dict[str, Any], name: str) -> None:
+    ours = [key for key in compose["services"][name]["environment"] if key.startswith("ACTOGRAPH_")]
+    assert len(ours) >= 5
+    assert {key.removeprefix("ACTOGRAPH_").lower() for key in ours} <= set(Settings.model_fields)
+
+
+def test_compose_builds_targets_that_the_dockerfile_has(compose: dict[str, Any]) -> None:
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", (REPO / "Dockerfile").read_text(), re.MULTILINE))
+    assert {compose["services"][name]["build"]["target"] for name in ("api", "worker")} <= stages
+
+
+def test_the_gpu_file_extends_a_service_that_exists(compose: dict[str, Any]) -> None:
+    gpu = yaml.safe_load((REPO / "docker-compose.gpu.yml").read_text())
+    assert set(gpu["services"]) <= set(compose["services"])
+
+
+def test_the_dockerfile_copies_and_runs_what_exists() -> None:
+    text = (REPO / "Dockerfile").read_text()
+    for sources in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        assert all((REPO / source).exists() for source in sources.split())
+    for module in re.findall(r"-m\W+([a-z.]+)", text):
+        path = REPO.joinpath(*module.split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@pytest.mark.parametrize(
+    "page", [REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").glob("*.md")]
+)
+def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert missing == []
