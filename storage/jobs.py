@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph import metrics
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus
@@ -374,37 +373,6 @@ def progress(row: JobRow) -> resources.Progress:
     return resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed)
 
 
-def results(session: Session, row: JobRow) -> resources.JobResults:
-    """Scores per condition of the samples finished so far."""
-    grouped: dict[str, list[sa.Row[Any]]] = {}
-    for condition in row.spec.get("conditions", []):
-        grouped[condition["name"]] = []
-    # the texts stay where they are: a job may have very many samples
-    statement = (
-        sa.select(
-            SampleRow.condition,
-            SampleRow.sample_index,
-            SampleRow.status,
-            SampleRow.scores,
-            SampleRow.finish_reason,
-        )
-        .where(
-            SampleRow.job_id == row.id,
-            SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
-        )
-        .order_by(SampleRow.position)
-    )
-    for sample in session.execute(statement):
-        grouped.setdefault(sample.condition or row.kind, []).append(sample)
-    return resources.JobResults(
-        job_id=row.id,
-        status=JobStatus(row.status),
-        task=row.spec.get("task"),
-        progress=progress(row),
-        conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
-    )
-
-
 def _locked(session: Session, job_id: str) -> JobRow:
     """The job as it is now, held until the transaction ends, so that nobody ends it meanwhile."""
     row = session.execute(
@@ -416,21 +384,6 @@ def _locked(session: Session, job_id: str) -> JobRow:
     if row is None:
         raise NotFound(f"no job {job_id}")
     return row
-
-
-def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources.ConditionResults:
-    completed = [s for s in samples if s.status == SampleStatus.COMPLETED]
-    scores = [
-        {key: resources.Score.model_validate(score) for key, score in (s.scores or {}).items()}
-        for s in completed
-    ]
-    return resources.ConditionResults(
-        alias=row.spec.get("task") or row.kind,
-        metrics=metrics.aggregate(scores, problems=[s.sample_index for s in completed]),
-        samples=len(completed),
-        failed=len(samples) - len(completed),
-        truncated=sum(s.finish_reason == "length" for s in completed),
-    )
 
 
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:

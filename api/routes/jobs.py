@@ -13,7 +13,7 @@ from api import submissions
 from api.dependencies import PageDep, Services, ServicesDep, known_id
 from api.errors import documented
 from api.validation import parse_job_spec
-from storage import idempotency, jobs, pages, sessions
+from storage import idempotency, job_results, jobs, pages, sessions
 from storage.idempotency import StoredAnswer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -170,4 +170,4 @@ def cancel_job(services: ServicesDep, job_id: str) -> Job:
 def get_job_results(services: ServicesDep, job_id: str) -> resources.JobResults:
     known_id(job_id, "job", "job")
     with services.database.read() as session:
-        return jobs.results(session, jobs.get(session, job_id))
+        return job_results.of_job(session, jobs.get(session, job_id))

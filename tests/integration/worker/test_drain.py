@@ -15,7 +15,7 @@ from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, samples, sessions, workers
+from storage import job_results, jobs, migrate, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.database import Database
 from storage.sample_expansion import capture_samples, evaluation_samples
@@ -172,7 +172,7 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: Be
     second = [s for s in done if s.condition == "b"]
     assert all(s.prompt is not None and "Think." in s.prompt for s in second)
     with bench.database.read() as session:
-        results = jobs.results(session, jobs.get(session, job_id))
+        results = job_results.of_job(session, jobs.get(session, job_id))
     assert {c.samples for c in results.conditions.values()} == {5}
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 10

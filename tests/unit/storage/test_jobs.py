@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import events, files, jobs, samples, sessions
+from storage import events, files, job_results, jobs, samples, sessions
 from storage.database import Database
 from storage.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from storage.samples import LeasedSample, NewSample, SampleResult
@@ -327,7 +327,7 @@ def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Datab
         complete(database, lease, value)
     fail(database, leases[3])
     with database.read() as session:
-        results = jobs.results(session, jobs.get(session, row.id))
+        results = job_results.of_job(session, jobs.get(session, row.id))
     key = "exact_match,strict-match"
     assert list(results.conditions) == ["a", "b", "empty"]
     a, b = results.conditions["a"], results.conditions["b"]
