@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
+from actograph.contract.capture_checks import check_capture
 from actograph.contract.errors import (
     ContextLengthExceeded,
     InvalidDataset,
@@ -122,9 +123,11 @@ def _hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> lis
     if structure is None:
         return None
     try:
-        return hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+        names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
     except UnknownHook as error:
         raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
+    check_capture(capture, names, structure)
+    return names
 
 
 def _check_context(spec: Spec, structure: ModelStructure) -> None:

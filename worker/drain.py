@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
+from actograph.contract.capture_checks import check_capture
 from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
@@ -160,6 +161,7 @@ class Drain:
         if capture is None or capture.mode == "off":
             return None
         names = hooks.expand(capture.points, capture.layers, capture.hooks, engine.structure)
+        check_capture(capture, names, engine.structure)
         if row.hooks != names:
             with self._database.write() as session:
                 jobs.set_hooks(session, row.id, names)

@@ -13,6 +13,7 @@ import torch
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.hooks import point_of
+from actograph.contract.row_selection import FirstFeatures
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.ids import new_session_id
@@ -20,7 +21,7 @@ from storage.manifest import Segment, SessionManifest, StoredTensor, Turn
 from storage.samples import LeasedSample
 from storage.session_files import SessionWriter, TensorRows
 from storage.sessions import NewSession
-from worker.engine.requests import Generation, RowChunk
+from worker.engine.requests import Generation, RowChunk, RowShaping
 
 #: safetensors names
 DTYPE_NAMES = {
@@ -44,6 +45,14 @@ class Provenance:
     capture: CaptureSpec
     hooks: Sequence[str]
     sampling: SamplingSpec
+
+    @property
+    def shaping(self) -> RowShaping:
+        """What the engine makes of the rows before they leave the device."""
+        features = self.capture.features
+        if isinstance(features, FirstFeatures):
+            return RowShaping(columns=slice(features.first))
+        return RowShaping(columns=None if features is None else tuple(features.indices))
 
 
 @dataclass(frozen=True, kw_only=True)

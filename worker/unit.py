@@ -18,7 +18,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.generate import Engine
 from worker.engine.memory import memory_snapshot
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowShaping
 from worker.lease import LeaseKeeper
 from worker.recording import Provenance, Recorded, UnitRecorder
 from worker.runners.runner import Prompt, Runner
@@ -139,6 +139,7 @@ class UnitRunner:
                 hooks=origin.hooks if origin else (),
                 positions=origin.capture.positions if origin else "all",
                 dtype=origin.capture.dtype if origin else "model",
+                shaping=origin.shaping if origin else RowShaping(),
                 sink=recorder,
                 should_stop=keeper.should_stop,
                 on_step=keeper.progress,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from actograph.contract import hooks
+from actograph.contract.row_selection import Features
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -58,7 +59,12 @@ class CaptureSpec(Spec):
         default_factory=list, max_length=10_000, description="Hook names, or any accepted alias of one."
     )
     positions: Literal["all", "prompt", "generated", "last", "last_prompt"] = "all"
-    dtype: Dtype = Field("model", description="Stored dtype; `model` keeps what the model computed.")
+    features: Features | None = Field(
+        None, description="Columns to keep of every hook, such as {first: 50} or {indices: [3, 700]}."
+    )
+    dtype: Dtype = Field(
+        "model", description="Stored dtype; `model` keeps what the model computed. Integers stay integers."
+    )
     mode: Literal["generate", "off"] = "generate"
 
     def digest(self) -> str:

@@ -13,7 +13,14 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine import ladder, memory
 from worker.engine.model import LoadedModel
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest, Positions, RowSink
+from worker.engine.requests import (
+    BufferOptions,
+    Generation,
+    GenerationRequest,
+    Positions,
+    RowShaping,
+    RowSink,
+)
 from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
 from worker.engine.sampling import GumbelSampler
@@ -23,6 +30,7 @@ from worker.engine.structure import discover
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NO_OPTIONS = BufferOptions()
+_AS_COMPUTED = RowShaping()
 
 
 def _never() -> bool:
@@ -73,6 +81,7 @@ class Engine:
         hooks: Sequence[str] = (),
         positions: Positions = "all",
         dtype: Dtype = "model",
+        shaping: RowShaping = _AS_COMPUTED,
         sink: RowSink | None = None,
         should_stop: Callable[[], bool] = _never,
         on_step: Callable[[int], None] | None = None,
@@ -106,6 +115,7 @@ class Engine:
             reads=self._reads(hooks),
             positions=positions,
             dtype=_DTYPES.get(dtype),
+            shaping=shaping,
             sink=sink,
             should_stop=should_stop,
             on_step=on_step,
@@ -209,6 +219,7 @@ class Engine:
             indices=batch,
             positions=plan.positions,
             dtype=plan.dtype,
+            shaping=plan.shaping,
             options=plan.options,
             sink=plan.sink,
             ended_at=tracker.ended_at,
@@ -290,6 +301,7 @@ class _Pass:
     reads: Sequence[tuple[str, Point]]  # in execution order
     positions: Positions
     dtype: torch.dtype | None
+    shaping: RowShaping
     sink: RowSink | None
     should_stop: Callable[[], bool]
     on_step: Callable[[int], None] | None

@@ -6,6 +6,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from worker.engine.interventions import Edit
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 
@@ -17,6 +19,7 @@ class GenerationRequest:
     key: str  # the caller's own name for it; handed back unchanged
     prompt_ids: tuple[int, ...]  # never empty
     seed: int  # all randomness of this sample
+    edits: tuple[Edit, ...] = ()  # in the order in which they apply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,13 @@ class RowSink(Protocol):
     def reset(self, index: int) -> None:
         """Discard every chunk of request `index`: it will be run again from its start."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowShaping:
+    """What is made of captured rows before they leave the device; the default leaves them as they are."""
+
+    columns: slice | tuple[int, ...] | None = None  # features to keep; None keeps all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

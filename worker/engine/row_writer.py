@@ -69,6 +69,11 @@ class Finish:
     generated: tuple[int, ...]  # tokens per sample
 
 
+def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    """The dtype that rows are stored in: integers (expert indices) are never made into fractions."""
+    return asked if asked is not None and source.is_floating_point else source
+
+
 def expected_rows(positions: Positions, prompt: int, generated: int, tail_only: bool) -> range:
     """The rows that a sample must have: all P+G-1, or the part that `positions` names.
 
@@ -168,14 +173,14 @@ class RowWriter:
         if item.ready is not None:
             item.ready.synchronize()
         if isinstance(item, Strip):
-            tensor = item.tensor if self._dtype is None else item.tensor.to(self._dtype)
+            tensor = item.tensor.to(stored_dtype(item.tensor.dtype, self._dtype))
             self._make_room(tensor)
             self._strips[item.point] = Strip(item.point, tensor, item.starts, item.first_rows)
             return
         parts: list[torch.Tensor] = []
         for part in item.parts:
             tensor = part if isinstance(part, torch.Tensor) else torch.cat(part, dim=1)
-            parts.append(tensor if self._dtype is None else tensor.to(self._dtype))
+            parts.append(tensor.to(stored_dtype(tensor.dtype, self._dtype)))
         self._make_room(*parts)
         self._blocks.append(Block(item.steps, item.counts, tuple(parts)))
 

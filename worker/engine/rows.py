@@ -19,10 +19,12 @@ from queue import Full, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.requests import BufferOptions, Positions, RowSink
-from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip
+from worker.engine.columns import Columns
+from worker.engine.requests import BufferOptions, Positions, RowShaping, RowSink
+from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
 
 _POLL_SECONDS = 0.1
+_AS_COMPUTED = RowShaping()
 
 
 class RowStream:
@@ -33,7 +35,8 @@ class RowStream:
         prompt_lengths: tokens per sample, without padding.
         padded_length: of the prompts in this batch (left padding).
         indices: the samples' indices as the sink knows them.
-        dtype: to store in; None keeps what the model computed.
+        dtype: to store numbers with a fraction in; None keeps what the model computed.
+        shaping: what is made of the rows before they leave the device.
         ended_at: live view of the tokens after which each sample ended, None while it runs.
         should_stop: polled while decoding has to wait for the writer.
 
@@ -52,6 +55,7 @@ class RowStream:
         options: BufferOptions,
         sink: RowSink,
         ended_at: Sequence[int | None],
+        shaping: RowShaping = _AS_COMPUTED,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._points = tuple(points)
@@ -59,6 +63,7 @@ class RowStream:
         self._padded = padded_length
         self._positions = positions
         self._dtype = dtype
+        self._columns = Columns(shaping.columns)
         self._options = options
         self._ended_at = ended_at
         self._should_stop = should_stop
@@ -109,8 +114,9 @@ class RowStream:
             tensor = tensor.reshape(tensor.shape[0], tokens, -1)
         self._shapes.append((tensor.shape[2], tensor.dtype))
         tail_only = tokens < self._padded
+        width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
         self._writer.tail_only.append(tail_only)
-        self._writer.shapes.append((tensor.shape[2], self._dtype or tensor.dtype))
+        self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
         if self._positions == "generated":
             return
         if self._positions in ("last", "last_prompt"):
@@ -119,7 +125,8 @@ class RowStream:
             if self._positions == "last":
                 self._latest.append(tensor)
                 return
-        elif _is_small_view(tensor):
+        tensor = self._columns.of(tensor)
+        if _is_small_view(tensor):
             tensor = tensor.clone()
         starts = tuple(max(0, tokens - p) for p in self._prompts)
         first = tuple(p - (tokens - s) for p, s in zip(self._prompts, starts, strict=True))
@@ -211,8 +218,8 @@ class RowStream:
             tensors = [values[i] for i in group for values in pending]
             if self._reshape:
                 tensors = [t.reshape(t.shape[0], 1, -1) for t in tensors]
-            if tensors[0].is_cuda:
-                host, ready = self._to_host(torch.cat(tensors, dim=1))
+            if tensors[0].is_cuda or not self._columns.all:
+                host, ready = self._to_host(self._columns.of(torch.cat(tensors, dim=1)))
                 parts.append(host)
             else:
                 parts.append(tensors)
@@ -220,8 +227,8 @@ class RowStream:
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself."""
-        if self._dtype is not None and tensor.is_cuda:
-            tensor = tensor.to(self._dtype)
+        if tensor.is_cuda:
+            tensor = tensor.to(stored_dtype(tensor.dtype, self._dtype))
         if not tensor.is_cuda:
             return tensor, None
         if self._copy_stream is None:
@@ -248,7 +255,7 @@ class RowStream:
             rows = latest.reshape(latest.shape[0], 1, -1).clone()
             for sample, kept in self._last.items():
                 rows[sample, 0] = kept[i].reshape(-1)
-            host, ready = self._to_host(rows)
+            host, ready = self._to_host(self._columns.of(rows))
             self._put(Strip(i, host, (0,) * len(self._prompts), first, ready))
 
     def _put(self, item: Item) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.requests import BufferOptions, Positions, RowChunk
+from worker.engine.requests import BufferOptions, Positions, RowChunk, RowShaping
 from worker.engine.row_writer import Point, expected_rows
 from worker.engine.rows import RowStream
 
@@ -19,6 +19,7 @@ GENERATED = (9, 2, 14)
 PADDED = max(PROMPTS)
 WIDTHS = (4, 4, 6, 9)  # the last point is computed for the last prompt token only
 POINTS = (Point(("a", "a_again")), Point(("b",)), Point(("c",)), Point(("tail",)))
+AS_COMPUTED = RowShaping()
 SMALL = BufferOptions(
     host_buffer_bytes=900, shard_bytes=300, device_buffer_bytes=1, max_block_steps=3, queue_blocks=2
 )
@@ -72,6 +73,7 @@ def run(
     source: torch.dtype = torch.float32,
     generated: Sequence[int] = GENERATED,
     prompts: Sequence[int] = PROMPTS,
+    shaping: RowShaping = AS_COMPUTED,
 ) -> RowStream:
     """Feed a whole batch; rows that are padding or come after a sample's end are NaN."""
     padded = max(prompts)
@@ -86,6 +88,7 @@ def run(
         options=options,
         sink=sink,
         ended_at=ended,
+        shaping=shaping,
     )
     try:
         for p, width in enumerate(WIDTHS):
@@ -408,3 +411,31 @@ def test_close_is_safe_at_any_time() -> None:
     stream.close()
     stream.close()
     assert not stream._thread.is_alive()
+
+
+@pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
+@pytest.mark.parametrize("columns", [slice(3), (3, 0)])
+def test_chosen_columns_are_those_columns_of_all_rows(
+    positions: Positions, columns: slice | tuple[int, ...]
+) -> None:
+    whole, part = Chunks(), Chunks()
+    run(whole, positions=positions)
+    run(part, positions=positions, shaping=RowShaping(columns=columns))
+    for s in range(len(PROMPTS)):
+        want, got = whole.joined(10 + s), part.joined(10 + s)
+        assert got.keys() == want.keys()
+        for hook, (first, rows) in want.items():
+            chosen = list(range(3)) if isinstance(columns, slice) else list(columns)
+            assert got[hook][0] == first
+            assert torch.equal(got[hook][1], rows[:, chosen]), hook
+
+
+def test_a_column_that_a_hook_lacks_is_an_error_with_its_width() -> None:
+    with pytest.raises(CaptureFailed, match=r"a has 4 features \(0 to 3\); feature 5"):
+        run(Chunks(), shaping=RowShaping(columns=(5, 1)))
+
+
+def test_integers_are_stored_as_they_are_whatever_the_dtype() -> None:
+    sink = Chunks()
+    run(sink, source=torch.int64, generated=(1, 1, 1), positions="prompt", dtype=torch.float16)
+    assert {rows.dtype for _, rows in sink.joined(10).values()} == {torch.int64}

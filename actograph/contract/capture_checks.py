@@ -1,0 +1,40 @@
+"""Checks of a capture spec against a model's structure, for the API at submission and the worker at start."""
+
+from collections.abc import Sequence
+
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import ModelStructure
+from actograph.contract.row_selection import FirstFeatures
+from actograph.contract.specs import CaptureSpec
+
+
+def features_needed(capture: CaptureSpec) -> int:
+    """The width that a hook must have for the columns that the spec names; 0 where it takes all."""
+    if capture.features is None:
+        return 0
+    if isinstance(capture.features, FirstFeatures):
+        return capture.features.first
+    return max(capture.features.indices) + 1
+
+
+def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
+    """Refuse what a hook of this model cannot give.
+
+    Hooks that are plain module locations have no width in the structure; the engine checks them
+    when it meets their first tensor.
+
+    Args:
+        hooks: canonical names, as `hooks.expand` gives them.
+
+    Raises:
+        InvalidRequest: `param` is the field of the spec, such as `capture.features`.
+    """
+    needed = features_needed(capture)
+    for hook in hooks:
+        info = structure.hooks.get(hook)
+        if info is not None and needed > info.width:
+            raise InvalidRequest(
+                f"{hook} has {info.width} features (0 to {info.width - 1}); the spec asks for feature "
+                f"{needed - 1}. Lower features, or capture hooks that are wide enough",
+                param="capture.features",
+            )

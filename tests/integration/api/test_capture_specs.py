@@ -1,0 +1,43 @@
+"""POST /v1/jobs: capture specs that select, and the field that a refusal names."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+
+def job(**capture: Any) -> dict[str, Any]:
+    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}], "capture": capture}
+
+
+@pytest.mark.parametrize("capture", [{"features": {"first": 8}}, {"features": {"indices": [7, 0]}}])
+def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, Any]) -> None:
+    service.load_model()
+    answer = service.client.post("/v1/jobs", json=job(**capture))
+    assert answer.status_code == 202
+    stored = answer.json()["spec"]["capture"]
+    assert {name: stored[name] for name in capture} == capture
+
+
+@pytest.mark.parametrize(
+    ("capture", "pointer"),
+    [
+        ({"features": {"first": 0}}, "/capture/features/first"),
+        ({"features": {"indices": []}}, "/capture/features/indices"),
+        ({"features": {"indices": [1, 1]}}, "/capture/features/indices"),
+        ({"features": {"indices": [-1]}}, "/capture/features/indices/0"),
+        ({"features": {"last": 3}}, "/capture/features/last"),
+        ({"features": {"first": 9}}, "/capture/features"),
+        ({"features": {"indices": [8]}}, "/capture/features"),
+    ],
+)
+def test_a_wrong_choice_is_refused_by_its_field(
+    service: "Service", problem: "Problem", capture: dict[str, Any], pointer: str
+) -> None:
+    service.load_model()
+    problem(service.client.post("/v1/jobs", json=job(**capture)), 422, "invalid_request", pointer)
+    assert service.messages() == []
