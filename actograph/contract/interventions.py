@@ -1,0 +1,164 @@
+"""What a client may do to a model's activations while it runs, and the vectors it stores for that.
+
+Meanings are in docs/interventions.md. Arithmetic is done in float32, whatever the model's dtype.
+"""
+
+import struct
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from actograph.contract import hooks
+from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.resources import ModelStructure, Resource
+
+MAX_WIDTH = 1_000_000
+MAX_INTERVENTIONS = 64
+FLOAT32_MAX = 3.4028234663852886e38
+
+Op = Literal["add", "scale", "zero", "replace", "project_out"]
+#: operations that need a vector; the others refuse one
+VECTOR_OPS = ("add", "replace", "project_out")
+
+Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
+Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH)]
+VectorId = Annotated[str, Field(pattern=r"^vec_[0-9a-f]{32}$")]
+TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
+
+#: points that are read and never written: what they show is not what the model goes on with
+READ_ONLY_POINTS = ("router_logits", "expert_indices", "expert_weights")
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenRange(_Sent):
+    """Tokens [start, stop), counted from the first token of the prompt; `stop: null` is no end."""
+
+    start: TokenIndex = 0
+    stop: TokenIndex | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "TokenRange":
+        if self.stop is not None and self.stop <= self.start:
+            raise ValueError("stop must be larger than start")
+        return self
+
+
+NamedPositions = Literal["all", "prompt", "generated", "last_prompt"]
+Positions = (
+    NamedPositions
+    | Annotated[list[TokenIndex], Field(min_length=1, max_length=10_000)]  # token indices
+    | TokenRange
+)
+
+
+class Intervention(_Sent):
+    """One change of one hook's tensor, c being the coefficient, x a token's row and v the vector.
+
+    add: x + c v; scale: c x; zero: 0; replace: c v; project_out: x - c (x.u) u with u = v / |v|.
+    Tokens are counted from the first token of the prompt, padding apart; a token's row is what
+    the model computes when the token is its input.
+    """
+
+    hook: str = Field(min_length=1, max_length=256, description="Hook name, or any accepted alias of one.")
+    op: Op
+    vector: Vector | None = Field(None, description="As many numbers as the hook is wide.")
+    vector_id: VectorId | None = Field(None, description="A stored vector, in place of `vector`.")
+    coefficient: Number = 1.0
+    positions: Positions = "all"
+
+    @model_validator(mode="after")
+    def _fits_the_op(self) -> "Intervention":
+        given = (self.vector is not None) + (self.vector_id is not None)
+        if self.op in VECTOR_OPS and given != 1:
+            raise ValueError(f"{self.op} needs exactly one of vector and vector_id")
+        if self.op not in VECTOR_OPS and given:
+            raise ValueError(f"{self.op} takes no vector")
+        if self.op == "zero" and self.coefficient != 1.0:
+            raise ValueError("zero takes no coefficient; use scale to keep a part")
+        if self.op == "scale" and "coefficient" not in self.model_fields_set:
+            raise ValueError("scale needs a coefficient")
+        if self.op == "project_out" and self.vector is not None:
+            require_direction(self.vector)
+        return self
+
+
+InterventionList = Annotated[list[Intervention], Field(max_length=MAX_INTERVENTIONS)]
+
+
+class NewVector(_Sent):
+    """A vector to store under a name, for interventions to refer to."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
+    hook: str = Field(min_length=1, max_length=256, description="Where it was computed; any accepted alias.")
+    vector: Vector
+    model: str | None = Field(
+        None, min_length=1, max_length=1024, description="Given, only jobs of this model may use it."
+    )
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=dict, max_length=16
+    )
+
+
+class VectorInfo(Resource):
+    """A stored vector without its numbers."""
+
+    id: str
+    object: Literal["intervention.vector"] = "intervention.vector"
+    name: str
+    hook: str
+    width: int
+    model: str | None = None
+    sha256: str = Field(description="Of the numbers as little-endian float32.")
+    metadata: dict[str, str] = Field(default_factory=dict)
+    created_at: int
+
+
+class StoredVector(VectorInfo):
+    """A stored vector with its numbers, rounded to float32."""
+
+    vector: list[float]
+
+
+def float32_bytes(vector: Sequence[float]) -> bytes:
+    """The numbers as little-endian float32: what is stored, hashed and used."""
+    return struct.pack(f"<{len(vector)}f", *vector)
+
+
+def vector_sha256(vector: Sequence[float]) -> str:
+    """sha256 (hex) of `float32_bytes`."""
+    return sha256(float32_bytes(vector)).hexdigest()
+
+
+def require_direction(vector: Sequence[float]) -> None:
+    """Raises ValueError where the vector is zero in float32 and so has no direction."""
+    if not any(struct.unpack(f"<{len(vector)}f", float32_bytes(vector))):
+        raise ValueError("project_out needs a vector that is not zero")
+
+
+def resolve_hook(name: str, structure: ModelStructure, param: str) -> str:
+    """The canonical name of a hook whose tensor may be changed.
+
+    Raises:
+        UnknownHook: the model has no such hook point, or it can only be read.
+    """
+    point = hooks.point_of(hooks.canonical(name) or name)
+    if point in READ_ONLY_POINTS:
+        raise UnknownHook(
+            f"{name}: {point} can be captured, not changed: the experts have been chosen when it is read",
+            param=param,
+        )
+    try:
+        return hooks.resolve(name, structure)
+    except UnknownHook as error:
+        raise UnknownHook(error.message, param=param) from None
+
+
+def check_width(hook: str, length: int, width: int, param: str) -> None:
+    """Raises InvalidRequest where a vector does not fit its hook."""
+    if length != width:
+        raise InvalidRequest(f"the vector has {length} numbers, {hook} is {width} wide", param=param)

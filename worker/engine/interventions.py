@@ -1,0 +1,223 @@
+"""Changes of activations while the model runs, in the same pass that captures.
+
+A hook names a tensor, and a change of it is a change for everything that the model computes from
+it afterwards. So the rows are written in place, at the first location that shows the tensor:
+what reads it by another way (the residual stream around a norm) sees the change as well, which
+assigning `envoy.input` would not give. nnsight shows a value to a trace's caches in the order in
+which these were attached; the editor is attached first, so that what is read at the hook is the
+changed tensor.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from nnsight.intervention.cache import Cache
+from nnsight.intervention.interleaver import Mediator
+from nnsight.intervention.util import first_input
+
+from actograph.contract.errors import CaptureFailed
+from actograph.contract.interventions import Op, Positions, TokenRange
+from worker.engine.locations import place_of
+
+Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Edit:
+    """One intervention, ready for a model."""
+
+    hook: str  # canonical name or module location
+    op: Op
+    coefficient: float = 1.0
+    vector: torch.Tensor | None = None  # float32 [width], on the CPU
+    positions: Positions = "all"
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Such an edit is left out, so that not even the sign of a zero changes."""
+        if self.op in ("add", "project_out"):
+            return self.coefficient == 0.0
+        return self.op == "scale" and self.coefficient == 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One edit of some rows of the batch."""
+
+    change: Change
+    positions: Positions
+    rows: tuple[int, ...]
+
+    def columns(self, prompt: int, tokens: int) -> slice | list[int]:
+        """What to change among the last `tokens` tokens of a prompt of `prompt` (left-padded)."""
+        shift = tokens - prompt
+        positions = self.positions
+        if isinstance(positions, list):
+            return [t + shift for t in positions if max(0, -shift) <= t < prompt]
+        start, stop = 0, prompt
+        if isinstance(positions, TokenRange):
+            start, stop = positions.start, prompt if positions.stop is None else min(positions.stop, prompt)
+        elif positions == "last_prompt":
+            start = prompt - 1
+        elif positions == "generated":
+            stop = 0
+        start = max(start + shift, shift, 0)
+        return slice(start, max(start, stop + shift))
+
+    def at(self, prompts: Sequence[int], step: int) -> tuple[int, ...]:
+        """Rows to change in decode step `step`, whose token is `prompt + step - 1`."""
+        positions = self.positions
+        if isinstance(positions, str):
+            return self.rows if positions in ("all", "generated") else ()
+        return tuple(row for row in self.rows if _holds(positions, prompts[row] + step - 1))
+
+
+def _holds(positions: list[int] | TokenRange, token: int) -> bool:
+    if isinstance(positions, list):
+        return token in positions
+    return positions.start <= token and (positions.stop is None or token < positions.stop)
+
+
+class _Site:
+    """One location's edits and how many forwards have passed it."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.place = place_of(location)
+        self.edits: list[_Planned] = []
+        self.step = 0
+
+
+class Editor(Cache):  # type: ignore[misc]
+    """A cache, in nnsight's sense, that keeps nothing and writes.
+
+    Args:
+        lm: nnsight's model.
+        edits: of each row of the batch, in the order in which they apply.
+        location_of: where each hook's tensor is seen first.
+        flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
+        prompts: tokens of each row's prompt, without padding.
+        device: where the model's tensors are.
+    """
+
+    def __init__(
+        self,
+        lm: Any,
+        edits: Sequence[Sequence[Edit]],
+        *,
+        location_of: Mapping[str, str],
+        flat: Collection[str],
+        prompts: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        super().__init__(lm, modules=[], device=None)
+        self._prompts = tuple(prompts)
+        self._flat = flat
+        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
+        self._path = lm.path
+        self._sites: dict[str, _Site] = {}
+        alike: dict[tuple[Edit, ...], list[int]] = {}
+        for row, own in enumerate(edits):
+            alike.setdefault(tuple(own), []).append(row)
+        for group, rows in alike.items():
+            for edit in group:
+                location = location_of[edit.hook]
+                site = self._sites.setdefault(location, _Site(location))
+                site.edits.append(_Planned(_change(edit, device), edit.positions, tuple(rows)))
+
+    @property
+    def modules(self) -> list[str]:
+        """Paths of the modules whose hand-offs must be on."""
+        return [site.place.path for site in self._sites.values()]
+
+    def attach(self) -> None:
+        """Subscribe; called from inside the `with` block of a trace, before anything that reads."""
+        Mediator.current("the editor").caches.append(self)
+
+    def subscriptions(self) -> dict[str, _Site]:
+        """nnsight's location -> what `observe_selected` gets with its value."""
+        return {f"{self._path}.{s.place.path}.{s.place.side}": s for s in self._sites.values()}
+
+    def observe_selected(self, selected: _Site, value: Any) -> None:
+        """Write to the tensor at one location; called inside the model's forward pass.
+
+        Raises:
+            CaptureFailed: the tensor has not the shape that was proved when the model was loaded.
+        """
+        tensor = self._tensor(selected, value)
+        if selected.step == 0:
+            for edit in selected.edits:
+                self._prefill(tensor, edit)
+        else:
+            for edit in selected.edits:
+                self._decode(tensor, edit, selected.step)
+        selected.step += 1
+
+    def _tensor(self, site: _Site, value: Any) -> torch.Tensor:
+        """The tensor to write to, as [batch, tokens, ...]; a view, so that writing reaches the model."""
+        if site.place.side == "input":
+            value = first_input(*value)
+        while isinstance(value, tuple | list):
+            value = value[0]
+        batch = len(self._prompts)
+        shape = tuple(value.shape)
+        if site.location in self._flat and shape[0] % batch == 0:
+            value = value.view(batch, -1, *shape[1:])
+        if value.ndim < 3 or value.shape[0] != batch or (site.step and value.shape[1] != 1):
+            raise CaptureFailed(
+                f"{site.location}: a tensor of shape {shape} came where rows of {batch} samples were due; "
+                "the intervention cannot be placed"
+            )
+        return value  # type: ignore[no-any-return]
+
+    def _prefill(self, tensor: torch.Tensor, edit: _Planned) -> None:
+        # row by row: the float32 copies are then no larger than one sample's
+        for row in edit.rows:
+            columns = edit.columns(self._prompts[row], tensor.shape[1])
+            if isinstance(columns, slice):
+                if columns.stop > columns.start:
+                    _write(tensor[row, columns], edit.change)
+            elif columns:
+                index = torch.tensor(columns, device=tensor.device)
+                tensor[row, index] = _changed(tensor[row, index], edit.change)
+
+    def _decode(self, tensor: torch.Tensor, edit: _Planned, step: int) -> None:
+        rows = edit.at(self._prompts, step)
+        if len(rows) == len(self._prompts):
+            _write(tensor[:, 0], edit.change)
+        elif rows:
+            index = self._indices.get(rows)
+            if index is None:
+                index = self._indices[rows] = torch.tensor(rows, device=tensor.device)
+            tensor[index, 0] = _changed(tensor[index, 0], edit.change)
+
+
+def _changed(rows: torch.Tensor, change: Change) -> torch.Tensor:
+    """[rows, ...] after the change, in the dtype and shape that it had."""
+    flat = rows.reshape(rows.shape[0], -1).to(torch.float32)
+    return change(flat).reshape(rows.shape).to(rows.dtype)
+
+
+def _write(rows: torch.Tensor, change: Change) -> None:
+    rows.copy_(_changed(rows, change))
+
+
+def _change(edit: Edit, device: torch.device) -> Change:
+    coefficient = edit.coefficient
+    if edit.op == "zero":
+        return torch.zeros_like
+    if edit.op == "scale":
+        return lambda x: x * coefficient
+    if edit.vector is None:
+        raise ValueError(f"{edit.op} needs a vector")
+    if edit.op == "project_out":
+        exact = edit.vector.to(torch.float64)
+        direction = (exact / exact.norm()).to(device, torch.float32)
+        # a sum per row, and not a matrix product: the same bits in any batch
+        return lambda x: x - coefficient * (x * direction).sum(-1, keepdim=True) * direction
+    vector = (edit.vector.to(torch.float32) * coefficient).to(device)
+    if edit.op == "add":
+        return lambda x: x + vector
+    return vector.expand_as
