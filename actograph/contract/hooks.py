@@ -87,7 +87,7 @@ class HookTable(Protocol):
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """Point -> why this architecture does not have it."""
+        """Point -> why this architecture does not have it; hook -> why this layer does not."""
         ...
 
 
@@ -150,7 +150,7 @@ def resolve(name: str, table: HookTable) -> str:
         layer = layer_of(hook)
         if layer is not None and layer >= table.num_layers:
             raise UnknownHook(f"{name}: the model has layers 0 to {table.num_layers - 1}", param="hooks")
-        reason = table.unavailable.get(point_of(hook), "this architecture does not have it")
+        reason = _why_missing(hook, table)
         raise UnknownHook(f"{name}: {reason}", param="hooks")
     location = _INDEX.sub(r".\1", name)
     for hook, known in table.locations.items():
@@ -161,6 +161,11 @@ def resolve(name: str, table: HookTable) -> str:
     near = nearest(name, location, table)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")
+
+
+def _why_missing(hook: str, table: HookTable) -> str:
+    general = table.unavailable.get(point_of(hook), "this architecture does not have it")
+    return table.unavailable.get(hook, general)
 
 
 def nearest(name: str, location: str, table: HookTable, count: int = 3) -> list[str]:
@@ -200,6 +205,9 @@ def expand(
 ) -> list[str]:
     """Canonical hook names of a capture spec, without repeats, in execution order.
 
+    A point that some layers lack (the router points of a model whose first layers are dense) is
+    taken where it is; a layer that is listed by its number must have it.
+
     Raises:
         UnknownHook: any name, point or layer that the model does not have.
     """
@@ -218,8 +226,9 @@ def expand(
             names[point] = None
             continue
         found = [f"{point}.{i}" for i in chosen if f"{point}.{i}" in table.locations]
-        if not found:
-            raise UnknownHook(f"{point}: none of the chosen layers has it", param="points")
+        lacking = [f"{point}.{i}" for i in chosen if f"{point}.{i}" not in table.locations]
+        if lacking and (not found or not (layers is None or isinstance(layers, str))):
+            raise UnknownHook(f"{lacking[0]}: {_why_missing(lacking[0], table)}", param="points")
         names.update(dict.fromkeys(found))
     for name in explicit:
         names[resolve(name, table)] = None

@@ -242,9 +242,14 @@ class ModelStructure(Resource):
     eos_token_ids: list[int]
     hooks: dict[str, HookInfo] = Field(description="Every standard hook point of this model.")
     module_locations: list[str] = Field(description="Every module location, in execution order.")
-    unavailable: dict[str, str] = Field(default_factory=dict, description="Point -> why it is missing.")
+    unavailable: dict[str, str] = Field(
+        default_factory=dict,
+        description="Point, or hook (`router_logits.0`) where only some layers lack it -> why it is missing.",
+    )
     proofs: list[str] = Field(default_factory=list, description="Identities checked when it was loaded.")
     revision: str | None = None
+    num_experts: int | None = Field(None, description="Experts of a layer that the router chooses from.")
+    experts_per_token: int | None = Field(None, description="Experts that the router chooses for a token.")
 
     @cached_property
     def locations(self) -> Mapping[str, str]:

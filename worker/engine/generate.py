@@ -12,6 +12,7 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, Unk
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine import ladder, memory
+from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.requests import (
     BufferOptions,
@@ -284,8 +285,10 @@ class Engine:
         lm = self.model.lm
         data = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
         options = {name: value for name, value in inputs.items() if name not in data}
-        reader = StepReader(lm, locations, stream)
-        modules = [location.rpartition(".")[0] for location in locations]
+        reader = StepReader(
+            lm, locations, stream, batch=data["input_ids"].shape[0], flat=self._discovery.flat
+        )
+        modules = [place_of(location).path for location in locations]
         with self.model.handoffs.on(modules), torch.inference_mode():  # noqa: SIM117
             with lm.generate(**options) as tracer:
                 with tracer.invoke(**data):

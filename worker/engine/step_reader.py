@@ -1,7 +1,7 @@
 """Reads the points of every step inside a trace and hands each step on as a whole."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from nnsight.intervention.cache import Cache
@@ -9,7 +9,15 @@ from nnsight.intervention.interleaver import Mediator
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.locations import place_of
 from worker.engine.rows import RowStream
+
+
+class _Reading(NamedTuple):
+    """What is taken from one value that nnsight shows."""
+
+    is_input: bool
+    points: list[tuple[int, int]]  # (point, element of a tuple), in the order of the points
 
 
 class StepReader(Cache):  # type: ignore[misc]
@@ -24,13 +32,29 @@ class StepReader(Cache):  # type: ignore[misc]
 
     Args:
         lm: nnsight's model.
-        locations: `<module path>.input|.output` in execution order, one per point of `stream`;
+        locations: as `place_of` reads them, in execution order, one per point of `stream`;
             from the dry forward, never from a client's string.
+        batch: rows of the batch.
+        flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
     """
 
-    def __init__(self, lm: Any, locations: Sequence[str], stream: RowStream) -> None:
+    def __init__(
+        self,
+        lm: Any,
+        locations: Sequence[str],
+        stream: RowStream,
+        *,
+        batch: int,
+        flat: Collection[str] = (),
+    ) -> None:
         super().__init__(lm, modules=[], device=None)
-        self._locations = {f"{lm.path}.{location}": i for i, location in enumerate(locations)}
+        self._readings: dict[str, _Reading] = {}
+        for i, location in enumerate(locations):
+            path, side, part = place_of(location)
+            reading = self._readings.setdefault(f"{lm.path}.{path}.{side}", _Reading(side == "input", []))
+            reading.points.append((i, part))
+        self._batch = batch
+        self._flat = frozenset(i for i, location in enumerate(locations) if location in flat)
         self._names = tuple(locations)
         self._stream = stream
         self._copied = stream.copied_points
@@ -39,15 +63,18 @@ class StepReader(Cache):  # type: ignore[misc]
         self._next = 0
         self._decoding = False
 
-    def subscriptions(self) -> dict[str, tuple[int, bool]]:
+    def subscriptions(self) -> dict[str, _Reading]:
         """nnsight's location -> what `observe_selected` gets with its value."""
-        return {name: (i, name.endswith(".input")) for name, i in self._locations.items()}
+        return self._readings
 
-    def observe_selected(self, selected: tuple[int, bool], value: Any) -> None:
+    def observe_selected(self, selected: _Reading, value: Any) -> None:
         """Take the value at one location; called inside the model's forward pass."""
-        point, is_input = selected
-        if is_input:
+        if selected.is_input:
             value = first_input(*value)
+        for point, part in selected.points:
+            self._take(point, value[part] if part else value)
+
+    def _take(self, point: int, value: Any) -> None:
         while isinstance(value, tuple | list):
             value = value[0]
         if point != self._next:
@@ -55,6 +82,8 @@ class StepReader(Cache):  # type: ignore[misc]
                 f"{self._names[point]} came where {self._names[self._next]} was due: the model does not "
                 "run its modules in the order that was proved when it was loaded"
             )
+        if point in self._flat:
+            value = self._unflatten(point, value)
         if point in self._copied:
             value = value.clone()
         if self._decoding:
@@ -69,6 +98,15 @@ class StepReader(Cache):  # type: ignore[misc]
                 self._decoding, self._next = True, 0
                 return
         self._next = point + 1
+
+    def _unflatten(self, point: int, value: torch.Tensor) -> torch.Tensor:
+        """[batch * tokens, ...] as [batch, tokens, ...]."""
+        if value.shape[0] % self._batch:
+            raise CaptureFailed(
+                f"{self._names[point]} gave a tensor of shape {tuple(value.shape)}, "
+                f"which are not the tokens of {self._batch} samples"
+            )
+        return value.reshape(self._batch, -1, *value.shape[1:])
 
     def attach(self) -> None:
         """Subscribe; called from inside the `with` block of a trace."""

@@ -7,7 +7,7 @@ the data that flow: a tensor is the "residual stream between attention and MLP" 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +15,15 @@ import torch
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.resources import HookInfo, ModelStructure
-from worker.engine.dry_forward import Visit, dry_forward
+from worker.engine import moe
+from worker.engine.comparison import close
+from worker.engine.dry_forward import DryForward, Visit, dry_forward
+from worker.engine.findings import Findings
+from worker.engine.layer_points import find_in_layer
+from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 
-# Words in the class names of a layer's children
-_ATTENTION = ("attention", "attn")
-_MLP = ("mlp", "feedforward", "ffn", "moe")
-_NORM = ("norm",)
-
-_ROUTER_POINTS = ("router_logits", "expert_indices", "expert_weights")
+_NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,8 @@ class Discovery:
     structure: ModelStructure
     same_as: Mapping[str, str]  # location -> first location that shows the same tensor
     changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
-
-
-@dataclass
-class _Findings:
-    """Points found so far and why others are missing."""
-
-    hooks: dict[str, str] = field(default_factory=dict)  # canonical name -> location
-    missing: dict[str, str] = field(default_factory=dict)  # point -> reason
-    proofs: dict[str, int] = field(default_factory=dict)  # identity -> layers it was checked on
-
-    def prove(self, identity: str) -> None:
-        self.proofs[identity] = self.proofs.get(identity, 0) + 1
+    flat: frozenset[str]  # locations whose tensor is [batch * tokens, ...]
+    widths: Mapping[str, int]  # location -> numbers per token
 
 
 def discover(model: LoadedModel) -> Discovery:
@@ -60,21 +50,24 @@ def discover(model: LoadedModel) -> Discovery:
     forward = dry_forward(model)
     visits = forward.visits
     by_location = {v.location: v for v in visits}
-    found = _Findings()
-    for point in _ROUTER_POINTS:
-        found.missing[point] = "router points are not read in this version"
-    if not _is_moe(model):
-        found.missing.update(dict.fromkeys(_ROUTER_POINTS, "not a mixture-of-experts model"))
+    found = Findings()
     layer_count = len(_submodule(model, layers_path))
     _find_stream(model, layers_path, layer_count, by_location, found)
     for layer in range(layer_count):
-        _find_in_layer(model, f"{layers_path}.{layer}", layer, by_location, found)
+        find_in_layer(model, f"{layers_path}.{layer}", layer, by_location, found)
+    _find_routers(model, layer_count, forward, found)
     _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
     _drop_partial(layer_count, found)
     structure = _structure(model, layer_count, visits, by_location, found)
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
-    return Discovery(structure=structure, same_as=same_as, changed_later=forward.changed_later)
+    return Discovery(
+        structure=structure,
+        same_as=same_as,
+        changed_later=forward.changed_later,
+        flat=frozenset(v.location for v in visits if v.flat),
+        widths={v.location: v.width for v in visits},
+    )
 
 
 def _submodule(model: LoadedModel, path: str) -> Any:
@@ -104,21 +97,12 @@ def _layers_path(model: LoadedModel) -> str:
     return str(path)
 
 
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal within a few roundings of the dtype, measured at the tensor's own scale."""
-    if a.shape != b.shape:
-        return False
-    eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    a, b = a.float(), b.float()
-    return bool((a - b).abs().max() <= 8 * eps * b.abs().max().clamp_min(1e-30))
-
-
 def _find_stream(
     model: LoadedModel,
     layers_path: str,
     layer_count: int,
     visits: Mapping[str, Visit],
-    found: _Findings,
+    found: Findings,
 ) -> None:
     for layer in range(layer_count):
         for point, side in (("resid_pre", "input"), ("resid_post", "output")):
@@ -131,7 +115,7 @@ def _find_stream(
             found.hooks[f"{point}.{layer}"] = location
     for layer in range(layer_count - 1):
         post = visits[found.hooks[f"resid_post.{layer}"]].value
-        if not _close(post, visits[found.hooks[f"resid_pre.{layer + 1}"]].value):
+        if not close(post, visits[found.hooks[f"resid_pre.{layer + 1}"]].value):
             raise ModelRefused(
                 f"{model.name}: layer {layer + 1} does not take up what layer {layer} gave; "
                 "this architecture is not supported"
@@ -139,132 +123,32 @@ def _find_stream(
         found.prove("resid_post.i == resid_pre.i+1")
 
 
-def _child(
-    model: LoadedModel, layer_path: str, words: tuple[str, ...], without: tuple[str, ...] = ()
-) -> str | None:
-    """Path of the layer's child whose class name contains one of `words` and none of `without`."""
-    for name, module in _submodule(model, layer_path).named_children():
-        kind = type(module).__name__.lower()
-        if any(word in kind for word in words) and not any(word in kind for word in without):
-            return f"{layer_path}.{name}"
-    return None
-
-
-def _norm_between(
-    layer_path: str, source: Visit | None, target: Visit, visits: Mapping[str, Visit]
-) -> str | None:
-    """The child of the layer whose output is `target`'s tensor (and whose input is `source`'s)."""
-    for location, visit in visits.items():
-        path, _, side = location.rpartition(".")
-        if side != "output" or path.rpartition(".")[0] != layer_path:
-            continue
-        if visit.identity != target.identity or f"{path}.input" not in visits:
-            continue
-        if source is None or _close(visits[f"{path}.input"].value, source.value):
-            return path
-    return None
-
-
-def _find_in_layer(
-    model: LoadedModel, path: str, layer: int, visits: Mapping[str, Visit], found: _Findings
-) -> None:
-    attention = _child(model, path, _ATTENTION, without=_NORM)
-    mlp = _child(model, path, _MLP, without=_ATTENTION + _NORM)
-    pre, post = visits[f"{path}.input"], visits[f"{path}.output"]
-    attn_out = visits.get(f"{attention}.output")
-    mlp_out = visits.get(f"{mlp}.output")
-    if attn_out is None or attn_out.value.shape != pre.value.shape:
-        attn_out = None
-        for point in ("attn_in", "attn_out", "resid_mid"):
-            found.missing[point] = "no attention module that puts out one row per token was found"
-    if mlp_out is None or mlp_out.value.shape != pre.value.shape:
-        mlp_out = None
-        for point in ("mlp_in", "mlp_out"):
-            found.missing[point] = "no MLP module that puts out one row per token was found"
-    if attn_out is not None:
-        found.hooks[f"attn_out.{layer}"] = attn_out.location
-        norm = _input_norm(path, attention, pre, visits)
-        if norm is None:
-            found.missing["attn_in"] = "no norm stands between the residual stream and attention"
-        else:
-            found.hooks[f"attn_in.{layer}"] = f"{norm}.output"
-            found.prove("attn_in is norm(resid_pre) and what attention takes in")
-    if mlp_out is not None:
-        found.hooks[f"mlp_out.{layer}"] = mlp_out.location
-        norm = _input_norm(path, mlp, None, visits)
-        if norm is None:
-            found.missing["mlp_in"] = "no norm stands before the MLP"
-        else:
-            found.hooks[f"mlp_in.{layer}"] = f"{norm}.output"
-            found.prove("mlp_in is what the MLP takes in")
-    if attn_out is not None and mlp_out is not None:
-        mid = _resid_mid(
-            path, pre=pre, post=post, attn_out=attn_out, mlp_out=mlp_out, visits=visits, found=found
+def _find_routers(model: LoadedModel, layer_count: int, forward: DryForward, found: Findings) -> None:
+    """Router points, layer by layer: some architectures begin with dense layers."""
+    inputs = {v.location: v for v in forward.visits}
+    none: list[int] = []
+    for layer in range(layer_count):
+        mlp = found.mlps.get(layer)
+        router = (
+            moe.find_router(_submodule(model, mlp), mlp, inputs.get(f"{mlp}.input"), forward) if mlp else None
         )
-        if mid is not None:
-            found.hooks[f"resid_mid.{layer}"] = mid
-
-
-def _input_norm(
-    layer_path: str, module: str | None, source: Visit | None, visits: Mapping[str, Visit]
-) -> str | None:
-    taken = visits.get(f"{module}.input")
-    return None if taken is None else _norm_between(layer_path, source, taken, visits)
-
-
-def _deltas(layer_path: str, out: Visit, visits: Mapping[str, Visit]) -> dict[str, torch.Tensor]:
-    """What a sublayer may add to the stream: its output, or a norm's of it (Gemma 2, OLMo 2)."""
-    deltas = {"": out.value}
-    for location, visit in visits.items():
-        path, _, side = location.rpartition(".")
-        if (
-            side == "input"
-            and path.rpartition(".")[0] == layer_path
-            and visit.identity == out.identity
-            and f"{path}.output" in visits
-        ):
-            deltas["norm of "] = visits[f"{path}.output"].value
-    return deltas
-
-
-def _resid_mid(
-    layer_path: str,
-    *,
-    pre: Visit,
-    post: Visit,
-    attn_out: Visit,
-    mlp_out: Visit,
-    visits: Mapping[str, Visit],
-    found: _Findings,
-) -> str | None:
-    """The location between attention and MLP that equals `resid_pre + attn_out`, proved."""
-    attn_deltas = _deltas(layer_path, attn_out, visits)
-    mlp_deltas = _deltas(layer_path, mlp_out, visits)
-    inputs = [
-        v
-        for location, v in visits.items()
-        if location.endswith(".input")
-        and location.rpartition(".")[0].rpartition(".")[0] == layer_path
-        and v.value.shape == pre.value.shape
-    ]
-    for kind, delta in attn_deltas.items():
-        for visit in inputs:
-            if visit.identity == pre.identity or not _close(pre.value + delta, visit.value):
-                continue
-            found.prove(f"resid_mid == resid_pre + {kind}attn_out")
-            for mlp_kind, mlp_delta in mlp_deltas.items():
-                if _close(visit.value + mlp_delta, post.value):
-                    found.prove(f"resid_post == resid_mid + {mlp_kind}mlp_out")
-                    break
-            return visit.location
-    if _close(pre.value + attn_out.value + mlp_out.value, post.value):
-        found.prove("resid_post == resid_pre + attn_out + mlp_out")
-        found.missing["resid_mid"] = (
-            "attention and MLP run side by side here, so no stream stands between them"
-        )
-    else:
-        found.missing["resid_mid"] = "no tensor was found that equals resid_pre + attn_out"
-    return None
+        if router is None:
+            none.append(layer)
+        elif isinstance(router, str):
+            found.missing.update({f"{point}.{layer}": router for point in moe.POINTS})
+        else:
+            found.routers.append(router)
+            found.hooks.update({f"{point}.{layer}": at for point, at in router.locations.items()})
+            found.missing.update({f"{point}.{layer}": why for point, why in router.missing.items()})
+            for identity in router.proofs:
+                found.prove(identity)
+    for layer in none:
+        mlp = found.mlps.get(layer)
+        reason = _NO_ROUTER if _is_moe(model) else "not a mixture-of-experts model"
+        if found.routers:
+            kind = type(_submodule(model, mlp)).__name__ if mlp else "module that was not found"
+            reason = f"this layer's MLP is a {kind}, which has no router"
+        found.missing.update({f"{point}.{layer}": reason for point in moe.POINTS})
 
 
 def _find_ends(
@@ -274,7 +158,7 @@ def _find_ends(
     *,
     visits: Mapping[str, Visit],
     logits: torch.Tensor,
-    found: _Findings,
+    found: Findings,
 ) -> None:
     hf: Any = model.hf
     names = {id(module): name for name, module in hf.named_modules()}
@@ -284,7 +168,7 @@ def _find_ends(
     if f"{embed}.output" not in visits:
         raise ModelRefused(f"{model.name}: the token embedding was not found")
     found.hooks["embed"] = f"{embed}.output"
-    if _close(visits[f"{embed}.output"].value, visits[f"{layers_path}.0.input"].value):
+    if close(visits[f"{embed}.output"].value, visits[f"{layers_path}.0.input"].value):
         found.prove("embed == resid_pre.0")
     head_output = visits.get(f"{head}.output")
     if head_output is None:
@@ -294,34 +178,46 @@ def _find_ends(
             f"the head puts out {head_output.width} numbers for a vocabulary of "
             f"{model.text_config.vocab_size}"
         )
-    elif not _close(head_output.value, logits):
-        found.missing["logits"] = "the model changes the head's output before it returns it as logits"
+    elif not close(head_output.value, logits):
+        found.missing["logits"] = (
+            f"the model changes the head's output before it returns it as logits; {head}.output is "
+            "what the head puts out"
+        )
     else:
         found.hooks["logits"] = f"{head}.output"
         found.prove("logits are the head's output, one per vocabulary entry")
     last = visits[f"{layers_path}.{layer_count - 1}.output"]
     for location, visit in visits.items():
-        path, _, side = location.rpartition(".")
+        path, side, _ = place_of(location)
         if side != "input" or visit.identity != last.identity or path.startswith(layers_path):
             continue
         output = visits.get(f"{path}.output")
         if output is None or output.width != hidden:
             continue
-        if f"{head}.input" in visits and _close(output.value, visits[f"{head}.input"].value):
+        if f"{head}.input" in visits and close(output.value, visits[f"{head}.input"].value):
             found.hooks["final_norm"] = output.location
             found.prove("final_norm is norm(last resid_post) and what the head takes in")
             return
     found.missing["final_norm"] = "no norm stands between the last layer and the head"
 
 
-def _drop_partial(layer_count: int, found: _Findings) -> None:
-    """A point that some layers lack is available where it was proved; one that none has is not."""
+def _drop_partial(layer_count: int, found: Findings) -> None:
+    """A point that some layers lack is available where it was proved; one that none has is not.
+
+    So `missing` names a point that no layer has, or `<point>.<layer>` where others have it.
+    """
     for point in grammar.LAYER_POINTS:
-        have = sum(1 for i in range(layer_count) if f"{point}.{i}" in found.hooks)
-        if have:
-            found.missing.pop(point, None)
+        names = [f"{point}.{i}" for i in range(layer_count)]
+        lacking = [name for name in names if name not in found.hooks]
+        reasons = [found.missing.pop(name, None) for name in names]
+        reason = found.missing.pop(point, None)
+        reason = reason or next(filter(None, reasons), "this architecture does not have it")
+        if len(lacking) == layer_count:
+            found.missing[point] = reason
         else:
-            found.missing.setdefault(point, "this architecture does not have it")
+            found.missing.update(
+                {name: own or reason for name, own in zip(names, reasons, strict=True) if name in lacking}
+            )
 
 
 def _structure(
@@ -329,7 +225,7 @@ def _structure(
     layer_count: int,
     visits: list[Visit],
     by_location: Mapping[str, Visit],
-    found: _Findings,
+    found: Findings,
 ) -> ModelStructure:
     order = {v.location: i for i, v in enumerate(visits)}
     hooks = {
@@ -358,6 +254,8 @@ def _structure(
         unavailable=found.missing,
         proofs=[f"{identity} ({count} checked)" for identity, count in found.proofs.items()],
         revision=model.revision,
+        num_experts=max((r.num_experts for r in found.routers), default=None),
+        experts_per_token=max((r.experts_per_token for r in found.routers), default=None),
     )
 
 

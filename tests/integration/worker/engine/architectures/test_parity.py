@@ -1,0 +1,246 @@
+"""Every hook point of every architecture against transformers alone, for every token.
+
+The oracle is a second forward pass over prompt and continuation at once, without cache, padding or
+nnsight: transformers' own `output_hidden_states`, and plain forward hooks on modules whose paths
+are found here by reading the model's source, not by the structure under test.
+Everything is float32. A router's choice is not continuous: two experts with all but equal scores
+may swap places between a padded batch and a single row. The random weights are drawn wide, so that
+scores lie apart, and each MoE test checks that the margin between the last expert chosen and the
+first one left out exceeds the rounding by far, so a tie would be reported as what it is.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.specs import SamplingSpec
+from worker.engine.generate import Engine
+from worker.engine.requests import Generation
+
+pytestmark = pytest.mark.integration
+
+PROMPTS = [
+    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
+    "The cat",
+    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
+    "a",
+    "One day, a dog",
+    "They went to the park to play with a red ball.",
+]
+TOKENS = 14
+ROUTER = ("router_logits", "expert_weights", "expert_indices")
+# Where the modules of a layer are: read off the architectures' source in transformers
+LLAMA_LIKE = {
+    "embed": "model.embed_tokens",
+    "layer": "model.layers.{}",
+    "attn_in": "model.layers.{}.input_layernorm",
+    "attn_out": "model.layers.{}.self_attn",
+    "mlp_in": "model.layers.{}.post_attention_layernorm",
+    "mlp_out": "model.layers.{}.mlp",
+    "final_norm": "model.norm",
+    "logits": "lm_head",
+    "router": "model.layers.{}.mlp.gate",
+}
+GEMMA_LIKE = LLAMA_LIKE | {"mlp_in": "model.layers.{}.pre_feedforward_layernorm"}
+PATHS: dict[str, dict[str, str]] = {
+    "gemma2": GEMMA_LIKE,
+    "gemma3": GEMMA_LIKE,
+    "gpt_oss": LLAMA_LIKE | {"router": "model.layers.{}.mlp.router"},
+    "gpt2": {
+        "embed": "transformer.wte",
+        "layer": "transformer.h.{}",
+        "attn_in": "transformer.h.{}.ln_1",
+        "attn_out": "transformer.h.{}.attn",
+        "mlp_in": "transformer.h.{}.ln_2",
+        "mlp_out": "transformer.h.{}.mlp",
+        "final_norm": "transformer.ln_f",
+        "logits": "lm_head",
+    },
+    "falcon": {
+        "embed": "transformer.word_embeddings",
+        "layer": "transformer.h.{}",
+        "attn_in": "transformer.h.{}.input_layernorm",
+        "attn_out": "transformer.h.{}.self_attention",
+        "mlp_in": "transformer.h.{}.input_layernorm",  # attention and MLP share one norm
+        "mlp_out": "transformer.h.{}.mlp",
+        "final_norm": "transformer.ln_f",
+        "logits": "lm_head",
+    },
+    "gpt_neox": {
+        "embed": "gpt_neox.embed_in",
+        "layer": "gpt_neox.layers.{}",
+        "attn_in": "gpt_neox.layers.{}.input_layernorm",
+        "attn_out": "gpt_neox.layers.{}.attention",
+        "mlp_in": "gpt_neox.layers.{}.post_attention_layernorm",
+        "mlp_out": "gpt_neox.layers.{}.mlp",
+        "final_norm": "gpt_neox.final_layer_norm",
+        "logits": "lm_head",
+    },
+}
+# What attention and MLP add to the stream where it is not their own output
+NORMED_SUBLAYERS = {
+    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "gemma3": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
+
+
+def first(value: Any) -> torch.Tensor:
+    while isinstance(value, tuple | list):
+        value = value[0]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def oracle(name: str, engine: Engine, generation: Generation) -> dict[str, torch.Tensor]:
+    """Hook -> [rows, width] from one plain forward over every token that was run."""
+    paths, hf = PATHS.get(name, LLAMA_LIKE), engine.model.hf
+    layers = int(engine.model.text_config.num_hidden_layers)
+    got: dict[str, torch.Tensor] = {}
+    added: dict[str, torch.Tensor] = {}
+    handles = []
+
+    def watch(path: str, take: Callable[[Any], None]) -> None:
+        try:
+            module = hf.get_submodule(path)
+        except AttributeError:
+            return  # the architecture has no such module; what must be there is asserted elsewhere
+        handles.append(module.register_forward_hook(lambda _m, _a, output: take(output)))
+
+    def keep(hook: str, into: dict[str, torch.Tensor]) -> Callable[[Any], None]:
+        def take(output: Any) -> None:
+            into[hook] = first(output)[0].clone()
+
+        return take
+
+    def keep_router(layer: int) -> Callable[[Any], None]:
+        def take(output: Any) -> None:
+            for point, tensor in zip(ROUTER, output, strict=True):
+                got[f"{point}.{layer}"] = tensor.clone()  # one sequence, so [tokens, ...] as it is
+
+        return take
+
+    for point in ("embed", "final_norm", "logits"):
+        watch(paths[point], keep(point, got))
+    for layer in range(layers):
+        for point in ("attn_in", "attn_out", "mlp_in", "mlp_out"):
+            watch(paths[point].format(layer), keep(f"{point}.{layer}", got))
+        for sublayer, norm in zip(("attn", "mlp"), NORMED_SUBLAYERS.get(name, ()), strict=False):
+            watch(f"{paths['layer'].format(layer)}.{norm}", keep(f"{sublayer}.{layer}", added))
+        watch(paths["layer"].format(layer), keep(f"resid_post.{layer}", got))
+        if "router" in paths:
+            watch(paths["router"].format(layer), keep_router(layer))
+    ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
+    try:
+        with torch.inference_mode():
+            output = hf(input_ids=ids, use_cache=False, output_hidden_states=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer in range(layers):
+        # hidden_states[i] goes into layer i; the last one has been through the final norm
+        pre = output.hidden_states[layer][0]
+        got[f"resid_pre.{layer}"] = pre
+        if layer + 1 < layers:
+            assert torch.equal(got[f"resid_post.{layer}"], output.hidden_states[layer + 1][0])
+        attention = added.get(f"attn.{layer}", got[f"attn_out.{layer}"])
+        mlp = added.get(f"mlp.{layer}", got[f"mlp_out.{layer}"])
+        got[f"resid_mid.{layer}"] = pre + attention
+        total = pre + attention + mlp
+        assert torch.allclose(total, got[f"resid_post.{layer}"], rtol=1e-4, atol=1e-4)
+    assert torch.equal(output.hidden_states[-1][0], got["final_norm"])
+    return got
+
+
+def margin(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """How far the least of the chosen experts' scores lies from any left out, at the closest token."""
+    chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, ids, True)
+    scores = logits.gather(-1, ids)
+    others = logits.masked_fill(chosen, torch.inf)
+    return (scores.unsqueeze(-1) - others.unsqueeze(-2)).abs().min()
+
+
+def check(name: str, engine: Engine, made: list[Generation], sink: Any) -> None:
+    hooks = list(engine.structure.hooks)
+    for i, generation in enumerate(made):
+        assert generation.error is None
+        prompt, generated = len(generation.prompt_ids), len(generation.generated_ids)
+        rows = prompt + generated - 1
+        want = oracle(name, engine, generation)
+        for hook in hooks:
+            start = prompt - 1 if hook == "logits" else 0
+            assert sink.first_row(i, hook) == start
+            got, expected = sink.rows(i, hook), want[hook][start:]
+            assert got.shape == expected.shape == (rows - start, engine.structure.hooks[hook].width), hook
+            assert got.dtype == expected.dtype, hook
+            assert str(got.dtype) == f"torch.{engine.structure.hooks[hook].dtype}"
+            point, _, layer = hook.partition(".")
+            if point == "expert_indices":
+                scores = want[f"router_logits.{layer}"]
+                rounding = (sink.rows(i, f"router_logits.{layer}") - scores).abs().max().item()
+                assert margin(scores, expected) > 5 * rounding, f"{hook}: a tie; change the seed"
+                # DeepSeek's top-k is unsorted, so the order within a token is not defined
+                assert torch.equal(got.sort(-1).values, expected.sort(-1).values), hook
+                weights, others = sink.rows(i, f"expert_weights.{layer}"), want[f"expert_weights.{layer}"]
+                assert close(by_id(got, weights), by_id(expected, others)), hook
+            elif point != "expert_weights":
+                assert close(got, expected), hook
+
+
+def by_id(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return weights.gather(-1, ids.argsort(-1))
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * max(1.0, b.abs().max().item()))
+
+
+def early_end(engine: Engine, requests: Any, sampling: SamplingSpec) -> int:
+    """A token that ends some samples of the batch early, and not all of them."""
+    made = engine.generate(requests, sampling=sampling)
+    firsts = {g.generated_ids[0] for g in made}
+    for token in [t for g in made for t in g.generated_ids[2:-2] if t not in firsts]:
+        if not all(token in g.generated_ids for g in made):
+            return token
+    raise AssertionError("no token ends some samples and not others; change the seed")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
+def test_every_point_equals_an_independent_forward(
+    architecture: str,
+    temperature: float,
+    *,
+    engine_for: Callable[[str], Engine],
+    keeping_sink: Any,
+    requests_for: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_for(architecture)
+    requests = requests_for(engine, PROMPTS)
+    sampling = SamplingSpec(max_tokens=TOKENS, temperature=temperature)
+    end = early_end(engine, requests, sampling)
+    monkeypatch.setattr(engine.model.hf.generation_config, "eos_token_id", [end])
+    hooks = list(engine.structure.hooks)
+
+    batched, single = keeping_sink(), keeping_sink()
+    made = engine.generate(requests, sampling=sampling, hooks=hooks, sink=batched)
+    lengths = {len(g.generated_ids) for g in made}
+    assert len(lengths) > 1 and max(lengths) == TOKENS  # ragged at both ends
+    check(architecture, engine, made, batched)
+
+    alone = engine.generate(requests[2:3], sampling=sampling, hooks=hooks, sink=single)
+    assert alone[0].generated_ids == made[2].generated_ids
+    check(architecture, engine, alone, single)
+
+
+def test_the_points_are_those_that_the_architecture_has(
+    architecture: str, architectures: Mapping[str, Any], engine_for: Callable[[str], Engine]
+) -> None:
+    structure, known = engine_for(architecture).structure, architectures[architecture]
+    dense = ("resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post")
+    expected = {p for p in ("embed", "final_norm", "logits") if p not in known.lacks}
+    expected |= {f"{p}.{i}" for p in dense for i in range(3) if p not in known.lacks}
+    expected |= {f"{p}.{i}" for p in ROUTER for i in known.router_layers}
+    assert set(structure.hooks) == expected
