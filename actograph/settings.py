@@ -66,6 +66,9 @@ class Settings(BaseSettings):
         2 << 30, gt=0, description="Captured rows kept in memory per batch before they go to disk."
     )
     shard_bytes: int = Field(256 << 20, gt=0, description="A session file is split at about this size.")
+    disk_floor_bytes: int = Field(
+        2 << 30, ge=0, description="With less free where artifacts are stored the queue pauses; 0 never does."
+    )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")

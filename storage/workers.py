@@ -41,7 +41,15 @@ def set_ready(session: Session, worker_id: str, structure: resources.ModelStruct
         )
     else:
         stored.structure, stored.loaded_at = structure.model_dump(mode="json"), moment
-    _update(session, worker_id, status=WorkerStatus.READY, device=structure.device, heartbeat_at=moment)
+    _update(
+        session,
+        worker_id,
+        # a job that names another model has it loaded while it holds the worker
+        status=sa.case((WorkerRow.job_id.is_not(None), WorkerStatus.BUSY), else_=WorkerStatus.READY),
+        model=structure.model,
+        device=structure.device,
+        heartbeat_at=moment,
+    )
 
 
 def set_failed(session: Session, worker_id: str, error: ActographError) -> None:
@@ -138,6 +146,12 @@ def loaded_models(session: Session) -> set[str]:
     """Names of the models that a live worker holds."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))
     return {name for name in session.scalars(statement) if name is not None}
+
+
+def memory_of_holders(session: Session, model: str) -> list[dict[str, int]]:
+    """The last reported memory of each live worker that holds this model."""
+    statement = sa.select(WorkerRow.memory).where(WorkerRow.status.in_(LIVE), WorkerRow.model == model)
+    return [memory for memory in session.scalars(statement) if memory]
 
 
 def structure(session: Session, model: str) -> resources.ModelStructure | None:

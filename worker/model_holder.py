@@ -8,9 +8,11 @@ import torch
 
 from actograph.contract import model_names
 from actograph.contract.errors import UnknownModel
+from actograph.contract.estimate import batch_cap
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from worker.engine.generate import Engine
+from worker.engine.memory import capacity, kv_bytes_per_token, memory_snapshot
 from worker.engine.model import load_model
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ class ModelHolder:
             model_names.parse(text) for text in (settings.model, *settings.allowed_models) if text
         ]
         self._engine: Engine | None = None
+        self._resting: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
         """The engine of the model that is served as `name`, loaded if it is not the one in hand.
@@ -50,7 +53,11 @@ class ModelHolder:
             revision=settings.revision,
             name=model.name,
         )
-        self._engine = Engine(loaded)
+        engine = Engine(loaded)
+        engine.structure = engine.structure.model_copy(
+            update={"kv_bytes_per_token": kv_bytes_per_token(loaded)}
+        )
+        self._engine, self._resting = engine, memory_snapshot(loaded.device)
         self._on_loaded(self._engine.structure)
         logger.info("model %s is ready on %s", name, self._engine.structure.device)
         return self._engine
@@ -59,6 +66,17 @@ class ModelHolder:
     def device(self) -> torch.device | None:
         """Where the model is; None before one is loaded."""
         return self._engine.model.device if self._engine is not None else None
+
+    def memory(self) -> dict[str, int]:
+        """For the heartbeat: what is used, and what a batch may use, by which plans are made."""
+        device = self.device
+        numbers = memory_snapshot(device)
+        if device is not None:
+            most = batch_cap(on_gpu=device.type == "cuda")
+            numbers |= capacity(device, self._resting)
+            numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
+            numbers["batch_cap"] = min(most, self._settings.batch_size or most)
+        return numbers
 
     def unload(self) -> None:
         self._engine = None

@@ -15,7 +15,6 @@ from storage.broker import Broker
 from storage.database import Database
 from storage.ids import new_worker_id
 from worker.drain import Drain
-from worker.engine.memory import memory_snapshot
 from worker.heartbeat import Heartbeat
 from worker.model_holder import ModelHolder
 from worker.stop_signal import StopSignal
@@ -36,7 +35,7 @@ class WorkerProcess:
             self._database,
             self.worker_id,
             seconds=settings.lease_seconds / 3,
-            memory=lambda: memory_snapshot(self._models.device),
+            memory=self._models.memory,
         )
 
     def start(self) -> None:
@@ -89,6 +88,8 @@ class WorkerProcess:
     def _loaded(self, structure: ModelStructure) -> None:
         with self._database.write() as session:
             workers.set_ready(session, self.worker_id, structure)
+            # plans need the numbers at once, not with the first heartbeat
+            workers.heartbeat(session, self.worker_id, self._models.memory())
 
 
 def _is_alive(pid: int) -> bool:

@@ -8,6 +8,68 @@ from typing import Any
 
 from actograph.contract.errors import InvalidRequest
 
+#: stands in for an upload while the rest of a spec is checked
+_UNSENT_FILE = "file_" + "0" * 32
+
+
+def body_of(
+    *,
+    spec: str | None,
+    kind: str | None,
+    model: str | None,
+    task: str | None,
+    dataset: str | None,
+    prompt: Sequence[str] | None,
+    limit: int | None,
+    offset: int | None,
+    num_fewshot: int | None,
+    thinking: bool | None,
+    chat_template: bool | None,
+    points: Sequence[str] | None,
+    layers: str | None,
+    hooks: Sequence[str] | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    priority: int | None,
+    tag: Sequence[str] | None,
+) -> tuple[dict[str, Any], Path | None]:
+    """The job that the flags of `jobs submit` describe, and the dataset to upload first, if any.
+
+    Raises:
+        InvalidRequest: a file that is not there or holds no JSON object, or a flag that cannot be read.
+    """
+    read = read_spec(spec) if spec is not None else {}
+    upload = Path(dataset) if dataset is not None and not dataset.startswith("file_") else None
+    if upload is not None and not upload.is_file():
+        raise InvalidRequest(f"--dataset {upload}: there is no such file")
+    file_id = _UNSENT_FILE if upload is not None else dataset
+    changes = {
+        "kind": kind or (None if "kind" in read else "capture" if prompt else "evaluation"),
+        "model": model,
+        "task": task,
+        "dataset": {"file_id": file_id} if file_id is not None else None,
+        "inputs": [{"prompt": text} for text in prompt] if prompt else None,
+        "limit": limit,
+        "offset": offset,
+        "num_fewshot": num_fewshot,
+        "enable_thinking": thinking,
+        "apply_chat_template": chat_template,
+        "capture.points": names(points or []),
+        "capture.layers": parse_layers(layers) if layers is not None else None,
+        "capture.hooks": [name.strip() for name in hooks] if hooks else None,
+        "sampling.max_tokens": max_tokens,
+        "sampling.temperature": temperature,
+        "sampling.top_p": top_p,
+        "sampling.top_k": top_k,
+        "sampling.seed": seed,
+        "priority": priority,
+        "tags": list(tag) if tag else None,
+    }
+    return merge(read, changes), upload
+
 
 def read_spec(source: str) -> dict[str, Any]:
     """The JSON object in a file, or on standard input for `-`.
@@ -50,7 +112,7 @@ def merge(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def layers(text: str) -> list[int] | str:
+def parse_layers(text: str) -> list[int] | str:
     """`all`, a slice such as `8:20:4`, or a list such as `8,12,16`.
 
     Raises:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,8 +26,6 @@ app = typer.Typer(no_args_is_help=True, help="Submit jobs and follow them.")
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, or its beginning.")]
 JobArguments = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids, or their beginnings.")]
-#: stands in for an upload while the rest of a spec is checked
-_UNSENT_FILE = "file_" + "0" * 32
 
 
 @app.command()
@@ -78,46 +75,27 @@ def submit(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Submit a job and print its id. Flags win over what the file says."""
-    read = job_flags.read_spec(spec) if spec is not None else {}
-    upload = Path(dataset) if dataset is not None and not dataset.startswith("file_") else None
-    if upload is not None and not upload.is_file():
-        raise InvalidRequest(f"--dataset {upload}: there is no such file")
-    file_id = _UNSENT_FILE if upload is not None else dataset
-    merged = job_flags.merge(
-        read,
-        {
-            "kind": kind or (None if "kind" in read else "capture" if prompt else "evaluation"),
-            "model": model,
-            "task": task,
-            "dataset": {"file_id": file_id} if file_id is not None else None,
-            "inputs": [{"prompt": text} for text in prompt] if prompt else None,
-            "limit": limit,
-            "offset": offset,
-            "num_fewshot": num_fewshot,
-            "enable_thinking": thinking,
-            "apply_chat_template": chat_template,
-            "capture.points": job_flags.names(points or []),
-            "capture.layers": job_flags.layers(layers) if layers is not None else None,
-            "capture.hooks": hooks and [name.strip() for name in hooks],
-            "sampling.max_tokens": max_tokens,
-            "sampling.temperature": temperature,
-            "sampling.top_p": top_p,
-            "sampling.top_k": top_k,
-            "sampling.seed": seed,
-            "priority": priority,
-            "tags": tag or None,
-        },
-    )
+    flags = {name: value for name, value in locals().items() if name not in ("ctx", "watch", "output")}
+    body, upload = job_flags.body_of(**flags)
     with closing(client_of(ctx)) as client:
-        if "model" not in merged:
-            merged["model"] = _only_model(client)
-        job_flags.check(merged)
+        complete(client, body)
         if upload is not None:
-            merged["dataset"] = {"file_id": client.upload_file(upload).id}
-        job = client.submit(merged)
+            body["dataset"] = {"file_id": client.upload_file(upload).id}
+        job = client.submit(body)
         emit(job.id if output is Format.TABLE else job.model_dump_json())
         if watch:
             _watch(client, job.id)
+
+
+def complete(client: "Client", body: dict[str, Any]) -> None:
+    """Name the served model where the job names none, and find mistakes before anything is sent.
+
+    Raises:
+        InvalidRequest: naming every field at fault.
+    """
+    if "model" not in body:
+        body["model"] = _only_model(client)
+    job_flags.check(body)
 
 
 @app.command("ls")

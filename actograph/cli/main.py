@@ -8,6 +8,7 @@ import typer
 from actograph import __version__
 from actograph.cli import exit_codes, jobs, models, sessions
 from actograph.cli.demo import demo
+from actograph.cli.estimate import estimate
 from actograph.cli.options import GlobalOptions
 from actograph.cli.output import emit, note
 from actograph.cli.up import up
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(models.app, name="models")
+app.command()(estimate)
 app.command()(workers)
 app.command()(up)
 app.command()(demo)

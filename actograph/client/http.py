@@ -101,7 +101,24 @@ class Client:
             answer = self._transport.post_form("/v1/files", data={"purpose": purpose}, files=parts)
         return _read(resources.File, answer)
 
+    def delete_file(self, file_id: str) -> resources.Deleted:
+        """Remove an uploaded file that no active job reads."""
+        return _read(resources.Deleted, self._transport.request("DELETE", _path("/v1/files", file_id)))
+
     # jobs
+
+    def estimate(
+        self, spec: Mapping[str, Any] | BaseModel, *, prompt_tokens: int | None = None
+    ) -> resources.Estimate:
+        """What a job would take; nothing is queued.
+
+        Args:
+            prompt_tokens: length that every prompt is taken to have, where you know it.
+        """
+        body = spec.model_dump(mode="json") if isinstance(spec, BaseModel) else dict(spec)
+        params: Params = {"prompt_tokens": prompt_tokens}
+        answer = self._transport.request("POST", "/v1/estimate", json=body, params=params)
+        return _read(resources.Estimate, answer)
 
     def submit(
         self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None

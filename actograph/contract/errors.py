@@ -4,7 +4,8 @@ A class's docstring is its default message. `code` is the stable machine-readabl
 `status` the HTTP status that `api` answers with, `param` the field at fault.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class ActographError(Exception):
@@ -13,14 +14,23 @@ class ActographError(Exception):
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
 
-    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        details: Mapping[str, int] | None = None,
+    ) -> None:
+        """`details`: numbers that a program may want beside the message, sizes in bytes."""
         self.message = message or (type(self).__doc__ or "").strip()
         self.param = param
+        self.details = dict(details) if details else None
         super().__init__(self.message)
 
-    def as_record(self) -> dict[str, str]:
-        """The form in which a failed job or sample stores its reason."""
-        return {"type": self.code, "message": self.message}
+    def as_record(self) -> dict[str, Any]:
+        """The form in which a failed job or sample stores its reason: that of `ErrorRecord`."""
+        record: dict[str, Any] = {"type": self.code, "message": self.message}
+        return record | {"details": self.details} if self.details else record
 
 
 class InvalidRequest(ActographError):
@@ -46,6 +56,12 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and max_tokens together exceed the model's context length."""
 
     code = "context_length_exceeded"
+
+
+class InsufficientResources(InvalidRequest):
+    """The job needs more disk or memory than there is."""
+
+    code = "insufficient_resources"
 
 
 class InvalidDataset(InvalidRequest):

@@ -47,6 +47,9 @@ class ErrorRecord(Resource):
 
     type: str
     message: str
+    details: dict[str, int] | None = Field(
+        None, description="Numbers behind the message: for cuda_out_of_memory, bytes in use as it happened."
+    )
 
 
 class ListPage(Resource, Generic[T]):
@@ -144,11 +147,16 @@ class JobResults(Resource):
 
 
 class TensorInfo(Resource):
-    """One tensor of a session; row i of the tensor is token `first_row + i`."""
+    """One tensor of a session."""
 
     shape: list[int]
     dtype: str
-    first_row: int = 0
+    first_row: int = Field(0, description="The token of row 0.")
+    position_offset: int | None = Field(
+        None,
+        description="null: row i is token first_row + i; else token row_positions[position_offset + i], "
+        "row_positions being a tensor of the session.",
+    )
     nbytes: int
 
 
@@ -248,6 +256,9 @@ class ModelStructure(Resource):
     )
     proofs: list[str] = Field(default_factory=list, description="Identities checked when it was loaded.")
     revision: str | None = None
+    kv_bytes_per_token: int | None = Field(
+        None, description="Bytes that one token takes in the key-value cache; null where unknown."
+    )
     num_experts: int | None = Field(None, description="Experts of a layer that the router chooses from.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for a token.")
 
@@ -282,10 +293,41 @@ class Worker(Resource):
     memory: dict[str, int] = Field(default_factory=dict)
 
 
+class Need(Resource):
+    """Bytes of one resource; null is unknown, and what is unknown refuses nothing."""
+
+    needed: int | None = None
+    available: int | None = None
+    fits: bool | None = Field(None, description="null where needed or available is unknown.")
+
+
+class Estimate(Resource):
+    """What a job would take, before anything is queued. Sizes are bytes; null is unknown."""
+
+    object: Literal["estimate"] = "estimate"
+    model: str
+    samples: int | None = Field(None, description="Units of work: inputs or problems x conditions x epochs.")
+    hooks: list[str] | None = Field(None, description="Hook points that would be captured.")
+    prompt_tokens_mean: int | None = None
+    prompt_tokens_longest: int | None = None
+    generated_tokens: int = Field(description="max_tokens: what a sample generates at most.")
+    bytes_per_token: int | None = Field(None, description="One stored row over all hooks.")
+    bytes_per_sample: int | None = Field(None, description="One session of a prompt of mean length.")
+    batch_size: int | None = Field(None, description="Samples that would run at once.")
+    weights_bytes: int | None = Field(None, description="The model itself; `device` counts on top of it.")
+    device: Need = Field(default_factory=Need, description="Memory of one batch where the model is.")
+    host: Need = Field(default_factory=Need, description="Main memory of one batch.")
+    disk: Need = Field(default_factory=Need, description="Every session of the job.")
+    fits: bool | None = Field(None, description="False if one of the three does not fit.")
+    assumptions: list[str] = Field(default_factory=list, description="What the numbers rest on.")
+
+
 class Queue(Resource):
     """What waits and what runs."""
 
     object: Literal["queue"] = "queue"
+    paused: bool = Field(False, description="Workers finish what they hold and begin nothing new.")
+    paused_reason: str | None = Field(None, description="Why it is paused; it resumes by itself.")
     jobs: dict[str, int] = Field(description="Number of jobs in each status that is not an end.")
     samples: dict[str, int] = Field(description="pending and leased samples of those jobs.")
     next: list[str] = Field(description="Ids of the next queued jobs, the first one first.")

@@ -3,15 +3,16 @@
 from hashlib import sha256
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, Header, Query
 from starlette.responses import JSONResponse
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
-from api import submissions
+from api import planning, submissions
 from api.dependencies import PageDep, Services, ServicesDep, known_id
 from api.errors import documented
+from api.request_body import json_body
 from api.validation import parse_job_spec
 from storage import idempotency, job_results, jobs, pages, sessions
 from storage.idempotency import StoredAnswer
@@ -23,14 +24,6 @@ ACCEPTED_HEADERS = {
     "Location": {"description": "URL of the job.", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds until it is worth asking.", "schema": {"type": "integer"}},
 }
-
-
-async def _json_body(request: Request) -> bytes:
-    """The body as it came; it is parsed in the thread that answers, not in the event loop."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise HTTPException(415, "send the job as JSON, with Content-Type: application/json")
-    return await request.body()
 
 
 @router.post(
@@ -49,7 +42,7 @@ async def _json_body(request: Request) -> bytes:
 )
 def submit_job(
     services: ServicesDep,
-    body: Annotated[bytes, Depends(_json_body)],
+    body: Annotated[bytes, Depends(json_body)],
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> JSONResponse:
     """Check a job and put it into the queue.
@@ -77,6 +70,7 @@ def submit_job(
 
 def _submit(services: Services, spec: submissions.Spec, key: str | None) -> StoredAnswer:
     submission = submissions.check(services, spec)
+    planning.admit(services, submission)
     with services.database.write() as session:
         row = submissions.insert(session, submission)
         answer = StoredAnswer(202, jobs.resource(session, row).model_dump(mode="json"))

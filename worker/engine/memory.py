@@ -2,35 +2,19 @@
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from actograph.contract import estimate
 from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import Dtype
 from worker.engine.model import LoadedModel
 
-CPU_BATCH_CAP = 16
-GPU_BATCH_CAP = 64
-# Share of the free memory that a plan may use; the rest is for activations of the forward pass
-_USABLE = 0.6
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-
-
-def bytes_per_token(structure: ModelStructure, hooks: Sequence[str], dtype: Dtype = "model") -> int:
-    """Bytes of one stored row over all `hooks`.
-
-    A module location that is no standard point counts as wide as the hidden state.
-    """
-    total = 0
-    for hook in hooks:
-        info = structure.hooks.get(hook)
-        width = structure.hidden_size if info is None else info.width
-        own = structure.dtype if info is None else info.dtype
-        total += width * _ITEM_BYTES.get(own if dtype == "model" else dtype, 4)
-    return total
+# The arithmetic is the contract's, so that the service answers and refuses by the same numbers
+CPU_BATCH_CAP = estimate.CPU_BATCH_CAP
+bytes_per_token = estimate.bytes_per_token
 
 
 def kv_bytes_per_token(model: LoadedModel) -> int:
@@ -99,21 +83,22 @@ def plan_batch_size(
         prompt_tokens: of the longest prompt.
         token_limit: most padded tokens (samples times prompt and max_tokens) that a batch may have.
     """
-    cap = GPU_BATCH_CAP if model.device.type == "cuda" else CPU_BATCH_CAP
-    if token_limit is not None:
-        cap = min(cap, token_limit // (prompt_tokens + max_tokens))
-    tokens = min(prompt_tokens + max_tokens, structure.context_length)
-    per_sample = tokens * kv_bytes_per_token(model) + 3 * 4 * structure.vocab_size
-    # the widest hidden tensors of a prefill: a handful alive at a time
-    per_sample += prompt_tokens * structure.hidden_size * model.dtype.itemsize * 16
-    usable = int(available_bytes(model.device) * _USABLE)
-    if model.device.type != "cuda":
-        usable = max(0, usable - host_buffer_bytes)
-    fits = usable // max(per_sample, 1)
-    captured = prompt_tokens * bytes_per_token(structure, hooks)
-    if captured:
-        fits = min(fits, host_buffer_bytes // captured)
-    return max(1, min(cap, fits))
+    on_gpu = model.device.type == "cuda"
+    budget = estimate.Budget(
+        device_bytes=available_bytes(model.device),
+        host_buffer_bytes=host_buffer_bytes,
+        cap=estimate.batch_cap(on_gpu=on_gpu),
+        on_gpu=on_gpu,
+    )
+    return estimate.batch_size(
+        structure,
+        kv_bytes_per_token(model),
+        bytes_per_token(structure, hooks),
+        budget,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        token_limit=token_limit,
+    )
 
 
 def memory_snapshot(device: torch.device | None = None) -> dict[str, int]:
@@ -127,6 +112,25 @@ def memory_snapshot(device: torch.device | None = None) -> dict[str, int]:
         snapshot["cuda_reserved_bytes"] = torch.cuda.memory_reserved(device)
         snapshot["cuda_peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return snapshot
+
+
+def capacity(device: torch.device, resting: Mapping[str, int]) -> dict[str, int]:
+    """What a batch may take on device and host; a batch that runs now does not lessen it.
+
+    Args:
+        resting: the snapshot that was taken when the model had just been loaded.
+    """
+    now = memory_snapshot(device)
+
+    def beside_the_batch(where: torch.device, used: str) -> int:
+        return available_bytes(where) + max(0, now[used] - resting.get(used, now[used]))
+
+    host = beside_the_batch(torch.device("cpu"), "rss_bytes")
+    on_gpu = device.type == "cuda"
+    return {
+        "host_available_bytes": host,
+        "device_available_bytes": beside_the_batch(device, "cuda_allocated_bytes") if on_gpu else host,
+    }
 
 
 def _rss() -> int:

@@ -66,6 +66,7 @@ class ContractServer:
     models: list[resources.Model] = field(default_factory=list)
     workers: list[resources.Worker] = field(default_factory=list)
     structure: resources.ModelStructure | None = None
+    estimate: resources.Estimate | None = None
     seen: list[Seen] = field(default_factory=list)
     #: what the next requests meet, each used once: a status, "drop" (unserved), "lose" (served, not answered)
     faults: list[int | str] = field(default_factory=list)
@@ -220,6 +221,15 @@ class Handler(BaseHTTPRequestHandler):
         state.keys[key] = job.id
         return 202, job
 
+    def estimate(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+        job_spec_adapter.validate_json(body)
+        assert self.state.estimate is not None
+        return 200, self.state.estimate
+
+    def delete_file(self, _: dict[str, str], __: bytes, file_id: str) -> tuple[int, BaseModel]:
+        del self.state.uploads[file_id]
+        return 200, resources.Deleted(id=file_id, object="file")
+
     def job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
         return 200, self._job(job_id)
 
@@ -359,7 +369,9 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", "/v1/jobs/([^/]+)/samples", Handler.list_samples),
     ("GET", "/v1/jobs/([^/]+)/results", Handler.job_results),
     ("GET", "/v1/jobs/([^/]+)/events", Handler.follow),
+    ("POST", "/v1/estimate", Handler.estimate),
     ("POST", "/v1/files", Handler.upload),
+    ("DELETE", "/v1/files/([^/]+)", Handler.delete_file),
     ("GET", S, Handler.list_sessions),
     ("GET", f"{S}/([^/]+)", Handler.session),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),

@@ -38,12 +38,12 @@ def test_a_list_where_an_object_must_be_is_an_error() -> None:
     ("text", "value"), [("all", "all"), ("8:20:4", "8:20:4"), ("3", [3]), ("8,12,16", [8, 12, 16])]
 )
 def test_layers(text: str, value: list[int] | str) -> None:
-    assert job_flags.layers(text) == value
+    assert job_flags.parse_layers(text) == value
 
 
 def test_layers_that_mean_nothing() -> None:
     with pytest.raises(InvalidRequest, match="8:20:4"):
-        job_flags.layers("first")
+        job_flags.parse_layers("first")
 
 
 def test_names_with_commas_or_repeated() -> None:

@@ -1,0 +1,166 @@
+"""The arithmetic of a plan: what a job takes on device, host and disk. No torch, no I/O.
+
+The worker chooses its batches by it and the API answers and refuses by it, so that both say the
+same. Sizes are bytes, lengths are tokens, all per sample unless said otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actograph.contract.resources import ModelStructure
+from actograph.contract.row_selection import Features, FirstFeatures
+from actograph.contract.specs import CaptureSpec, Dtype
+
+CPU_BATCH_CAP = 16
+GPU_BATCH_CAP = 64
+#: share of the free memory that a plan may use; the rest is for what the forward pass makes in passing
+USABLE = 0.6
+#: hidden tensors alive at once while a prompt is read: a handful, of which some are several times wider
+_PREFILL_TENSORS = 16
+#: float32 copies of one step's logits that sampling makes
+_LOGITS_COPIES = 3
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_LONG_BYTES = 8
+#: a manifest and the headers of the files, beside what each hook adds to them
+_SESSION_BYTES = 2048
+_HOOK_BYTES = 192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a worker may use; `cap` is the most samples that it runs at once."""
+
+    #: bytes that can be allocated on the device that holds the model
+    device_bytes: int
+    #: bytes that captured rows may take in host memory per batch
+    host_buffer_bytes: int
+    cap: int
+    on_gpu: bool
+
+
+def is_gpu(structure: ModelStructure) -> bool:
+    return structure.device.startswith("cuda")
+
+
+def batch_cap(*, on_gpu: bool) -> int:
+    """Most samples at once, however much memory there is."""
+    return GPU_BATCH_CAP if on_gpu else CPU_BATCH_CAP
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number of this dtype; 4 for a name that is not known."""
+    return _ITEM_BYTES.get(dtype, 4)
+
+
+def hook_bytes(
+    structure: ModelStructure, hook: str, dtype: Dtype = "model", features: Features | None = None
+) -> int:
+    """Bytes of one stored row of a hook.
+
+    A module location that is no standard point counts as wide as the hidden state.
+    """
+    info = structure.hooks.get(hook)
+    width = structure.hidden_size if info is None else info.width
+    own = structure.dtype if info is None else info.dtype
+    if isinstance(features, FirstFeatures):
+        width = min(width, features.first)
+    elif features is not None:
+        width = len(features.indices)
+    return width * item_bytes(own if dtype == "model" else dtype)
+
+
+def bytes_per_token(
+    structure: ModelStructure, hooks: Sequence[str], dtype: Dtype = "model", features: Features | None = None
+) -> int:
+    """Bytes of one stored row over all `hooks`."""
+    return sum(hook_bytes(structure, hook, dtype, features) for hook in hooks)
+
+
+def weights_bytes(structure: ModelStructure) -> int:
+    """Bytes of the parameters, in the dtype that the model was loaded in."""
+    return structure.num_parameters * item_bytes(structure.dtype)
+
+
+def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *, tail_only: bool) -> int:
+    """Rows that are stored of a hook: at most P+G-1.
+
+    Args:
+        tail_only: the model computes this tensor from the last prompt token on (logits).
+    """
+    first = prompt_tokens - 1 if tail_only else 0
+    stop = prompt_tokens + generated_tokens - 1
+    match capture.positions:
+        case "prompt":
+            return prompt_tokens - first
+        case "generated":
+            return stop - prompt_tokens
+        case "last" | "last_prompt":
+            return 1
+    return stop - first
+
+
+def stored_bytes(
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    capture: CaptureSpec,
+    *,
+    prompt_tokens: int,
+    generated_tokens: int,
+) -> int:
+    """Bytes of one session on disk: rows, token ids, manifest and headers; 0 without capture."""
+    if not hooks:
+        return 0
+    logits = structure.locations.get("logits", "logits")
+    total = _SESSION_BYTES + _LONG_BYTES * (prompt_tokens + generated_tokens)
+    for hook in hooks:
+        tail_only = hook in ("logits", logits)
+        rows = kept_rows(capture, prompt_tokens, generated_tokens, tail_only=tail_only)
+        total += _HOOK_BYTES + rows * hook_bytes(structure, hook, capture.dtype, capture.features)
+    return total
+
+
+def run_bytes(structure: ModelStructure, kv_bytes: int, *, prompt_tokens: int, max_tokens: int) -> int:
+    """Device memory of one sample: its cache, one step's logits, and what reading the prompt makes.
+
+    Args:
+        kv_bytes: that one token takes in the key-value cache.
+    """
+    tokens = min(prompt_tokens + max_tokens, structure.context_length)
+    prefill = prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * _PREFILL_TENSORS
+    return tokens * kv_bytes + _LOGITS_COPIES * 4 * structure.vocab_size + prefill
+
+
+def buffered_bytes(budget: Budget, row_bytes: int, *, tokens: int, samples: int) -> int:
+    """Host memory that the captured rows of a batch take at most before they go to disk."""
+    return min(budget.host_buffer_bytes, row_bytes * tokens * samples)
+
+
+def batch_size(
+    structure: ModelStructure,
+    kv_bytes: int,
+    row_bytes: int,
+    budget: Budget,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    token_limit: int | None = None,
+) -> int:
+    """Samples to run at once, at least 1.
+
+    Args:
+        row_bytes: of one token over all hooks, see `bytes_per_token`.
+        prompt_tokens: of the longest prompt.
+        token_limit: most padded tokens (samples times prompt and max_tokens) that a batch may have.
+    """
+    cap = budget.cap
+    if token_limit is not None:
+        cap = min(cap, token_limit // (prompt_tokens + max_tokens))
+    usable = int(budget.device_bytes * USABLE)
+    if not budget.on_gpu:
+        usable = max(0, usable - budget.host_buffer_bytes)
+    one = run_bytes(structure, kv_bytes, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    fits = usable // max(one, 1)
+    captured = prompt_tokens * row_bytes
+    if captured:
+        fits = min(fits, budget.host_buffer_bytes // captured)
+    return max(1, min(cap, fits))

@@ -1,0 +1,260 @@
+"""What a checked job would take here: the contract's arithmetic with this service's numbers.
+
+An estimate is for the reader: prompts that nobody has tokenized are taken to have a likely length.
+A refusal must be certain: there a prompt counts only with the fewest tokens that its characters
+can be, and a number that is unknown refuses nothing.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from actograph.contract import estimate
+from actograph.contract.errors import InsufficientResources
+from actograph.contract.resources import Estimate, ModelStructure, Need
+from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec
+from api.dependencies import Services
+from api.submissions import Submission
+from storage import prompt_lengths, queue_state, workers
+from storage.samples import NewSample
+
+#: of English text under a vocabulary of 30,000 tokens or more
+USUAL_CHARACTERS_PER_TOKEN = 4.0
+#: longer tokens than this do not make up a text, so that it has at least so many
+MOST_CHARACTERS_PER_TOKEN = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTokens:
+    """Prompt lengths in tokens over the samples of a job."""
+
+    mean: float
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What a plan rests on."""
+
+    structure: ModelStructure | None
+    #: of the live worker that has most room
+    memory: dict[str, int]
+    disk_bytes: int | None
+
+
+def plan(services: Services, submission: Submission, prompt_tokens: int | None = None) -> Estimate:
+    """The estimate for a job.
+
+    Args:
+        prompt_tokens: length that every prompt is taken to have, where the client knows it.
+    """
+    known = _known(services, submission)
+    assumptions: list[str] = []
+    lengths: PromptTokens | None
+    if prompt_tokens is not None:
+        lengths = PromptTokens(mean=prompt_tokens, longest=prompt_tokens)
+        assumptions.append(f"every prompt has {prompt_tokens} tokens, as asked for")
+    else:
+        with services.database.read() as session:
+            measured = prompt_lengths.characters_per_token(session, submission.spec.model)
+        per_token = measured[0] if measured else USUAL_CHARACTERS_PER_TOKEN
+        lengths = _lengths(submission, lambda characters: math.ceil(characters / per_token))
+        assumptions.append(_how(submission, lengths, measured))
+    assumptions.append(
+        f"every sample generates max_tokens = {submission.spec.sampling.max_tokens} tokens; one that ends "
+        "earlier takes less"
+    )
+    if known.structure is None:
+        assumptions.append(f"no worker has loaded {submission.spec.model} yet, so its widths are unknown")
+    elif not known.memory:
+        assumptions.append("no live worker holds the model, so the free memory is unknown")
+    if known.disk_bytes is None:
+        assumptions.append("the artifact store cannot tell what is free")
+    return _estimate(submission, known, lengths, assumptions)
+
+
+def admit(services: Services, submission: Submission) -> None:
+    """Refuse a job that certainly cannot be run or stored.
+
+    Raises:
+        InsufficientResources: naming what is needed and what is available.
+    """
+    known = _known(services, submission)
+    lengths = _lengths(submission, lambda characters: math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
+    found = _estimate(submission, known, lengths, [], batch=1)
+    if found.fits is not False:
+        return
+    faults = [
+        f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
+        for what, need in (
+            (f"disk for up to {found.samples} samples", found.disk),
+            ("memory of the device for a batch of one", found.device),
+            ("main memory for a batch of one", found.host),
+        )
+        if need.fits is False
+    ]
+    raise InsufficientResources(
+        f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can have, "
+        f"max_tokens {found.generated_tokens}). Lower max_tokens or limit, capture fewer hooks or positions, "
+        "or free space; POST /v1/estimate shows the plan",
+        param="capture" if found.disk.fits is False else "sampling.max_tokens",
+    )
+
+
+def _known(services: Services, submission: Submission) -> _Known:
+    model = submission.spec.model
+    with services.database.read() as session:
+        structure = workers.structure(session, model)
+        holders = workers.memory_of_holders(session, model)
+    return _Known(
+        structure=structure,
+        memory=max(holders, key=lambda memory: memory.get("device_available_bytes", 0), default={}),
+        disk_bytes=queue_state.writable_bytes(services.store, services.settings.disk_floor_bytes),
+    )
+
+
+def _estimate(
+    submission: Submission,
+    known: _Known,
+    lengths: PromptTokens | None,
+    assumptions: list[str],
+    batch: int | None = None,
+) -> Estimate:
+    """`batch` is the size of the batch whose memory is told; None lets the plan choose it."""
+    spec, structure = submission.spec, known.structure
+    generated = spec.sampling.max_tokens
+    values = Estimate(
+        model=spec.model,
+        samples=submission.total,
+        hooks=submission.hooks,
+        prompt_tokens_mean=math.ceil(lengths.mean) if lengths else None,
+        prompt_tokens_longest=lengths.longest if lengths else None,
+        generated_tokens=generated,
+        assumptions=assumptions,
+    )
+    if structure is None or submission.hooks is None:
+        return values
+    names, capture = submission.hooks, spec.capture or CaptureSpec()
+    row_bytes = estimate.bytes_per_token(structure, names, capture.dtype, capture.features)
+    found: dict[str, object] = {
+        "bytes_per_token": row_bytes,
+        "weights_bytes": estimate.weights_bytes(structure),
+    }
+    if lengths is not None:
+        found |= _disk(submission, structure, capture, lengths, known.disk_bytes)
+        found |= _memory(structure, known.memory, row_bytes, (lengths.longest, generated), batch)
+    elif not names:
+        found["disk"] = _need(0, known.disk_bytes)
+    values = values.model_copy(update=found)
+    verdicts = [need.fits for need in (values.device, values.host, values.disk)]
+    fits = False if False in verdicts else None if None in verdicts else True
+    return values.model_copy(update={"fits": fits})
+
+
+def _disk(
+    submission: Submission,
+    structure: ModelStructure,
+    capture: CaptureSpec,
+    lengths: PromptTokens,
+    available: int | None,
+) -> dict[str, object]:
+    """Every stored size grows in a straight line with the prompt, so the mean prompt tells the sum."""
+    one = estimate.stored_bytes(
+        structure,
+        submission.hooks or (),
+        capture,
+        prompt_tokens=max(1, math.ceil(lengths.mean)),
+        generated_tokens=submission.spec.sampling.max_tokens,
+    )
+    total = None if submission.total is None else one * submission.total
+    return {"bytes_per_sample": one, "disk": _need(total, available)}
+
+
+def _memory(
+    structure: ModelStructure,
+    memory: dict[str, int],
+    row_bytes: int,
+    tokens: tuple[int, int],
+    batch: int | None,
+) -> dict[str, object]:
+    """`tokens` are those of the longest prompt, and those generated."""
+    prompt, generated = tokens
+    kv_bytes = structure.kv_bytes_per_token
+    if kv_bytes is None:
+        return {}
+    on_gpu = estimate.is_gpu(structure)
+    device, host = memory.get("device_available_bytes"), memory.get("host_available_bytes")
+    budget = estimate.Budget(
+        device_bytes=device or 0,
+        host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
+        cap=memory.get("batch_cap", estimate.batch_cap(on_gpu=on_gpu)),
+        on_gpu=on_gpu,
+    )
+    chosen = None
+    if device is not None:
+        chosen = estimate.batch_size(
+            structure, kv_bytes, row_bytes, budget, prompt_tokens=prompt, max_tokens=generated
+        )
+    size = batch or chosen or 1
+    run = size * estimate.run_bytes(structure, kv_bytes, prompt_tokens=prompt, max_tokens=generated)
+    buffered = estimate.buffered_bytes(budget, row_bytes, tokens=prompt + generated, samples=size)
+    return {
+        "batch_size": chosen,
+        "device": _need(run, device),
+        # on a CPU both come from the same memory
+        "host": _need(buffered if on_gpu else run + buffered, host),
+    }
+
+
+def _need(needed: int | None, available: int | None) -> Need:
+    fits = None if needed is None or available is None else needed <= available
+    return Need(needed=needed, available=available, fits=fits)
+
+
+def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptTokens | None:
+    """None where only the worker can read the dataset, or the dataset is empty."""
+    if submission.total is None:
+        return None
+    longest = total = count = 0
+    for characters in _characters(submission):
+        tokens = max(1, tokens_of(characters))
+        longest, total, count = max(longest, tokens), total + tokens, count + 1
+    return PromptTokens(mean=total / count, longest=longest) if count else None
+
+
+def _characters(submission: Submission) -> Iterator[int]:
+    """Characters of each sample's prompt, without what a chat template adds."""
+    spec = submission.spec
+    if isinstance(spec, CaptureJobSpec):
+        for sample in submission.samples():
+            yield _of_input(sample)
+        return
+    around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
+    shown = _fewshot_characters(spec, submission)
+    for sample in submission.samples():
+        yield len(sample.input["question"]) + around[sample.condition] + shown
+
+
+def _of_input(sample: NewSample) -> int:
+    if "prompt" in sample.input:
+        return len(sample.input["prompt"])
+    return sum(len(message["content"]) for message in sample.input["messages"])
+
+
+def _fewshot_characters(spec: EvaluationSpec, submission: Submission) -> int:
+    """Characters of the worked examples, taken to be as long as the problems are on average."""
+    if not spec.num_fewshot:
+        return 0
+    sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
+    return spec.num_fewshot * sum(sizes) // max(1, len(sizes))
+
+
+def _how(submission: Submission, lengths: PromptTokens | None, measured: tuple[float, int] | None) -> str:
+    if lengths is None and submission.total is None:
+        return "only the worker can read the dataset: say ?prompt_tokens= to have its samples estimated"
+    if measured is not None:
+        return f"a token is {measured[0]:.1f} characters, measured on {measured[1]} samples of this model"
+    return (
+        f"a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual for English); no sample of this "
+        "model has ended yet to measure it on. A chat template's own tokens are not counted"
+    )

@@ -1,0 +1,43 @@
+"""/v1/estimate: what a job would take, before it is queued."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from actograph.contract.resources import Estimate
+from api import planning, submissions
+from api.dependencies import ServicesDep
+from api.errors import documented
+from api.request_body import json_body
+from api.validation import parse_job_spec
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+@router.post(
+    "/estimate",
+    operation_id="estimate_job",
+    summary="Will it fit? Nothing is queued",
+    response_model=Estimate,
+    responses=documented(413, 415, 422),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
+        }
+    },
+)
+def estimate_job(
+    services: ServicesDep,
+    body: Annotated[bytes, Depends(json_body)],
+    prompt_tokens: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=10_000_000,
+            description="Length that every prompt is taken to have; see docs/estimate.md.",
+        ),
+    ] = None,
+) -> Estimate:
+    """Takes what POST /v1/jobs takes, and refuses what that refuses but for want of resources."""
+    return planning.plan(services, submissions.check(services, parse_job_spec(body)), prompt_tokens)

@@ -1,0 +1,26 @@
+"""Whether the queue is paused, and why.
+
+The pause is a fact about the disk. Whoever wants to know asks the store: nothing is written
+down that could outlive its reason, so the queue resumes by itself.
+"""
+
+from storage.artifacts.store import ArtifactStore
+
+
+def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
+    """Why nothing new may be begun, or None; a store that cannot tell what is free never pauses."""
+    if floor_bytes <= 0:
+        return None
+    free = store.free_bytes()
+    if free is None or free >= floor_bytes:
+        return None
+    return (
+        f"the artifact store has {free:,} bytes free, less than the floor of {floor_bytes:,} "
+        "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, and the queue goes on by itself"
+    )
+
+
+def writable_bytes(store: ArtifactStore, floor_bytes: int) -> int | None:
+    """Bytes that jobs may still store before the queue pauses; None where the store cannot tell."""
+    free = store.free_bytes()
+    return None if free is None else max(0, free - floor_bytes)

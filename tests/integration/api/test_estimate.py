@@ -1,0 +1,206 @@
+"""POST /v1/estimate and the jobs that are refused because they cannot fit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.settings import Settings
+from storage import workers
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+FLOOR = 1 << 20
+GIB = 1 << 30
+#: one row of one hook of the demo model: 8 float32
+ROW = 32
+
+
+class StoreWithDisk:
+    """The real store, on a disk that has as much free as a test says."""
+
+    def __init__(self, store: Any, free: int | None) -> None:
+        self._store = store
+        self.free = free
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+Disk = Callable[[int | None], "Service"]
+
+
+@pytest.fixture
+def service_with(start: "Start", settings: Settings) -> Disk:
+    def make(free: int | None) -> "Service":
+        service = start(settings.model_copy(update={"disk_floor_bytes": FLOOR}))
+        services = service.services
+        service.app.state.services = replace(services, store=StoreWithDisk(services.store, free))
+        return service
+
+    return make
+
+
+def loaded(service: "Service", available: int = GIB, **memory: int) -> None:
+    worker_id = service.load_model(kv_bytes_per_token=1024)
+    numbers = {"device_available_bytes": available, "host_available_bytes": available, "batch_cap": 16}
+    with service.database.write() as session:
+        workers.heartbeat(session, worker_id, numbers | {"host_buffer_bytes": 1 << 20} | memory)
+
+
+def capture(**changes: Any) -> dict[str, Any]:
+    body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x" * 40}, {"prompt": "x" * 80}]}
+    return body | {"capture": {"points": ["resid_post"], "layers": "all"}} | changes
+
+
+def test_an_estimate_names_every_number_and_queues_nothing(service_with: Disk) -> None:
+    service = service_with(GIB)
+    loaded(service)
+    before = service.queue_state()
+    answer = service.client.post("/v1/estimate", json=capture(sampling={"max_tokens": 11}, epochs=3))
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert service.queue_state() == before
+    assert found["object"] == "estimate"
+    assert found["samples"] == 6
+    assert found["hooks"] == [f"resid_post.{i}" for i in range(4)]
+    assert (found["prompt_tokens_mean"], found["prompt_tokens_longest"]) == (15, 20)
+    assert found["bytes_per_token"] == 4 * ROW
+    rows = 25 * 4 * ROW
+    assert rows < found["bytes_per_sample"] < rows + 4096
+    assert found["disk"] == {
+        "needed": 6 * found["bytes_per_sample"],
+        "available": GIB - FLOOR,
+        "fits": True,
+    }
+    assert found["batch_size"] == 16
+    assert found["device"]["available"] == GIB
+    assert found["device"]["needed"] >= 16 * 31 * 1024
+    assert found["host"]["needed"] > found["device"]["needed"], "on a CPU both come from one memory"
+    assert found["weights_bytes"] == 4000
+    assert found["fits"] is True
+    assert any("4 characters" in text for text in found["assumptions"])
+    assert any("max_tokens = 11" in text for text in found["assumptions"])
+
+
+def test_the_prompt_length_can_be_said_or_is_measured(service_with: Disk) -> None:
+    service = service_with(GIB)
+    loaded(service)
+    said = service.client.post("/v1/estimate?prompt_tokens=300", json=capture()).json()
+    assert (said["prompt_tokens_mean"], said["prompt_tokens_longest"]) == (300, 300)
+    assert "300 tokens, as asked for" in said["assumptions"][0]
+    # `finish` stores a prompt of 8 characters that had 3 tokens
+    service.finish(*service.claim(service.submit()))
+    measured = service.client.post("/v1/estimate", json=capture()).json()
+    assert measured["prompt_tokens_longest"] == 30
+    assert "measured on 1 samples" in measured["assumptions"][0]
+
+
+def test_without_capture_the_disk_is_not_needed(service_with: Disk) -> None:
+    service = service_with(0)
+    loaded(service)
+    body = {
+        "kind": "evaluation",
+        "model": "demo",
+        "dataset": {"file_id": service.upload({"question": "q" * 40, "answer": "#### 1"})},
+        "num_fewshot": 0,
+    }
+    found = service.client.post("/v1/estimate", json=body).json()
+    assert found["disk"] == {"needed": 0, "available": 0, "fits": True}
+    assert found["prompt_tokens_longest"] == 10
+    assert found["fits"] is True
+
+
+def test_a_prompt_is_counted_with_what_stands_around_it(service_with: Disk) -> None:
+    service = service_with(GIB)
+    loaded(service)
+    rows = [{"question": "q" * 40, "answer": "a" * 34 + "#### 1"} for _ in range(4)]
+    body = {
+        "kind": "evaluation",
+        "model": "demo",
+        "dataset": {"file_id": service.upload(*rows)},
+        "num_fewshot": 2,
+        "conditions": [{"name": "a"}, {"name": "b", "prefix": "p" * 20, "suffix": "s" * 20}],
+    }
+    found = service.client.post("/v1/estimate", json=body).json()
+    assert found["samples"] == 8
+    assert found["prompt_tokens_longest"] == (40 + 40 + 2 * 80) // 4
+    assert found["prompt_tokens_mean"] == (40 + 20 + 2 * 80) // 4
+
+
+def test_what_is_unknown_is_null_and_refuses_nothing(service_with: Disk) -> None:
+    service = service_with(None)
+    found = service.client.post("/v1/estimate", json=capture()).json()
+    assert (found["bytes_per_token"], found["batch_size"], found["fits"]) == (None, None, None)
+    assert found["disk"] == {"needed": None, "available": None, "fits": None}
+    assert any("no worker has loaded demo yet" in text for text in found["assumptions"])
+    assert service.client.post("/v1/jobs", json=capture()).status_code == 202
+    service.load_model()
+    assert service.client.post("/v1/estimate", json=capture()).json()["fits"] is None
+    assert service.client.post("/v1/jobs", json=capture()).status_code == 202
+
+
+def test_a_dataset_that_only_the_worker_can_read_needs_a_length(service_with: Disk) -> None:
+    service = service_with(GIB)
+    loaded(service)
+    body = {"kind": "evaluation", "model": "demo", "dataset": {"hub": "openai/gsm8k"}, "capture": {}}
+    found = service.client.post("/v1/estimate", json=body).json()
+    assert (found["samples"], found["bytes_per_sample"]) == (None, None)
+    assert any("?prompt_tokens=" in text for text in found["assumptions"])
+    said = service.client.post("/v1/estimate?prompt_tokens=100", json=body).json()
+    assert said["bytes_per_sample"] > 0
+    assert said["disk"]["needed"] is None
+    assert service.client.post("/v1/jobs", json=body).status_code == 202
+
+
+def test_a_job_whose_sessions_cannot_fit_on_the_disk_is_refused(
+    service_with: Disk, problem: "Problem"
+) -> None:
+    service = service_with(FLOOR + 20_000)
+    loaded(service)
+    body = capture(inputs=[{"prompt": "x" * 80}] * 10, sampling={"max_tokens": 100})
+    needed = service.client.post("/v1/estimate?prompt_tokens=10", json=body).json()["disk"]["needed"]
+    assert needed > 10 * 109 * 4 * ROW
+    before = service.queue_state()
+    answer = service.client.post("/v1/jobs", json=body)
+    problem(answer, 422, "insufficient_resources", "/capture", says=f"needed {needed:,} bytes")
+    assert "available 20,000" in answer.text
+    assert service.queue_state() == before
+    smaller = body | {"inputs": [{"prompt": "x" * 80}], "capture": {"layers": [1]}}
+    assert service.client.post("/v1/jobs", json=smaller).status_code == 202
+    off = body | {"capture": {"mode": "off"}}
+    assert service.client.post("/v1/jobs", json=off).status_code == 202
+
+
+def test_a_job_of_which_a_batch_of_one_cannot_fit_is_refused(service_with: Disk, problem: "Problem") -> None:
+    service = service_with(GIB)
+    loaded(service, available=100_000)
+    answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 200}))
+    problem(answer, 422, "insufficient_resources", "/sampling/max_tokens", says="batch of one")
+    assert "available 100,000" in answer.text
+    assert service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 20})).status_code == 202
+    estimate = service.client.post("/v1/estimate", json=capture(sampling={"max_tokens": 200})).json()
+    assert (estimate["batch_size"], estimate["fits"]) == (1, False)
+
+
+def test_the_worker_with_most_room_decides(service_with: Disk) -> None:
+    service = service_with(GIB)
+    loaded(service, available=1000)
+    loaded(service)
+    assert service.client.post("/v1/jobs", json=capture()).status_code == 202
+
+
+def test_mistakes_are_refused_as_at_submission(service_with: Disk, problem: "Problem") -> None:
+    service = service_with(GIB)
+    loaded(service)
+    post = service.client.post
+    problem(post("/v1/estimate", json=capture(model="none")), 422, "model_not_found", "/model")
+    problem(post("/v1/estimate", json=capture(capture={"hooks": ["x"]})), 422, "unknown_hook")
+    problem(post("/v1/estimate", content="{}"), 415)

@@ -1,0 +1,76 @@
+"""`actograph estimate` takes what `jobs submit` takes, and leaves nothing behind."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actograph.cli import jobs
+from actograph.cli.estimate import estimate
+from actograph.cli.main import main
+from actograph.contract.resources import Estimate, Need
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    monkeypatch.setenv("TERM", "dumb")
+    service.estimate = Estimate(
+        model="m",
+        samples=2,
+        hooks=["resid_post.1"],
+        prompt_tokens_mean=10,
+        prompt_tokens_longest=20,
+        generated_tokens=512,
+        bytes_per_token=2048,
+        bytes_per_sample=1_067_000,
+        batch_size=16,
+        disk=Need(needed=2_134_000, available=10**9, fits=True),
+        fits=True,
+        assumptions=["a token is 4 characters long"],
+    )
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_it_has_every_flag_of_submit_but_watch() -> None:
+    submit = set(inspect.signature(jobs.submit).parameters)
+    assert set(inspect.signature(estimate).parameters) == (submit - {"watch"}) | {"prompt_tokens"}
+
+
+def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    code, out, err = run(
+        "estimate", "--model", "m", "--dataset", path, "--layers", "1", "--prompt-tokens", 100
+    )
+    assert (code, err) == (0, "")
+    assert service.uploads == {}
+    assert service.jobs == {}
+    sent = next(seen for seen in service.seen if seen.path == "/v1/estimate")
+    assert sent.query == {"prompt_tokens": "100"}
+    assert json.loads(sent.body)["capture"] == {"layers": [1]}
+    lines = out.splitlines()
+    assert "per token:     2.0 kB" in lines
+    assert "fits:          yes" in lines
+    disk = next(line for line in lines if line.startswith("disk")).split("   ")
+    assert [part.strip() for part in disk if part] == ["disk", "2.1 MB", "1.0 GB", "yes"]
+    assert any(line.split() == ["device", "unknown", "unknown", "unknown"] for line in lines)
+    assert lines[-1] == "- a token is 4 characters long"
+
+
+def test_what_does_not_fit_ends_with_an_error(service: Any, run: Run) -> None:
+    service.estimate = service.estimate.model_copy(update={"fits": False})
+    code, out, _ = run("estimate", "--model", "m", "--prompt", "p", "--format", "json")
+    assert code == 1
+    assert json.loads(out)["fits"] is False

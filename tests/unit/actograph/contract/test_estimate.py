@@ -1,0 +1,108 @@
+"""The arithmetic of a plan, against numbers worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from actograph.contract import estimate
+from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.specs import CaptureSpec
+
+HIDDEN, VOCAB, CONTEXT = 8, 100, 64
+
+
+def structure(**changes: Any) -> ModelStructure:
+    hooks = {
+        "resid_post.0": HookInfo(location="model.layers.0.output", width=HIDDEN, dtype="bfloat16"),
+        "router_logits.0": HookInfo(location="model.layers.0.mlp.gate.output", width=3, dtype="float32"),
+        "logits": HookInfo(location="lm_head.output", width=VOCAB, dtype="bfloat16"),
+    }
+    values: dict[str, Any] = {
+        "model": "demo",
+        "architecture": "X",
+        "num_layers": 1,
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "context_length": CONTEXT,
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "num_parameters": 1000,
+        "chat_template": False,
+        "eos_token_ids": [],
+        "hooks": hooks,
+        "module_locations": [info.location for info in hooks.values()],
+    }
+    return ModelStructure(**values | changes)
+
+
+def budget(**changes: Any) -> estimate.Budget:
+    values = {"device_bytes": 10**6, "host_buffer_bytes": 10**5, "cap": 16, "on_gpu": True} | changes
+    return estimate.Budget(**values)
+
+
+def test_a_row_is_as_wide_as_its_hooks_in_their_dtypes() -> None:
+    hooks = ["resid_post.0", "router_logits.0", "model.layers.0.mlp.up_proj.output"]
+    assert estimate.bytes_per_token(structure(), hooks) == 8 * 2 + 3 * 4 + 8 * 2
+    assert estimate.bytes_per_token(structure(), hooks, "float32") == (8 + 3 + 8) * 4
+
+
+def test_chosen_features_narrow_every_hook() -> None:
+    hooks = ["resid_post.0", "router_logits.0"]
+    first = CaptureSpec.model_validate({"features": {"first": 5}}).features
+    chosen = CaptureSpec.model_validate({"features": {"indices": [2, 0]}}).features
+    assert estimate.bytes_per_token(structure(), hooks, "model", first) == 5 * 2 + 3 * 4
+    assert estimate.bytes_per_token(structure(), hooks, "model", chosen) == 2 * 2 + 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("positions", "rows", "tail"),
+    [("all", 14, 5), ("prompt", 10, 1), ("generated", 4, 4), ("last", 1, 1), ("last_prompt", 1, 1)],
+)
+def test_rows_of_ten_prompt_and_five_generated_tokens(positions: Any, rows: int, tail: int) -> None:
+    capture = CaptureSpec(positions=positions)
+    assert estimate.kept_rows(capture, 10, 5, tail_only=False) == rows
+    assert estimate.kept_rows(capture, 10, 5, tail_only=True) == tail
+
+
+def test_a_session_is_its_rows_and_a_little_more() -> None:
+    def stored(hooks: list[str], **spec: Any) -> int:
+        return estimate.stored_bytes(
+            structure(), hooks, CaptureSpec(**spec), prompt_tokens=100, generated_tokens=11
+        )
+
+    assert stored([]) == 0
+    rows = 110 * HIDDEN * 2
+    assert rows < stored(["resid_post.0"]) < rows + 4096
+    assert stored(["resid_post.0"], dtype="float32") - stored(["resid_post.0"]) == rows
+    # logits have rows for generated tokens alone
+    assert stored(["resid_post.0", "logits"]) - stored(["resid_post.0"]) < 11 * VOCAB * 2 + 512
+
+
+def test_the_cache_stops_at_the_context_length() -> None:
+    def run(max_tokens: int) -> int:
+        return estimate.run_bytes(structure(), 1000, prompt_tokens=10, max_tokens=max_tokens)
+
+    assert run(20) - run(10) == 10 * 1000
+    assert run(CONTEXT - 10) == run(CONTEXT)
+
+
+def batch(own: estimate.Budget, row_bytes: int = 0, prompt: int = 10, limit: int | None = None) -> int:
+    return estimate.batch_size(
+        structure(), 1000, row_bytes, own, prompt_tokens=prompt, max_tokens=10, token_limit=limit
+    )
+
+
+def test_the_batch_follows_from_the_scarcest_resource() -> None:
+    one = estimate.run_bytes(structure(), 1000, prompt_tokens=10, max_tokens=10)
+    assert batch(budget(device_bytes=10**9)) == 16
+    assert batch(budget(device_bytes=int(5.5 * one / estimate.USABLE))) == 5
+    assert batch(budget(device_bytes=0)) == 1
+    assert batch(budget(device_bytes=10**9, host_buffer_bytes=700), row_bytes=10) == 7
+    assert batch(budget(device_bytes=10**9), limit=60) == 3
+
+
+def test_on_a_cpu_the_buffer_comes_out_of_the_same_memory() -> None:
+    one = estimate.run_bytes(structure(), 1000, prompt_tokens=10, max_tokens=10)
+    own = {"device_bytes": int(5.5 * one / estimate.USABLE), "host_buffer_bytes": 2 * one}
+    assert batch(budget(**own)) == 5
+    assert batch(budget(**own, on_gpu=False)) == 3
