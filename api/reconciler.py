@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from api.dependencies import Services
 from storage import jobs, workers
+from storage.queue_state import disk_pause
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Reconciler:
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
         self._swept_at = float("-inf")
         self._failing = False
+        self._paused = False
 
     def start(self) -> None:
         self._thread.start()
@@ -70,7 +72,7 @@ class Reconciler:
         """
         self._expire_workers()
         self._end_jobs()
-        woken = self._wake_jobs()
+        woken = [] if self._is_paused() else self._wake_jobs()
         self._sweep()
         return woken
 
@@ -90,6 +92,16 @@ class Reconciler:
                     jobs.end_if_done(session, job_id)
             except NotFound:
                 continue  # deleted since
+
+    def _is_paused(self) -> bool:
+        """Whether the disk is too full to begin anything; said when it begins and when it ends."""
+        reason = disk_pause(self._services.store, self._services.settings.disk_floor_bytes)
+        if reason is not None and not self._paused:
+            log.warning("the queue is paused: %s", reason)
+        elif reason is None and self._paused:
+            log.warning("the queue goes on: there is space on the disk again")
+        self._paused = reason is not None
+        return self._paused
 
     def _wake_jobs(self) -> list[str]:
         """Wake jobs that nobody runs, and bring idle workers to those that one worker runs alone."""

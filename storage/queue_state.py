@@ -11,7 +11,7 @@ def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
     """Why nothing new may be begun, or None; a store that cannot tell what is free never pauses."""
     if floor_bytes <= 0:
         return None
-    free = store.free_bytes()
+    free = _free_bytes(store)
     if free is None or free >= floor_bytes:
         return None
     return (
@@ -22,5 +22,13 @@ def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
 
 def writable_bytes(store: ArtifactStore, floor_bytes: int) -> int | None:
     """Bytes that jobs may still store before the queue pauses; None where the store cannot tell."""
-    free = store.free_bytes()
+    free = _free_bytes(store)
     return None if free is None else max(0, free - floor_bytes)
+
+
+def _free_bytes(store: ArtifactStore) -> int | None:
+    """A folder that is gone is told by the store's own check, and is no reason to pause."""
+    try:
+        return store.free_bytes()
+    except OSError:
+        return None

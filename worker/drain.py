@@ -22,6 +22,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
 from storage.models import JobRow
+from storage.queue_state import disk_pause
 from storage.sample_expansion import evaluation_samples
 from storage.samples import LeasedSample, SampleResult
 from storage.session_files import session_prefix
@@ -75,7 +76,13 @@ class Drain:
         self._models.engine_for(model)
 
     def run_slice(self, job_id: str) -> None:
-        """Work on a job until it has nothing left, its slice is over, or the worker stops."""
+        """Work on a job until it has nothing left, its slice is over, or the worker stops.
+
+        While the disk is nearly full nothing is begun. The message is gone then, but the job is
+        not: the reconciler wakes it once there is space.
+        """
+        if self._is_paused():
+            return
         with self._database.write() as session:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
@@ -104,7 +111,7 @@ class Drain:
                 jobs.fail(session, job_id, error)
             return False
         deadline = time.monotonic() + self._settings.slice_seconds
-        while True:
+        while not self._is_paused():
             with self._database.write() as session:
                 leases = samples.claim(
                     session,
@@ -122,6 +129,13 @@ class Drain:
                 urgent = jobs.more_urgent_waits(session, job_id, current.priority)
             if urgent or self._stop.is_set() or time.monotonic() > deadline:
                 return True
+        return False
+
+    def _is_paused(self) -> bool:
+        reason = disk_pause(self._store, self._settings.disk_floor_bytes)
+        if reason is not None:
+            logger.warning("nothing new is begun: %s", reason)
+        return reason is not None
 
     def _prepare(self, job_id: str) -> Slice:
         """Load the model if need be, read what the spec names, resolve its hooks.

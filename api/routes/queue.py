@@ -8,6 +8,7 @@ from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import Queue, WorkerStatus
 from api.dependencies import Services, ServicesDep
 from storage import jobs, workers
+from storage.queue_state import disk_pause
 
 router = APIRouter(prefix="/v1/queue", tags=["queue"])
 
@@ -16,9 +17,12 @@ SHOWN_JOBS = 20
 
 @router.get("", operation_id="get_queue", summary="What waits and what runs", response_model=Queue)
 def get_queue(services: ServicesDep) -> Queue:
+    reason = disk_pause(services.store, services.settings.disk_floor_bytes)
     with services.database.read() as session:
         statuses = Counter(row.status for row in workers.find(session))
         return Queue(
+            paused=reason is not None,
+            paused_reason=reason,
             jobs={str(status): count for status, count in jobs.counts(session).items()},
             samples={str(status): count for status, count in jobs.open_samples(session).items()},
             next=list(jobs.queue_positions(session))[:SHOWN_JOBS],
