@@ -1,14 +1,43 @@
-"""When two tensors of a dry forward count as equal."""
+"""When tensors of a dry forward count as equal, and when one counts as the sum of others.
+
+The residual stream of a real model holds single values thousands of times larger than the rest,
+so a tolerance at the scale of a tensor would prove anything. Sums are judged element by element.
+"""
 
 import torch
 
 _ROUNDINGS = 8
 
 
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """The same numbers: one is the other, perhaps in a wider dtype or on another device."""
+    return a.shape == b.shape and torch.equal(a.float(), b.to(a.device).float())
+
+
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal within a few roundings of the coarser dtype, measured at the scale of `b`."""
+    """Equal within a few roundings of the coarser dtype, measured at the scale of `b`.
+
+    For two ways to compute the same thing.
+    """
     if a.shape != b.shape:
         return False
     eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    a, b = a.float(), b.float()
+    a, b = a.float(), b.to(a.device).float()
     return bool((a - b).abs().max() <= _ROUNDINGS * eps * b.abs().max().clamp_min(1e-30))
+
+
+def adds_up(total: torch.Tensor, first: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether `total` is the sum of the terms, element by element, within the rounding of a sum.
+
+    False, too, where `first` alone would pass: such a check shows nothing.
+    """
+    terms = [first, *others]
+    if any(t.shape != total.shape for t in terms):
+        return False
+    eps = max(torch.finfo(t.dtype).eps for t in (total, *terms))
+    wide = [t.to(total.device).double() for t in terms]
+    exact = total.double()
+    allowed = 2 * eps * torch.stack([t.abs() for t in wide]).sum(0)
+    if bool(((wide[0] - exact).abs() <= allowed).all()):
+        return False
+    return bool(((torch.stack(wide).sum(0) - exact).abs() <= allowed).all())

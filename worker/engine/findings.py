@@ -17,3 +17,6 @@ class Findings:
 
     def prove(self, identity: str) -> None:
         self.proofs[identity] = self.proofs.get(identity, 0) + 1
+
+    def lack(self, point: str, layer: int, reason: str) -> None:
+        self.missing[f"{point}.{layer}"] = reason

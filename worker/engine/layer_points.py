@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from worker.engine.comparison import close
+from worker.engine.comparison import adds_up, same
 from worker.engine.dry_forward import Visit
 from worker.engine.findings import Findings
 from worker.engine.locations import place_of
@@ -41,7 +41,7 @@ def _norm_between(
             continue
         if visit.identity != target.identity or f"{path}.input" not in visits:
             continue
-        if source is None or close(visits[f"{path}.input"].value, source.value):
+        if source is None or same(visits[f"{path}.input"].value, source.value):
             return path
     return None
 
@@ -66,16 +66,16 @@ def find_in_layer(
     if attn_out is None or attn_out.value.shape != pre.value.shape:
         attn_out = None
         for point in ("attn_in", "attn_out", "resid_mid"):
-            found.missing[point] = "no attention module that puts out one row per token was found"
+            found.lack(point, layer, "no attention module that puts out one row per token was found")
     if mlp_out is None or mlp_out.value.shape != pre.value.shape:
         mlp_out = None
-        for point in ("mlp_in", "mlp_out"):
-            found.missing[point] = "no MLP module that puts out one row per token was found"
+        for point in ("mlp_in", "mlp_out", "resid_mid"):
+            found.lack(point, layer, "no MLP module that puts out one row per token was found")
     if attn_out is not None:
         found.hooks[f"attn_out.{layer}"] = attn_out.location
         norm = _input_norm(path, attention, pre, visits)
         if norm is None:
-            found.missing["attn_in"] = "no norm stands between the residual stream and attention"
+            found.lack("attn_in", layer, "no norm stands between the residual stream and attention")
         else:
             found.hooks[f"attn_in.{layer}"] = f"{norm}.output"
             found.prove("attn_in is norm(resid_pre) and what attention takes in")
@@ -83,7 +83,7 @@ def find_in_layer(
         found.hooks[f"mlp_out.{layer}"] = mlp_out.location
         norm = _input_norm(path, mlp, None, visits)
         if norm is None:
-            found.missing["mlp_in"] = "no norm stands before the MLP"
+            found.lack("mlp_in", layer, "no norm stands before the MLP")
         else:
             found.hooks[f"mlp_in.{layer}"] = f"{norm}.output"
             found.prove("mlp_in is what the MLP takes in")
@@ -91,8 +91,20 @@ def find_in_layer(
         mid = _resid_mid(
             path, pre=pre, post=post, attn_out=attn_out, mlp_out=mlp_out, visits=visits, found=found
         )
+        beside = f"{mlp}.input" in visits and (
+            _input_norm(path, mlp, pre, visits) is not None or same(visits[f"{mlp}.input"].value, pre.value)
+        )
         if mid is not None:
             found.hooks[f"resid_mid.{layer}"] = mid
+        elif beside and adds_up(post.value, pre.value, attn_out.value, mlp_out.value):
+            found.prove("resid_post == resid_pre + attn_out + mlp_out")
+            found.lack(
+                "resid_mid",
+                layer,
+                "attention and MLP run side by side here, so no stream stands between them",
+            )
+        else:
+            found.lack("resid_mid", layer, "no tensor was found that equals resid_pre + attn_out")
 
 
 def _input_norm(
@@ -139,19 +151,12 @@ def _resid_mid(
     ]
     for kind, delta in attn_deltas.items():
         for visit in inputs:
-            if visit.identity == pre.identity or not close(pre.value + delta, visit.value):
+            if visit.identity == pre.identity or not adds_up(visit.value, pre.value, delta):
                 continue
             found.prove(f"resid_mid == resid_pre + {kind}attn_out")
             for mlp_kind, mlp_delta in mlp_deltas.items():
-                if close(visit.value + mlp_delta, post.value):
+                if adds_up(post.value, visit.value, mlp_delta):
                     found.prove(f"resid_post == resid_mid + {mlp_kind}mlp_out")
                     break
             return visit.location
-    if close(pre.value + attn_out.value + mlp_out.value, post.value):
-        found.prove("resid_post == resid_pre + attn_out + mlp_out")
-        found.missing["resid_mid"] = (
-            "attention and MLP run side by side here, so no stream stands between them"
-        )
-    else:
-        found.missing["resid_mid"] = "no tensor was found that equals resid_pre + attn_out"
     return None

@@ -16,7 +16,7 @@ from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.resources import HookInfo, ModelStructure
 from worker.engine import moe
-from worker.engine.comparison import close
+from worker.engine.comparison import same
 from worker.engine.dry_forward import DryForward, Visit, dry_forward
 from worker.engine.findings import Findings
 from worker.engine.layer_points import find_in_layer
@@ -115,7 +115,7 @@ def _find_stream(
             found.hooks[f"{point}.{layer}"] = location
     for layer in range(layer_count - 1):
         post = visits[found.hooks[f"resid_post.{layer}"]].value
-        if not close(post, visits[found.hooks[f"resid_pre.{layer + 1}"]].value):
+        if not same(post, visits[found.hooks[f"resid_pre.{layer + 1}"]].value):
             raise ModelRefused(
                 f"{model.name}: layer {layer + 1} does not take up what layer {layer} gave; "
                 "this architecture is not supported"
@@ -168,7 +168,7 @@ def _find_ends(
     if f"{embed}.output" not in visits:
         raise ModelRefused(f"{model.name}: the token embedding was not found")
     found.hooks["embed"] = f"{embed}.output"
-    if close(visits[f"{embed}.output"].value, visits[f"{layers_path}.0.input"].value):
+    if same(visits[f"{embed}.output"].value, visits[f"{layers_path}.0.input"].value):
         found.prove("embed == resid_pre.0")
     head_output = visits.get(f"{head}.output")
     if head_output is None:
@@ -178,7 +178,7 @@ def _find_ends(
             f"the head puts out {head_output.width} numbers for a vocabulary of "
             f"{model.text_config.vocab_size}"
         )
-    elif not close(head_output.value, logits):
+    elif not same(head_output.value, logits):
         found.missing["logits"] = (
             f"the model changes the head's output before it returns it as logits; {head}.output is "
             "what the head puts out"
@@ -194,7 +194,7 @@ def _find_ends(
         output = visits.get(f"{path}.output")
         if output is None or output.width != hidden:
             continue
-        if f"{head}.input" in visits and close(output.value, visits[f"{head}.input"].value):
+        if f"{head}.input" in visits and same(output.value, visits[f"{head}.input"].value):
             found.hooks["final_norm"] = output.location
             found.prove("final_norm is norm(last resid_post) and what the head takes in")
             return

@@ -1,0 +1,205 @@
+"""Routers: what is proved of each architecture's, and that a router which is another thing is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
+
+from actograph.contract import hooks as grammar
+from actograph.contract.errors import UnknownHook
+from actograph.contract.specs import SamplingSpec
+from worker.engine.generate import Engine
+
+pytestmark = pytest.mark.integration
+
+EngineFor = Callable[[str], Engine]
+ROUTED = ["mixtral", "olmoe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
+POINTS = ("router_logits", "expert_weights", "expert_indices")
+ROW = "router_logits row t is the router's answer to mlp_in row t"
+TAKEN = "expert_indices and expert_weights are what the experts take in"
+TOP_K = "expert_indices are the top k of router_logits"
+SOFTMAX = "expert_weights are softmax(router_logits) of the chosen experts"
+SIGMOID = "expert_weights are sigmoid(router_logits) of the chosen experts"
+# DeepSeek chooses groups of experts first (V2), with a bias that the logits do not show (V3)
+PROOFS = {
+    "mixtral": {ROW, TAKEN, TOP_K, f"{SOFTMAX}, rescaled"},
+    "olmoe": {ROW, TAKEN, TOP_K, SOFTMAX},
+    "qwen3_moe": {ROW, TAKEN, TOP_K, f"{SOFTMAX}, rescaled"},
+    "deepseek_v2": {ROW, TAKEN, f"{SOFTMAX}, rescaled"},
+    "deepseek_v3": {ROW, TAKEN, f"{SIGMOID}, rescaled"},
+    "gpt_oss": {ROW, TAKEN, TOP_K, f"{SOFTMAX}, rescaled"},
+}
+MakeMoe = Callable[..., Engine]
+
+
+@pytest.fixture
+def tokenizer(engine_for: EngineFor) -> PreTrainedTokenizerBase:
+    return engine_for("llama").model.tokenizer
+
+
+@pytest.fixture
+def make_moe(architectures: Any, random_engine_of: Any, tokenizer: PreTrainedTokenizerBase) -> MakeMoe:
+    def make(name: str = "qwen3_moe", **changes: Any) -> Engine:
+        config = architectures[name].config()
+        config.update(changes)
+        engine: Engine = random_engine_of(config, tokenizer, name)
+        return engine
+
+    return make
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_what_is_proved(name: str, engine_for: EngineFor, architectures: Any) -> None:
+    structure = engine_for(name).structure
+    layers = architectures[name].router_layers
+    proofs = {p.rpartition(" (")[0]: p.rpartition(" (")[2] for p in structure.proofs}
+    found = {p for p in proofs if "router" in p or "expert" in p}
+    assert found == PROOFS[name]
+    assert {proofs[p] for p in found} == {f"{len(layers)} checked)"}
+    chosen_from, chosen = (8, 3) if name.startswith("deepseek") else (7, 2)
+    assert (structure.num_experts, structure.experts_per_token) == (chosen_from, chosen)
+    for layer in layers:
+        infos = [structure.hooks[f"{point}.{layer}"] for point in POINTS]
+        assert [(i.width, i.dtype) for i in infos] == [
+            (chosen_from, "float32"), (chosen, "float32"), (chosen, "int64"),
+        ]  # fmt: skip
+
+
+def test_dense_models_have_no_experts(engine_for: EngineFor) -> None:
+    structure = engine_for("llama").structure
+    assert (structure.num_experts, structure.experts_per_token) == (None, None)
+    for point in POINTS:
+        assert structure.unavailable[point] == "not a mixture-of-experts model"
+
+
+def test_points_of_the_layers_that_have_a_router(engine_for: EngineFor) -> None:
+    structure = engine_for("deepseek_v3").structure
+    assert grammar.expand(["router_logits"], "all", [], structure) == ["router_logits.1", "router_logits.2"]
+    assert grammar.expand(["expert_indices"], "0:2", [], structure) == ["expert_indices.1"]
+    assert grammar.expand(["router_logits"], None, [], structure) == ["router_logits.1", "router_logits.2"]
+    reason = "this layer's MLP is a DeepseekV3MLP, which has no router"
+    for points, layers, hooks in (
+        (["router_logits"], [0, 1], []),
+        (["router_logits"], "0:1", []),
+        ([], None, ["router_logits.0"]),
+    ):
+        with pytest.raises(UnknownHook, match=f"router_logits.0: {reason}"):
+            grammar.expand(points, layers, hooks, structure)
+    location = "model.layers[1].mlp.gate.output[2]"
+    assert grammar.resolve(location, structure) == "expert_indices.1"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_numbers_of_experts_are_never_made_into_fractions(
+    dtype: Any, engine_for: EngineFor, keeping_sink: Any, requests_for: Any
+) -> None:
+    engine = engine_for("olmoe")
+    hooks = ["resid_post.1", *(f"{point}.1" for point in POINTS)]
+    kept, converted = keeping_sink(), keeping_sink()
+    request = requests_for(engine, ["The cat sat"])
+    engine.generate(request, sampling=SamplingSpec(max_tokens=5), hooks=hooks, sink=kept)
+    engine.generate(request, sampling=SamplingSpec(max_tokens=5), hooks=hooks, sink=converted, dtype=dtype)
+    assert converted.rows(0, "expert_indices.1").dtype == torch.int64
+    assert torch.equal(converted.rows(0, "expert_indices.1"), kept.rows(0, "expert_indices.1"))
+    for hook in hooks[:3]:
+        assert converted.rows(0, hook).dtype == getattr(torch, dtype)
+        assert torch.equal(converted.rows(0, hook), kept.rows(0, hook).to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v2", "gpt_oss"])
+def test_modules_below_the_router_by_their_path(
+    name: str, engine_for: EngineFor, keeping_sink: Any, requests_for: Any
+) -> None:
+    """Flattened tensors [batch * tokens, width] are rows of their tokens, whatever the padding."""
+    engine = engine_for(name)
+    hooks = ["model.layers.1.mlp.experts.input", "model.layers.1.mlp.experts.output"]
+    assert set(hooks) <= set(engine.structure.module_locations)
+    sink = keeping_sink()
+    made = engine.generate(
+        requests_for(engine, ["The cat sat on the mat", "a", "Tom has"]),
+        sampling=SamplingSpec(max_tokens=6),
+        hooks=hooks,
+        sink=sink,
+    )
+    for i, generation in enumerate(made):
+        seen: list[torch.Tensor] = []
+        experts = engine.model.hf.get_submodule("model.layers.1.mlp.experts")
+        handle = experts.register_forward_hook(lambda _m, args, out, seen=seen: seen.extend([args[0], out]))
+        ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
+        try:
+            with torch.inference_mode():
+                engine.model.hf(input_ids=ids, use_cache=False)
+        finally:
+            handle.remove()
+        for hook, expected in zip(hooks, seen, strict=True):
+            assert torch.allclose(sink.rows(i, hook), expected.reshape(ids.shape[1], -1), atol=1e-3), hook
+
+
+def test_where_every_expert_is_chosen_logits_and_weights_are_not_mixed_up(make_moe: MakeMoe) -> None:
+    structure = make_moe("mixtral", num_local_experts=2).structure
+    assert structure.num_experts == structure.experts_per_token == 2
+    assert structure.hooks["router_logits.0"].location == "model.layers.0.mlp.gate.output"
+    assert structure.hooks["expert_weights.0"].location == "model.layers.0.mlp.gate.output.1"
+    assert TOP_K in {p.rpartition(" (")[0] for p in structure.proofs}
+
+
+def test_a_router_that_reads_the_tokens_in_another_order_is_refused(
+    make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
+        turned = hidden_states.transpose(0, 1)  # token by token, not sequence by sequence
+        flat = turned.reshape(-1, hidden_states.shape[-1])
+        _, weights, indices = self.gate(flat)
+        return self.experts(flat, indices, weights).reshape(turned.shape).transpose(0, 1)
+
+    monkeypatch.setattr(Qwen3MoeSparseMoeBlock, "forward", forward)
+    structure = make_moe().structure
+    for point in POINTS:
+        assert f"{point}.0" not in structure.hooks
+    assert structure.num_experts is None
+    # the flattened rows are no view of [batch, tokens, width], so nothing is claimed of them
+    assert not [m for m in structure.module_locations if m.startswith("model.layers.0.mlp.gate.")]
+
+
+def test_a_router_that_looks_at_its_neighbours_is_refused(
+    make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: Any = Qwen3MoeTopKRouter.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
+        return plain(self, hidden_states + hidden_states.roll(1, 0))
+
+    monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
+    structure = make_moe().structure
+    assert "one row of scores per token" in structure.unavailable["router_logits"]
+    assert structure.hooks["mlp_out.0"].location == "model.layers.0.mlp.output"
+
+
+def test_choices_that_do_not_reach_the_experts_are_refused(
+    make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
+        flat = hidden_states.view(-1, hidden_states.shape[-1])
+        _, weights, indices = self.gate(flat)
+        return self.experts(flat, (indices + 1) % 7, weights).reshape(hidden_states.shape)
+
+    monkeypatch.setattr(Qwen3MoeSparseMoeBlock, "forward", forward)
+    structure = make_moe().structure
+    assert "router_logits.0" in structure.hooks
+    assert "no module was seen to take in" in structure.unavailable["expert_indices"]
+    assert "no module was seen to take in" in structure.unavailable["expert_weights"]
+
+
+def test_ids_that_name_no_experts_are_refused(make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Any = Qwen3MoeTopKRouter.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
+        logits, weights, indices = plain(self, hidden_states)
+        return logits, weights, torch.zeros_like(indices)
+
+    monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
+    structure = make_moe().structure
+    assert "do not name 2 of 7 experts" in structure.unavailable["expert_indices"]
