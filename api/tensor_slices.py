@@ -13,6 +13,7 @@ from storage.session_reader import SessionReader, TensorSlice
 Format = Literal["safetensors", "npy", "json"]
 
 TOKEN_IDS = "token_ids"
+ROW_POSITIONS = "row_positions"
 #: a JSON number takes about 20 bytes
 MAX_JSON_VALUES = 1 << 18
 #: an answer is held in memory
@@ -33,23 +34,30 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
     hook = hooks.canonical(name) or name
     if hook not in reader.manifest.tensors and name in reader.manifest.tensors:
         hook = name
-    if hook == TOKEN_IDS:
-        count, row_values, itemsize, first_row = reader.manifest.num_tokens, 1, 8, 0
+    numbers = _numbers(reader, hook)
+    tokens: list[int] | None = None
+    if numbers is not None:
+        count, row_values, itemsize, first_row = len(numbers), 1, 8, 0
     else:
         info = reader.tensor_info(hook)
         count, row_values, first_row = info.shape[0], info.shape[1], info.first_row
         itemsize = tensor_files.itemsize(info.dtype)
     start, stop = _parse_rows(rows, count)
     _check_size(stop - start, row_values, itemsize, form)
-    if hook == TOKEN_IDS:
-        piece = _token_ids(reader, start, stop)
+    first = first_row + start
+    if numbers is not None:
+        raw = b"".join(i.to_bytes(8, "little", signed=True) for i in numbers[start:stop])
+        piece = TensorSlice("I64", (stop - start, 1), raw)
         shape: tuple[int, ...] = (stop - start,)
     else:
         piece = reader.rows(hook, start, stop)
         shape = piece.shape
-    about = {"X-Tensor-Dtype": piece.dtype, "X-Tensor-First-Row": str(first_row + start)}
+        if info.position_offset is not None:
+            tokens = list(reader.tokens_of_rows(hook)[start:stop])
+            first = next(iter(tokens), first_row)
+    about = {"X-Tensor-Dtype": piece.dtype, "X-Tensor-First-Row": str(first)}
     if form == "safetensors":
-        metadata = {"format": "pt", "session_id": reader.session_id, "first_row": str(first_row + start)}
+        metadata = {"format": "pt", "session_id": reader.session_id, "first_row": str(first)}
         data = tensor_files.encode_tensors({hook: (piece.dtype, shape, piece.data)}, metadata)
         return Response(data, headers=about, media_type="application/octet-stream")
     if piece.dtype.startswith("F8"):
@@ -63,7 +71,8 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
         "hook": hook,
         "dtype": piece.dtype,
         "shape": list(shape),
-        "first_row": first_row + start,
+        "first_row": first,
+        "tokens": tokens,
         "data": tensor_files.json_rows(array),
     }
     return JSONResponse(body, headers=about)
@@ -99,7 +108,8 @@ def _check_size(rows: int, row_values: int, itemsize: int, form: Format) -> None
         )
 
 
-def _token_ids(reader: SessionReader, start: int, stop: int) -> TensorSlice:
-    ids = reader.token_ids()[start:stop]
-    data = b"".join(i.to_bytes(8, "little", signed=True) for i in ids)
-    return TensorSlice("I64", (len(ids), 1), data)
+def _numbers(reader: SessionReader, name: str) -> list[int] | None:
+    """The tensors that are numbers about the rows and not rows; None for every other name."""
+    if name == TOKEN_IDS:
+        return reader.token_ids()
+    return reader.row_positions() if name == ROW_POSITIONS else None

@@ -26,11 +26,15 @@ class TensorPart(ManifestPart):
 
 
 class StoredTensor(ManifestPart):
-    """One hook's tensor; row i is token `first_row + i`. `parts` and `nbytes` are set on write."""
+    """One hook's tensor. `parts` and `nbytes` are set on write."""
 
     shape: tuple[int, int] = Field(description="[rows, width]")
     dtype: str = Field(description="safetensors name: F32, BF16, F16 ...")
-    first_row: int = 0
+    first_row: int = Field(0, description="The token of row 0.")
+    position_offset: int | None = Field(
+        None,
+        description="null: row i is token first_row + i; else token row_positions[position_offset + i].",
+    )
     nbytes: int = 0
     parts: list[TensorPart] = Field(default_factory=list)
 
@@ -93,6 +97,9 @@ class SessionManifest(ManifestPart):
     created_at: int = Field(description="Unix seconds, UTC.")
     tensors: dict[str, StoredTensor]
     token_ids: TensorPart | None = Field(None, description="Where the P + G token ids are; set on write.")
+    row_positions: TensorPart | None = Field(
+        None, description="Where the tokens of chosen rows are; null where all rows are consecutive."
+    )
     files: list[SessionFile] = Field(default_factory=list, description="All but the manifest; set on write.")
 
     @property

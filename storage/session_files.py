@@ -1,9 +1,10 @@
 """Session files: what was captured for one sample, as safetensors beside a manifest.
 
-A session of one shard is `activations.safetensors`: one tensor per hook, `[rows, width]`, and
-`token_ids`. A longer one is split along its rows into `activations-00001-of-0000N.safetensors`, each
-tensor named `<hook>[start:stop]` after its rows, with the index JSON that readers of sharded models on
-the Hugging Face Hub expect; `token_ids` is in the last shard. `manifest.json` is written last.
+A session of one shard is `activations.safetensors`: one tensor per hook, `[rows, width]`, `token_ids`,
+and `row_positions` where rows were chosen token by token. A longer one is split along its rows into
+`activations-00001-of-0000N.safetensors`, each tensor named `<hook>[start:stop]` after its rows, with the
+index JSON that readers of sharded models on the Hugging Face Hub expect; the numbers are in the last
+shard. `manifest.json` is written last.
 """
 
 import json
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -25,7 +27,7 @@ from actograph.contract.resources import SessionFile
 from storage.artifacts.store import ArtifactStore
 from storage.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, TensorPart
 from storage.session_reader import SessionReader, TensorSlice
-from storage.shard_file import TOKEN_IDS, Block, SealedShard, ShardFile
+from storage.shard_file import ROW_POSITIONS, TOKEN_IDS, Block, SealedShard, ShardFile
 
 __all__ = ["SessionReader", "SessionWriter", "TensorRows", "TensorSlice", "session_prefix"]
 
@@ -35,10 +37,10 @@ INDEX_FILE = "activations.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class TensorRows:
-    """Rows [first_row, first_row + shape[0]) of one hook, as they lie in memory.
+    """Rows of one hook, as they lie in memory: tokens [first_row, first_row + shape[0]), or `tokens`.
 
     `data` is any C-contiguous buffer of exactly rows x width elements; bfloat16 as its raw 16 bits.
-    `first_row` counts the sample's tokens.
+    `first_row` counts the sample's tokens; `tokens` names the token of every row, ascending.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TensorRows:
     shape: tuple[int, int]
     first_row: int
     data: Buffer | NDArray[Any]
+    tokens: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class _Hook:
     dtype: str
     width: int
     first_row: int
+    tokens: list[int] | None  # of every row, where they are named
     rows: int = 0
 
 
@@ -112,11 +116,17 @@ class SessionWriter:
                 self._seal(sharded=True)
                 self._current = ShardFile(self._stage, f"shard-{len(self._sealed)}", blocks)
 
-    def finish(self, manifest: SessionManifest, token_ids: Sequence[int]) -> list[SessionFile]:
+    def finish(
+        self,
+        manifest: SessionManifest,
+        token_ids: Sequence[int],
+        row_positions: Sequence[int] | None = None,
+    ) -> list[SessionFile]:
         """Check what came against `manifest`, write the rest and commit.
 
         `manifest.tensors` states what must have come: per hook shape, dtype and first_row. The places and
-        sizes are filled in here; the result is in `self.manifest`.
+        sizes are filled in here; the result is in `self.manifest`. `row_positions` are the tokens that
+        the tensors' `position_offset` points into.
 
         Returns: every file of the session, the manifest last.
 
@@ -126,22 +136,30 @@ class SessionWriter:
         """
         with self._lock, self._discarding():
             ids = self._checked_token_ids(manifest, token_ids)
-            self._check_against(manifest)
+            self._check_against(manifest, row_positions)
+            numbers = {TOKEN_IDS: ids}
+            if row_positions is not None:
+                numbers[ROW_POSITIONS] = np.array(row_positions, dtype="<i8")
             if self._current is None:  # no hook has any row
                 self._current = ShardFile(self._stage, "shard-0", [])
             empty = [Block(name, h.dtype, (0, h.width), 0) for name, h in self._hooks.items() if not h.rows]
             about = _file_metadata(manifest)
-            self._seal(sharded=bool(self._sealed), metadata=about, token_ids=ids, empty=empty)
+            self._seal(sharded=bool(self._sealed), metadata=about, numbers=numbers, empty=empty)
             files, parts = self._name_shards()
             tensors = {hook: t.placed(parts[hook]) for hook, t in manifest.tensors.items()}
             if len(files) > 1:
-                total = sum(t.nbytes for t in tensors.values()) + ids.nbytes
+                total = sum(t.nbytes for t in tensors.values()) + sum(n.nbytes for n in numbers.values())
                 weight_map = {p.name: p.file for placed in parts.values() for p in placed}
                 index = {"metadata": {"total_size": total, **about}, "weight_map": weight_map}
                 text = json.dumps(index, indent=1, ensure_ascii=False) + "\n"
                 files.append(self._write_text(INDEX_FILE, text))
             self.manifest = manifest.model_copy(
-                update={"tensors": tensors, "token_ids": parts[TOKEN_IDS][0], "files": list(files)}
+                update={
+                    "tensors": tensors,
+                    "token_ids": parts[TOKEN_IDS][0],
+                    "row_positions": parts[ROW_POSITIONS][0] if ROW_POSITIONS in numbers else None,
+                    "files": list(files),
+                }
             )
             files.append(self._write_text(MANIFEST_NAME, self.manifest.encode()))
             self._stage.commit(last=[MANIFEST_NAME])
@@ -179,13 +197,18 @@ class SessionWriter:
     def _advance(self, tensor: TensorRows) -> int:
         """Count the rows in; where they begin within the session's tensor."""
         name, (rows, width) = tensor.name, tensor.shape
-        hook = self._hooks.setdefault(name, _Hook(tensor.dtype, width, tensor.first_row))
+        chosen: list[int] | None = None if tensor.tokens is None else []
+        hook = self._hooks.setdefault(name, _Hook(tensor.dtype, width, tensor.first_row, chosen))
         if (tensor.dtype, width) != (hook.dtype, hook.width):
             raise CaptureFailed(
                 f"{name}: {hook.dtype} of width {hook.width} became {tensor.dtype} of width {width}"
             )
         start = hook.rows
-        if tensor.first_row != hook.first_row + start:
+        if (tensor.tokens is None) != (hook.tokens is None):
+            raise CaptureFailed(f"{name}: some rows name their tokens and some do not")
+        if tensor.tokens is not None and hook.tokens is not None:
+            hook.tokens.extend(tensor.tokens)
+        elif tensor.first_row != hook.first_row + start:
             raise CaptureFailed(
                 f"{name}: rows from {tensor.first_row} on came where {hook.first_row + start} was next"
             )
@@ -205,7 +228,7 @@ class SessionWriter:
             raise CaptureFailed("a token id is negative")
         return ids
 
-    def _check_against(self, manifest: SessionManifest) -> None:
+    def _check_against(self, manifest: SessionManifest, row_positions: Sequence[int] | None) -> None:
         if not manifest.tensors:
             raise CaptureFailed("the manifest names no tensors: nothing was to be captured")
         unexpected = self._hooks.keys() - manifest.tensors.keys()
@@ -225,7 +248,15 @@ class SessionWriter:
                 raise CaptureFailed(
                     f"{name}: the first row is {hook.first_row}, {expected.first_row} was expected"
                 )
-            if hook.rows and hook.first_row + hook.rows > ran:
+            if (hook.tokens is None) != (expected.position_offset is None):
+                raise CaptureFailed(f"{name}: the manifest does not say where the tokens of its rows are")
+            if expected.position_offset is not None:
+                due = (row_positions or [])[expected.position_offset :][: hook.rows]
+                if list(due) != hook.tokens or not all(a < b for a, b in pairwise(due)):
+                    raise CaptureFailed(f"{name}: the rows that came belong to other tokens than were due")
+                if due and due[-1] >= ran:
+                    raise CaptureFailed(f"{name}: a row of token {due[-1]}, but the model ran {ran} tokens")
+            elif hook.rows and hook.first_row + hook.rows > ran:
                 raise CaptureFailed(
                     f"{name}: rows up to {hook.first_row + hook.rows}, but the model ran {ran} tokens"
                 )
@@ -235,7 +266,7 @@ class SessionWriter:
         *,
         sharded: bool,
         metadata: Mapping[str, str] | None = None,
-        token_ids: NDArray[np.int64] | None = None,
+        numbers: Mapping[str, NDArray[np.int64]] | None = None,
         empty: Sequence[Block] = (),
     ) -> None:
         """Complete the shard in hand; now it is known whether it is the only one, and whether the last."""
@@ -243,7 +274,7 @@ class SessionWriter:
             about = {"format": "pt", "schema_version": str(FORMAT_VERSION), "session_id": self.session_id}
             self._sealed.append(
                 self._current.seal(
-                    sharded=sharded, metadata=about | dict(metadata or {}), token_ids=token_ids, empty=empty
+                    sharded=sharded, metadata=about | dict(metadata or {}), numbers=numbers or {}, empty=empty
                 )
             )
             self._current = None
@@ -271,10 +302,16 @@ class SessionWriter:
 def _checked_bytes(tensor: TensorRows) -> memoryview:
     """The tensor's bytes, after everything about it that can be checked alone."""
     name, (rows, width) = tensor.name, tensor.shape
-    if not name or name.startswith("__") or name == TOKEN_IDS or name.endswith("]"):
+    if not name or name.startswith("__") or name in (TOKEN_IDS, ROW_POSITIONS) or name.endswith("]"):
         raise CaptureFailed(f"{name!r} cannot be the name of a stored tensor")
     if tensor.dtype not in tensor_files.NUMPY_DTYPES:
         raise CaptureFailed(f"{name}: dtype {tensor.dtype!r} cannot be stored")
+    if tensor.tokens is not None and (
+        len(tensor.tokens) != rows or tensor.tokens[:1] not in ((), (tensor.first_row,))
+    ):
+        raise CaptureFailed(
+            f"{name}: {rows} rows from {tensor.first_row} on name {len(tensor.tokens)} tokens"
+        )
     if rows < 0 or width < 1 or tensor.first_row < 0:
         raise CaptureFailed(f"{name}: shape {tensor.shape} from row {tensor.first_row} is impossible")
     view = memoryview(cast(Buffer, tensor.data))

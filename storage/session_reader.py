@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,8 +82,22 @@ class SessionReader:
     def tensor_info(self, hook: str) -> TensorInfo:
         stored = self._stored(hook)
         return TensorInfo(
-            shape=list(stored.shape), dtype=stored.dtype, first_row=stored.first_row, nbytes=stored.nbytes
+            shape=list(stored.shape),
+            dtype=stored.dtype,
+            first_row=stored.first_row,
+            position_offset=stored.position_offset,
+            nbytes=stored.nbytes,
         )
+
+    def tokens_of_rows(self, hook: str) -> Sequence[int]:
+        """The token of every row of a hook's tensor, ascending."""
+        stored = self._stored(hook)
+        if stored.position_offset is None:
+            return range(stored.first_row, stored.first_row + stored.shape[0])
+        tokens = self.row_positions()[stored.position_offset :][: stored.shape[0]]
+        if len(tokens) != stored.shape[0]:
+            raise StoreDamaged(f"{hook}: row_positions does not name the tokens of all its rows")
+        return tokens
 
     def rows(self, hook: str, start: int, stop: int) -> TensorSlice:
         """Rows [start, stop) of a hook's tensor; row 0 is token `first_row`.
@@ -108,10 +122,23 @@ class SessionReader:
         part = self.manifest.token_ids
         if part is None:
             raise StoreDamaged(f"the manifest of session {self.session_id} does not place its token ids")
-        count = self.manifest.num_tokens
+        return self._numbers(part, self.manifest.num_tokens)
+
+    def row_positions(self) -> list[int]:
+        """The tokens of rows that were chosen one by one, which tensors' `position_offset` points into.
+
+        Raises:
+            NotFound: the session's rows are consecutive; `first_row` alone tells their tokens.
+        """
+        part = self.manifest.row_positions
+        if part is None:
+            raise NotFound(f"session {self.session_id} has no row_positions: its rows are consecutive tokens")
+        return self._numbers(part, part.stop - part.start)
+
+    def _numbers(self, part: TensorPart, count: int) -> list[int]:
         data = self._read(part, (count,), "I64", 0, count)
-        ids: list[int] = tensor_files.raw_array("I64", (count,), data).tolist()
-        return ids
+        numbers: list[int] = tensor_files.raw_array("I64", (count,), data).tolist()
+        return numbers
 
     def verify(self) -> None:
         """Read every file once and compare size, sha256 and header with the manifest.
@@ -153,6 +180,7 @@ class SessionReader:
                 self._read(part, (part.stop - part.start, width), stored.dtype, 0, 0)
             if end != rows:
                 raise StoreDamaged(f"{hook}: {end} of {rows} rows are stored")
+            self.tokens_of_rows(hook)
         self.token_ids()
 
     def _stored(self, hook: str) -> StoredTensor:

@@ -21,6 +21,7 @@ from storage.artifacts.store import StagedPrefix
 from storage.manifest import TensorPart
 
 TOKEN_IDS = "token_ids"
+ROW_POSITIONS = "row_positions"
 _METADATA_ROOM = 768  # bytes; a longer header costs a copy of the file
 _MANY_TOKENS = 10**9
 _NO_ROWS = memoryview(b"")
@@ -62,7 +63,8 @@ class ShardFile:
         blocks = sorted(blocks, key=lambda block: tensor_files.itemsize(block.dtype))
         self._data_bytes = sum(len(block.data) for block in blocks)
         entries = [(b.name(sharded=True), b.dtype, b.shape) for b in blocks]
-        longest = tensor_files.encode_header([*entries, (TOKEN_IDS, "I64", (_MANY_TOKENS,))])
+        numbers = [(name, "I64", (_MANY_TOKENS,)) for name in (TOKEN_IDS, ROW_POSITIONS)]
+        longest = tensor_files.encode_header([*entries, *numbers])
         self._data_start = self._aligned(len(longest) + _METADATA_ROOM)
         self._file = stage.create(name)
         try:
@@ -85,10 +87,10 @@ class ShardFile:
         *,
         sharded: bool,
         metadata: Mapping[str, str],
-        token_ids: NDArray[np.int64] | None,
+        numbers: Mapping[str, NDArray[np.int64]],
         empty: Iterable[Block],
     ) -> SealedShard:
-        """Write `token_ids` behind the rows, then the header, and hash the file.
+        """Write `numbers` (token ids and such, by name) behind the rows, then the header; hash the file.
 
         `sharded` names each tensor after its rows; `empty` are tensors without any.
         """
@@ -100,13 +102,13 @@ class ShardFile:
             b.hook: TensorPart(file=self._name, name=entry[0], start=b.start, stop=b.stop)
             for b, entry in zip(blocks, entries, strict=True)
         }
-        if token_ids is not None:
-            entries.append((TOKEN_IDS, "I64", token_ids.shape))
-            parts[TOKEN_IDS] = TensorPart(file=self._name, name=TOKEN_IDS, start=0, stop=len(token_ids))
+        for name, values in numbers.items():
+            entries.append((name, "I64", values.shape))
+            parts[name] = TensorPart(file=self._name, name=name, start=0, stop=len(values))
         with self._file as file:
-            if token_ids is not None:
-                file.seek(self._data_start + self._data_bytes)
-                file.write(token_ids.astype("<i8").tobytes())
+            file.seek(self._data_start + self._data_bytes)
+            for values in numbers.values():
+                file.write(values.astype("<i8").tobytes())
             header = tensor_files.encode_header(entries, metadata, at_least=self._data_start)
             if len(header) <= self._data_start:
                 file.seek(0)

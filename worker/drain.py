@@ -35,6 +35,7 @@ from worker.recording import Provenance
 from worker.runners.capture import CaptureRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
+from worker.segments import Markup
 from worker.stop_signal import StopSignal
 from worker.unit import Outcome, UnitRunner
 
@@ -186,6 +187,7 @@ class Drain:
             capture=capture,
             hooks=names,
             sampling=runner.sampling,
+            markup=Markup(engine.model.tokenizer),
         )
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> None:

@@ -12,16 +12,18 @@ import torch
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed
-from actograph.contract.hooks import point_of
 from actograph.contract.row_selection import FirstFeatures
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.ids import new_session_id
-from storage.manifest import Segment, SessionManifest, StoredTensor, Turn
+from storage.manifest import SessionManifest, StoredTensor, Turn
 from storage.samples import LeasedSample
 from storage.session_files import SessionWriter, TensorRows
 from storage.sessions import NewSession
-from worker.engine.requests import Generation, RowChunk, RowShaping
+from worker import row_choice
+from worker.engine.requests import Generation, Positions, RowChunk, RowShaping
+from worker.row_choice import due_tokens
+from worker.segments import Markup, segments
 
 #: safetensors names
 DTYPE_NAMES = {
@@ -45,14 +47,23 @@ class Provenance:
     capture: CaptureSpec
     hooks: Sequence[str]
     sampling: SamplingSpec
+    markup: Markup
+
+    @property
+    def positions(self) -> Positions:
+        """What the engine is told; "all" where a chooser says more."""
+        return row_choice.named(self.capture.positions)
 
     @property
     def shaping(self) -> RowShaping:
         """What the engine makes of the rows before they leave the device."""
         features = self.capture.features
+        columns: slice | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
-            return RowShaping(columns=slice(features.first))
-        return RowShaping(columns=None if features is None else tuple(features.indices))
+            columns = slice(features.first)
+        elif features is not None:
+            columns = tuple(features.indices)
+        return RowShaping(columns=columns, chooser=row_choice.chooser(self.capture.positions, self.markup))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +145,9 @@ class UnitRecorder:
         if writer is None:
             return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
         try:
-            manifest = self._manifest(index, generation, writer.session_id)
-            files = writer.finish(manifest, [*generation.prompt_ids, *generation.generated_ids])
+            manifest, positions = self._manifest(index, generation, writer.session_id)
+            ids = [*generation.prompt_ids, *generation.generated_ids]
+            files = writer.finish(manifest, ids, positions)
         except ActographError as error:
             self.reset(index)
             return error
@@ -149,6 +161,7 @@ class UnitRecorder:
                     shape=list(tensor.shape),
                     dtype=tensor.dtype,
                     first_row=tensor.first_row,
+                    position_offset=tensor.position_offset,
                     nbytes=tensor.nbytes,
                 )
                 for name, tensor in stored.tensors.items()
@@ -156,18 +169,32 @@ class UnitRecorder:
             files=files,
         )
 
-    def _manifest(self, index: int, generation: Generation, session_id: str) -> SessionManifest:
+    def _manifest(
+        self, index: int, generation: Generation, session_id: str
+    ) -> tuple[SessionManifest, list[int] | None]:
+        """What must have been stored, and the tokens of rows that are not consecutive."""
         sample, origin = self._samples[index], self._provenance
         prompt, total = len(generation.prompt_ids), len(generation.prompt_ids) + len(generation.generated_ids)
+        named = segments(origin.markup, generation.prompt_ids, generation.generated_ids)
+        due = {
+            hook: due_tokens(hook, origin.capture.positions, prompt, total - prompt, named)
+            for hook in origin.hooks
+        }
+        # the tokens of a hook that lacks the first ones (logits) are the last of what the others have
+        longest = max(due.values(), key=len)
         tensors = {}
-        for hook in origin.hooks:
-            first, stop = expected_rows(hook, origin.capture.positions, prompt, len(generation.generated_ids))
+        for hook, tokens in due.items():
             if hook not in self._widths[index]:
                 raise CaptureFailed(f"{hook}: no rows were captured")
             width, dtype = self._widths[index][hook]
-            tensors[hook] = StoredTensor(shape=(stop - first, width), dtype=dtype, first_row=first)
+            tensors[hook] = StoredTensor(
+                shape=(len(tokens), width),
+                dtype=dtype,
+                first_row=tokens.start if isinstance(tokens, range) else next(iter(tokens), 0),
+                position_offset=None if isinstance(tokens, range) else len(longest) - len(tokens),
+            )
         reason = generation.finish_reason
-        return SessionManifest(
+        manifest = SessionManifest(
             session_id=session_id,
             job_id=sample.job_id,
             sample_id=sample.id,
@@ -184,10 +211,7 @@ class UnitRecorder:
             prompt_tokens=prompt,
             generated_tokens=total - prompt,
             turns=[Turn(role="assistant", start=0, stop=total, prompt_tokens=prompt)],
-            segments=[
-                Segment(name="prompt", start=0, stop=prompt),
-                Segment(name="completion", start=prompt, stop=total),
-            ],
+            segments=named,
             sampling=origin.sampling.model_dump(mode="json"),
             seed=sample.seed,
             finish_reason=reason if reason in ("stop", "length") else None,
@@ -195,24 +219,7 @@ class UnitRecorder:
             created_at=int(time.time()),
             tensors=tensors,
         )
-
-
-def expected_rows(hook: str, positions: str, prompt: int, generated: int) -> tuple[int, int]:
-    """Rows [first, stop) that a hook must have for a sample of so many tokens.
-
-    Counted apart from the engine, so that what it delivered can be checked against it.
-    """
-    first, stop = (prompt - 1 if point_of(hook) == "logits" else 0), prompt + generated - 1
-    match positions:
-        case "prompt":
-            stop = prompt
-        case "generated":
-            first = prompt
-        case "last":
-            first = stop - 1
-        case "last_prompt":
-            first, stop = prompt - 1, prompt
-    return first, max(first, stop)
+        return manifest, None if isinstance(longest, range) else longest
 
 
 @cache
@@ -227,7 +234,8 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
         # the sum of finite values may overflow, so this is only a reason to look
         bad = (~torch.isfinite(tensor)).any(dim=1).nonzero()
         if bad.numel():
-            row = chunk.first_row + int(bad[0])
+            place = int(bad[0])
+            row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]
             raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
     return TensorRows(
         name=hook,
@@ -235,11 +243,14 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
         shape=(tensor.shape[0], tensor.shape[1]),
         first_row=chunk.first_row,
         data=_bytes_of(tensor),
+        tokens=chunk.tokens,
     )
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's memory without a copy; numpy knows no bfloat16, so bytes are what is shown."""
+    if not tensor.numel():
+        return memoryview(b"")  # an empty array's memory cannot be cast
     array: Any = tensor.contiguous().view(torch.uint8).numpy()
     return memoryview(array).cast("B")
 

@@ -137,7 +137,7 @@ class UnitRunner:
                 requests,
                 sampling=self._runner.sampling,
                 hooks=origin.hooks if origin else (),
-                positions=origin.capture.positions if origin else "all",
+                positions=origin.positions if origin else "all",
                 dtype=origin.capture.dtype if origin else "model",
                 shaping=origin.shaping if origin else RowShaping(),
                 sink=recorder,

@@ -21,6 +21,7 @@ from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.tensor_files import Array, ReadAt, TensorEntry
 
 TOKEN_IDS = "token_ids"
+ROW_POSITIONS = "row_positions"
 
 
 class LocalFile:
@@ -166,11 +167,22 @@ class SessionTensors(Mapping[str, LazyTensor]):
         if TOKEN_IDS not in self._tensors:
             raise StoreDamaged("no file holds token_ids: the last shard is missing")
         self._token_ids = self._tensors.pop(TOKEN_IDS)
+        self._row_positions = self._tensors.pop(ROW_POSITIONS, None)
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
         """`[P + G]`: the prompt's and the generated token ids."""
         return self._token_ids.read(0, len(self._token_ids))
+
+    @property
+    def row_positions(self) -> NDArray[np.int64] | None:
+        """The tokens of rows that were chosen one by one; None where every tensor's are consecutive.
+
+        The rows of a tensor are the last `len(tensor)` of these tokens.
+        """
+        if self._row_positions is None:
+            return None
+        return self._row_positions.read(0, len(self._row_positions))
 
     def __getitem__(self, hook: str) -> LazyTensor:
         return self._tensors[hook]

@@ -1,8 +1,8 @@
-"""Which columns of captured rows are kept: the parts of a capture spec that select."""
+"""Which rows and columns are kept: the parts of a capture spec that select."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 
 class _Sent(BaseModel):
@@ -22,10 +22,36 @@ class ChosenFeatures(_Sent):
 
     @field_validator("indices")
     @classmethod
-    def _distinct(cls, value: list[int]) -> list[int]:
+    def _no_repeats(cls, value: list[int]) -> list[int]:
         if len(set(value)) != len(value):
             raise ValueError("indices must differ")
         return value
 
 
 Features = FirstFeatures | ChosenFeatures
+
+
+Segment = Literal["prompt", "think", "answer", "tool_call", "tool_result"]
+
+
+class Stride(_Sent):
+    """Tokens 0, k, 2k, ... of prompt and generation, counted from the first token of the prompt."""
+
+    stride: int = Field(ge=1, le=10_000_000)
+
+
+def _distinct(value: list[int]) -> list[int]:
+    if len(set(value)) != len(value):
+        raise ValueError("positions must differ")
+    return value
+
+
+#: token numbers from the first token of the prompt; -1 is the last token of the prompt, -2 the one before
+Tokens = Annotated[
+    list[Annotated[int, Field(ge=-10_000_000, le=10_000_000, strict=True)]],
+    Field(min_length=1, max_length=100_000),
+    AfterValidator(_distinct),
+]
+Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
+NamedRows = Literal["all", "prompt", "generated", "last", "last_prompt"]
+Positions = NamedRows | Segment | Stride | Tokens | Segments

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.row_selection import Features
+from actograph.contract.row_selection import Features, Positions
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -58,7 +58,11 @@ class CaptureSpec(Spec):
     hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=list, max_length=10_000, description="Hook names, or any accepted alias of one."
     )
-    positions: Literal["all", "prompt", "generated", "last", "last_prompt"] = "all"
+    positions: Positions = Field(
+        "all",
+        description="Tokens whose rows are kept: a name, one segment or several, {stride: k}, or token "
+        "numbers (negative ones count from the end of the prompt).",
+    )
     features: Features | None = Field(
         None, description="Columns to keep of every hook, such as {first: 50} or {indices: [3, 700]}."
     )

@@ -195,7 +195,7 @@ def get_session_tensor(
     ] = None,
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
-    """`hook` is a hook name or an alias of one, or `token_ids`. Only the rows' bytes are read."""
+    """`hook` is a tensor or an alias of one, `token_ids` or `row_positions`. Only its rows are read."""
     return answer(_reader(services, session_id), hook, rows, form)
 
 

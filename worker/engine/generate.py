@@ -221,6 +221,8 @@ class Engine:
             positions=plan.positions,
             dtype=plan.dtype,
             shaping=plan.shaping,
+            prompt_ids=[r.prompt_ids for r in chosen],
+            generated_ids=tracker.tokens,
             options=plan.options,
             sink=plan.sink,
             ended_at=tracker.ended_at,

@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -41,10 +41,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Consecutive rows of one hook: `tensor[i]` belongs to token `first_row + i`."""
+    """Rows of one hook: `tensor[i]` belongs to token `first_row + i`, or to `tokens[i]` where given."""
 
     first_row: int
     tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
+    tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
 
 
 class RowSink(Protocol):
@@ -69,9 +70,26 @@ class RowSink(Protocol):
         ...
 
 
+class RowChooser(Protocol):
+    """Chooses tokens whose rows are kept, knowing only what came before each of them."""
+
+    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """Rows of the prompt to keep, ascending."""
+        ...
+
+    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
+        """A judge for one sample: whether to keep row `row`, whose token is `token_id`.
+
+        It is asked once for every generated token that is run, in their order.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShaping:
     """What is made of captured rows before they leave the device; the default leaves them as they are."""
+
+    chooser: RowChooser | None = None  # instead of `positions`, for rows that need not be consecutive
 
     columns: slice | tuple[int, ...] | None = None  # features to keep; None keeps all
 
@@ -85,3 +103,4 @@ class BufferOptions:
     device_buffer_bytes: int = 64 << 20  # decode steps held back before they are moved together
     max_block_steps: int = 64  # the same, in steps
     queue_blocks: int = 4  # blocks on their way to the writer before decoding waits
+    wait_for_copies: bool = False  # the model goes on only when rows have left the device

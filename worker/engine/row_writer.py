@@ -8,6 +8,7 @@ from queue import Empty, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.chosen_rows import ChosenRows
 from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class RowWriter:
         prompts: tuple[int, ...],
         indices: Sequence[int],
         positions: Positions,
+        chosen: ChosenRows | None = None,
         dtype: torch.dtype | None,
         options: BufferOptions,
         sink: RowSink,
@@ -126,6 +128,9 @@ class RowWriter:
         self._prompts = prompts
         self._indices = tuple(indices)
         self._positions = positions
+        self._chosen = chosen
+        # the row after those of the prompt; rows are numbered by token, or by choice where there is one
+        self._after_prompt = prompts if chosen is None else chosen.in_prompt
         self._dtype = dtype
         self._options = options
         self._sink = sink
@@ -230,7 +235,7 @@ class RowWriter:
                 first = strip.first_rows[sample]
                 prompt = strip.tensor.shape[1] - strip.starts[sample]
             else:
-                first = self._next_row[sample][point] or self._prompts[sample]
+                first = self._next_row[sample][point] or self._after_prompt[sample]
                 prompt = 0
             if prompt + decoded:
                 key = _Held(first, prompt, decoded, width, dtype, group_of.get(point, -1))
@@ -257,11 +262,17 @@ class RowWriter:
             if len(hooks) > len(points):  # hooks that name the same tensor get copies of their own
                 rows = rows[[place for place, _ in hooks]]
             for i, (_, hook) in enumerate(hooks):
-                chunk[hook] = RowChunk(low, rows[i])
+                chunk[hook] = self._chunk(sample, low, rows[i])
             for p in points:
                 self._next_row[sample][p] = high
                 self._delivered[sample][p] += high - low
         return chunk
+
+    def _chunk(self, sample: int, row: int, rows: torch.Tensor) -> RowChunk:
+        if self._chosen is None:
+            return RowChunk(row, rows)
+        tokens = tuple(self._chosen.tokens[sample][row : row + rows.shape[0]])
+        return RowChunk(tokens[0], rows, tokens)
 
     def _copy_blocks(
         self, sample: int, points: Sequence[int], held: _Held, out: torch.Tensor, low: int
@@ -292,14 +303,17 @@ class RowWriter:
             empty: dict[str, RowChunk] = {}
             for point, (width, dtype) in enumerate(self.shapes):
                 rows = expected_rows(self._positions, self._prompts[sample], tokens, self.tail_only[point])
-                if self._delivered[sample][point] != len(rows) and sample not in self.errors:
+                due, nothing = len(rows), RowChunk(rows.start, torch.empty(0, width, dtype=dtype))
+                if self._chosen is not None:
+                    due = self._chosen.due(sample, tail_only=self.tail_only[point])
+                    nothing = RowChunk(0, nothing.tensor, ())
+                if self._delivered[sample][point] != due and sample not in self.errors:
                     self.errors[sample] = CaptureFailed(
                         f"{self._points[point].hooks[0]}: {self._delivered[sample][point]} rows were "
-                        f"captured where {len(rows)} were due"
+                        f"captured where {due} were due"
                     )
-                if not rows:
-                    for hook in self._points[point].hooks:
-                        empty[hook] = RowChunk(rows.start, torch.empty(0, width, dtype=dtype))
+                if not due:
+                    empty |= dict.fromkeys(self._points[point].hooks, nothing)
             self._write(sample, empty)
 
 

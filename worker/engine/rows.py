@@ -19,6 +19,7 @@ from queue import Full, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.columns import Columns
 from worker.engine.requests import BufferOptions, Positions, RowShaping, RowSink
 from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
@@ -38,6 +39,7 @@ class RowStream:
         dtype: to store numbers with a fraction in; None keeps what the model computed.
         shaping: what is made of the rows before they leave the device.
         ended_at: live view of the tokens after which each sample ended, None while it runs.
+        prompt_ids, generated_ids: per sample, the latter a live view; for a chooser alone.
         should_stop: polled while decoding has to wait for the writer.
 
     Raises (from any method): what made the writer fail, if it did.
@@ -56,6 +58,8 @@ class RowStream:
         sink: RowSink,
         ended_at: Sequence[int | None],
         shaping: RowShaping = _AS_COMPUTED,
+        prompt_ids: Sequence[Sequence[int]] = (),
+        generated_ids: Sequence[Sequence[int]] = (),
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._points = tuple(points)
@@ -64,6 +68,9 @@ class RowStream:
         self._positions = positions
         self._dtype = dtype
         self._columns = Columns(shaping.columns)
+        self._chosen = (
+            ChosenRows(shaping.chooser, prompt_ids, generated_ids) if shaping.chooser is not None else None
+        )
         self._options = options
         self._ended_at = ended_at
         self._should_stop = should_stop
@@ -71,6 +78,7 @@ class RowStream:
         self._groups: list[list[int]] = []  # points of equal width and dtype
         self._reshape = False
         self._pending: list[list[torch.Tensor]] = []
+        self._pending_kept: list[tuple[bool, ...]] = []  # with a chooser: which samples keep the step
         self._steps = 0  # decode steps taken
         self._block_steps = 0
         self._latest: list[torch.Tensor] = []  # positions="last": the newest step
@@ -83,6 +91,7 @@ class RowStream:
             prompts=self._prompts,
             indices=indices,
             positions=positions,
+            chosen=self._chosen,
             dtype=dtype,
             options=options,
             sink=sink,
@@ -117,6 +126,9 @@ class RowStream:
         width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
         self._writer.tail_only.append(tail_only)
         self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
+        if self._chosen is not None:
+            self._prefill_chosen(point, tensor)
+            return
         if self._positions == "generated":
             return
         if self._positions in ("last", "last_prompt"):
@@ -133,11 +145,23 @@ class RowStream:
         host, ready = self._to_host(tensor)
         self._put(Strip(point, host, starts, first, ready))
 
+    def _prefill_chosen(self, point: int, tensor: torch.Tensor) -> None:
+        assert self._chosen is not None
+        found = self._chosen.of_prompt(self._columns.of(tensor))
+        if found.tensor.shape[1]:
+            host, ready = self._to_host(found.tensor)
+            self._put(Strip(point, host, found.starts, found.first_rows, ready))
+
     def decode(self, values: list[torch.Tensor]) -> None:
         """Hand over one step: a tensor [batch, 1, ...] per point."""
         if not self._block_steps:
             self._begin_decode(values)
         self._steps += 1
+        if self._chosen is not None:
+            kept = self._chosen.judge(self._steps - 1, self._ended_at)
+            if not any(kept):
+                return
+            self._pending_kept.append(kept)
         if self._keep_decode:
             self._pending.append(values)
             if len(self._pending) >= self._block_steps:
@@ -182,6 +206,7 @@ class RowStream:
                 continue
             self._thread.join()
         self._pending.clear()
+        self._pending_kept.clear()
         self._latest.clear()
         self._last.clear()
         self._writer.clear()
@@ -204,11 +229,15 @@ class RowStream:
     def _flush(self) -> None:
         """Move the pending steps on as one block."""
         pending, self._pending = self._pending, []
+        kept, self._pending_kept = self._pending_kept, []
         steps = len(pending)
-        first = self._steps - steps  # the step that gave row prompt + first
-        counts = tuple(
-            steps if end is None else min(steps, max(0, end - 1 - first)) for end in self._ended_at
-        )
+        if self._chosen is not None:
+            counts = tuple(map(sum, zip(*kept, strict=True)))
+        else:
+            first = self._steps - steps  # the step that gave row prompt + first
+            counts = tuple(
+                steps if end is None else min(steps, max(0, end - 1 - first)) for end in self._ended_at
+            )
         if not any(counts):
             return
         parts: list[torch.Tensor | list[torch.Tensor]] = []
@@ -218,12 +247,15 @@ class RowStream:
             tensors = [values[i] for i in group for values in pending]
             if self._reshape:
                 tensors = [t.reshape(t.shape[0], 1, -1) for t in tensors]
-            if tensors[0].is_cuda or not self._columns.all:
-                host, ready = self._to_host(self._columns.of(torch.cat(tensors, dim=1)))
+            if tensors[0].is_cuda or not self._columns.all or self._chosen is not None:
+                block = self._columns.of(torch.cat(tensors, dim=1))
+                if self._chosen is not None:
+                    block = gather_steps(block, len(group), kept)
+                host, ready = self._to_host(block)
                 parts.append(host)
             else:
                 parts.append(tensors)
-        self._put(Block(steps, counts, tuple(parts), ready))
+        self._put(Block(max(counts) if self._chosen is not None else steps, counts, tuple(parts), ready))
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself."""
@@ -240,7 +272,10 @@ class RowStream:
             host.copy_(tensor, non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(stream)
-        tensor.record_stream(stream)
+        if self._options.wait_for_copies:
+            ready.synchronize()  # so that the allocator may use the tensor's memory at once
+        else:
+            tensor.record_stream(stream)
         return host, ready
 
     def _keep_last(self, values: list[torch.Tensor]) -> None:

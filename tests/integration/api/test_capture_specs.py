@@ -14,7 +14,17 @@ def job(**capture: Any) -> dict[str, Any]:
     return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}], "capture": capture}
 
 
-@pytest.mark.parametrize("capture", [{"features": {"first": 8}}, {"features": {"indices": [7, 0]}}])
+@pytest.mark.parametrize(
+    "capture",
+    [
+        {"features": {"first": 8}},
+        {"features": {"indices": [7, 0]}},
+        {"positions": {"stride": 4}},
+        {"positions": [0, -1, 700]},
+        {"positions": "think"},
+        {"positions": ["prompt", "answer", "tool_result"]},
+    ],
+)
 def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, Any]) -> None:
     service.load_model()
     answer = service.client.post("/v1/jobs", json=job(**capture))
@@ -33,6 +43,13 @@ def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, 
         ({"features": {"last": 3}}, "/capture/features/last"),
         ({"features": {"first": 9}}, "/capture/features"),
         ({"features": {"indices": [8]}}, "/capture/features"),
+        ({"positions": "somewhere"}, "/capture/positions"),
+        ({"positions": []}, "/capture/positions"),
+        ({"positions": ["prompt", 3]}, "/capture/positions/0"),
+        ({"positions": [1, 1]}, "/capture/positions"),
+        ({"positions": [True]}, "/capture/positions/0"),
+        ({"positions": {"stride": 0}}, "/capture/positions/stride"),
+        ({"positions": {"every": 4}}, "/capture/positions/every"),
     ],
 )
 def test_a_wrong_choice_is_refused_by_its_field(

@@ -17,13 +17,15 @@ from storage.samples import LeasedSample
 from storage.session_files import SessionReader
 from worker.engine.generate import Engine
 from worker.engine.model import load_model
-from worker.engine.requests import Generation, GenerationRequest
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest
 from worker.recording import Provenance, Recorded, UnitRecorder
+from worker.segments import Markup
 
 pytestmark = pytest.mark.integration
 
 PROMPTS = ("Tom has 34 books and Mia has 57 books. How many do they have in total?", "The cat", "12+13?")
 SAMPLING = SamplingSpec(max_tokens=20)
+SMALL_BLOCKS = BufferOptions(max_block_steps=5)
 POINTS = ["embed", "resid_post.1", "mlp_in.0", "logits"]
 
 
@@ -59,12 +61,14 @@ def engine(shared: Path) -> Engine:
 def capture(engine: Engine, tmp_path: Path) -> Capture:
     """Run a capture spec over `PROMPTS` in one batch and store it."""
 
-    def run(*, texts: tuple[str, ...] = PROMPTS, **fields: Any) -> Captured:
+    def run(
+        *, texts: tuple[str, ...] = PROMPTS, options: BufferOptions = SMALL_BLOCKS, **fields: Any
+    ) -> Captured:
         spec = CaptureSpec.model_validate({"hooks": POINTS} | fields)
         names = grammar.expand(spec.points, spec.layers, spec.hooks, engine.structure)
         origin = Provenance(
             structure=engine.structure, tokenizer_sha256="t", template_sha256=None, capture=spec,
-            hooks=names, sampling=SAMPLING,
+            hooks=names, sampling=SAMPLING, markup=Markup(engine.model.tokenizer),
         )  # fmt: skip
         leases = [
             LeasedSample(
@@ -83,10 +87,11 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
             requests,
             sampling=SAMPLING,
             hooks=names,
-            positions=spec.positions,
+            positions=origin.positions,
             dtype=spec.dtype,
             shaping=origin.shaping,
             sink=recorder,
+            options=options,
         )
         outcomes = recorder.finish(dict(enumerate(generations)))
         return Captured(store, generations, [outcomes[i] for i in range(len(texts))])
@@ -114,3 +119,82 @@ def test_a_feature_that_a_raw_module_lacks_fails_the_batch_with_its_width(
     location = next(name for name in engine.structure.module_locations if name.endswith("k_proj.output"))
     with pytest.raises(CaptureFailed, match=rf"{location} has \d+ features .*feature 4999"):
         capture(hooks=[location], features={"first": 5000})
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        {"stride": 1},
+        {"stride": 4},
+        {"stride": 1000},
+        [0, -1, 2],
+        [5, 11],
+        "answer",
+        ["prompt"],
+        ["prompt", "answer"],
+    ],
+)
+@pytest.mark.parametrize("options", [SMALL_BLOCKS, BufferOptions(), BufferOptions(host_buffer_bytes=4000)])
+def test_chosen_rows_are_those_rows_of_all(capture: Capture, positions: Any, options: BufferOptions) -> None:
+    whole, part = capture(), capture(positions=positions, options=options)
+    assert [g.generated_ids for g in part.generations] == [g.generated_ids for g in whole.generations]
+    for sample, generation in enumerate(part.generations):
+        reader, prompt = part.reader(sample), len(generation.prompt_ids)
+        reader.verify()
+        ran = range(prompt + len(generation.generated_ids) - 1)
+        match positions:
+            case {"stride": k}:
+                want = [t for t in ran if t % k == 0]
+            case [int(), *_]:
+                want = sorted({t % prompt if t < 0 else t for t in positions})
+            case "answer":
+                want = list(ran[prompt:])
+            case ["prompt"]:
+                want = list(ran[:prompt])
+            case _:
+                want = list(ran)
+        for hook in POINTS:
+            low = prompt - 1 if hook == "logits" else 0
+            tokens = [t for t in want if t >= low]
+            assert list(reader.tokens_of_rows(hook)) == tokens
+            got, every = part.tensor(sample, hook), whole.tensor(sample, hook)
+            assert torch.equal(got, every[[t - low for t in tokens]]), hook
+        assert reader.row_positions() == want
+
+
+def test_columns_dtype_and_rows_are_chosen_together(capture: Capture) -> None:
+    whole = capture()
+    part = capture(positions={"stride": 3}, features={"indices": [9, 1]}, dtype="float16")
+    for sample in range(len(PROMPTS)):
+        for hook in ("embed", "resid_post.1"):
+            got = part.tensor(sample, hook)
+            assert got.dtype == torch.float16
+            assert torch.equal(got, whole.tensor(sample, hook)[::3][:, [9, 1]].half())
+
+
+def test_thoughts_are_told_from_answers_and_only_they_are_kept(engine: Engine, capture: Capture) -> None:
+    texts = ("12+13?<think>\n", "The cat")
+    whole, part = capture(texts=texts), capture(texts=texts, positions="think")
+    segments = [[s.name for s in whole.reader(i).manifest.segments] for i in range(2)]
+    assert segments[0][:2] == ["prompt", "think"]
+    assert segments[1] == ["prompt", "answer"]
+    for sample in range(2):
+        generation, manifest = whole.generations[sample], part.reader(sample).manifest
+        ran = len(generation.prompt_ids) + len(generation.generated_ids) - 1
+        want = [t for s in manifest.segments if s.name == "think" for t in range(s.start, min(s.stop, ran))]
+        assert list(part.reader(sample).tokens_of_rows("embed")) == want
+        assert torch.equal(part.tensor(sample, "embed"), whole.tensor(sample, "embed")[want])
+    assert part.reader(1).tensor_info("embed").shape == [0, engine.structure.hidden_size]
+
+
+def test_a_token_beyond_the_end_fails_its_sample_and_no_other(capture: Capture) -> None:
+    shortest = min(PROMPTS, key=len)
+    done = capture(texts=(PROMPTS[0], shortest), positions=[0, len(PROMPTS[0]) // 2])
+    reached = [len(g.prompt_ids) + len(g.generated_ids) - 1 > len(PROMPTS[0]) // 2 for g in done.generations]
+    assert reached == [True, False]
+    done.reader(0).verify()
+    failed = done.outcomes[1]
+    assert isinstance(failed, CaptureFailed)
+    assert f"token {len(PROMPTS[0]) // 2}" in failed.message
+    assert next(iter(done.store.list_prefixes("sessions"))).prefix.endswith(done.reader(0).session_id)
+    assert len(list(done.store.list_prefixes("sessions"))) == 1

@@ -1,7 +1,7 @@
-"""What a sample's rows must be, counted apart from the engine, and values that are refused."""
+"""From chunks of rows to a stored session, and values that are refused."""
 
-import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,39 +13,8 @@ from storage.artifacts.store import open_store
 from storage.samples import LeasedSample
 from storage.session_files import SessionReader
 from worker.engine.requests import Generation, RowChunk
-from worker.recording import Provenance, Recorded, UnitRecorder, expected_rows
-
-
-@pytest.mark.parametrize(
-    ("hook", "positions", "rows"),
-    [
-        ("resid_post.3", "all", (0, 14)),
-        ("resid_post.3", "prompt", (0, 10)),
-        ("resid_post.3", "generated", (10, 14)),
-        ("resid_post.3", "last", (13, 14)),
-        ("resid_post.3", "last_prompt", (9, 10)),
-        ("logits", "all", (9, 14)),
-        ("logits", "prompt", (9, 10)),
-        ("logits", "generated", (10, 14)),
-        ("logits", "last_prompt", (9, 10)),
-    ],
-)
-def test_rows_of_ten_prompt_and_five_generated_tokens(
-    hook: str, positions: str, rows: tuple[int, int]
-) -> None:
-    assert expected_rows(hook, positions, prompt=10, generated=5) == rows
-
-
-def test_it_agrees_with_the_engine_everywhere() -> None:
-    from worker.engine.row_writer import expected_rows as of_engine
-
-    positions = ("all", "prompt", "generated", "last", "last_prompt")
-    for where, prompt, generated in itertools.product(positions, (1, 2, 7), (1, 2, 5)):
-        for hook, tail in (("resid_post.0", False), ("logits", True)):
-            due = of_engine(where, prompt, generated, tail)  # type: ignore[arg-type]
-            first, stop = expected_rows(hook, where, prompt, generated)
-            assert stop - first == len(due)
-            assert not due or first == due.start
+from worker.recording import Provenance, Recorded, UnitRecorder
+from worker.segments import Markup
 
 
 def structure() -> resources.ModelStructure:
@@ -56,14 +25,24 @@ def structure() -> resources.ModelStructure:
     )  # fmt: skip
 
 
-def recorder(tmp_path: Path, hooks: list[str]) -> UnitRecorder:
+class NoMarks:
+    """A tokenizer of which only the marks are asked: it spells them with two unknown tokens."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [3, 4]
+
+    def decode(self, ids: list[int], **_: bool) -> str:
+        return "x" * len(ids)
+
+
+def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> UnitRecorder:
     sample = LeasedSample(
         id="smp_" + "1" * 32, job_id="job_" + "1" * 32, sample_index=3, condition="baseline", epoch=0,
         input={}, seed=5, token=1,
     )  # fmt: skip
     origin = Provenance(
-        structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(),
-        hooks=hooks, sampling=SamplingSpec(),
+        structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),
+        hooks=hooks, sampling=SamplingSpec(), markup=Markup(NoMarks()),  # type: ignore[arg-type]
     )  # fmt: skip
     return UnitRecorder(open_store((tmp_path / "store").as_uri()), [sample], origin)
 
@@ -125,3 +104,44 @@ def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
     outcome = unit.finish({0: GENERATION})[0]
     assert isinstance(outcome, Recorded)
     assert outcome.tensors["resid_post.0"].shape == [3, 4]
+
+
+def test_chosen_rows_are_stored_with_their_tokens(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0", "logits"], positions={"stride": 2})
+    rows = torch.arange(8.0).view(2, 4)
+    unit.write(0, {"resid_post.0": RowChunk(0, rows[:1], (0,))})
+    unit.write(0, {"resid_post.0": RowChunk(2, rows[1:], (2,)), "logits": RowChunk(2, rows[1:], (2,))})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, Recorded), outcome
+    reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
+    reader.verify()
+    assert reader.row_positions() == [0, 2]
+    assert (reader.tokens_of_rows("resid_post.0"), reader.tokens_of_rows("logits")) == ([0, 2], [2])
+    assert outcome.tensors["logits"].position_offset == 1
+    assert outcome.tensors["logits"].first_row == 2
+
+
+@pytest.mark.parametrize("tokens", [(0, 1), (0, 3)])
+def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, tokens: tuple[int, int]) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
+    unit.write(0, {"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, CaptureFailed)
+    assert "other tokens" in outcome.message
+
+
+def test_a_token_that_the_sample_lacks_fails_it_with_the_number_of_its_tokens(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"], positions=[0, 3])
+    unit.write(0, {"resid_post.0": RowChunk(0, torch.zeros(1, 4), (0,))})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, CaptureFailed)
+    assert "token 3" in outcome.message and "ran 3 (0 to 2)" in outcome.message
+
+
+def test_a_hook_without_rows_is_stored_empty(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"], positions="generated")
+    unit.write(0, {"resid_post.0": RowChunk(2, torch.zeros(0, 4))})
+    one = Generation(key="k", prompt_ids=(5, 6), generated_ids=(1,), finish_reason="stop")
+    outcome = unit.finish({0: one})[0]
+    assert isinstance(outcome, Recorded), outcome
+    assert outcome.tensors["resid_post.0"].shape == [0, 4]

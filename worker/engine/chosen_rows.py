@@ -1,0 +1,99 @@
+"""Rows that a chooser picks out of a batch, gathered on the device.
+
+Chosen rows are counted per sample: its first chosen row is number 0, whatever its token. The row
+path counts in these numbers, and `tokens` leads back from them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from worker.engine.requests import RowChooser
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Chosen rows of the whole batch, [batch, rows, width]: sample b has `tensor[b, starts[b]:]`."""
+
+    tensor: torch.Tensor
+    starts: tuple[int, ...]
+    first_rows: tuple[int, ...]  # number of the row at starts[b]
+
+
+class ChosenRows:
+    """The choice for one batch.
+
+    Args:
+        prompt_ids: of each sample.
+        generated: live view of the ids that each sample has generated.
+
+    Attributes:
+        tokens: the tokens of the rows chosen so far, per sample; it only ever grows.
+    """
+
+    def __init__(
+        self,
+        chooser: RowChooser,
+        prompt_ids: Sequence[Sequence[int]],
+        generated: Sequence[Sequence[int]],
+    ) -> None:
+        self._prompts = [len(ids) for ids in prompt_ids]
+        self._generated = generated
+        self._judges = [chooser.of_generation(ids) for ids in prompt_ids]
+        self.tokens: list[list[int]] = [list(chooser.of_prompt(ids)) for ids in prompt_ids]
+        self.in_prompt = tuple(len(tokens) for tokens in self.tokens)
+        self._indices: dict[int, tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]] = {}
+
+    def of_prompt(self, tensor: torch.Tensor) -> Gathered:
+        """The chosen rows of the prompts, whose last tokens `tensor` [batch, tokens, width] holds."""
+        count = tensor.shape[1]
+        if count not in self._indices:
+            places = [
+                [row - prompt + count for row in tokens[:chosen] if row >= prompt - count]
+                for prompt, tokens, chosen in zip(self._prompts, self.tokens, self.in_prompt, strict=True)
+            ]
+            most = max(len(p) for p in places)
+            starts = tuple(most - len(p) for p in places)
+            index = torch.tensor([[0] * (most - len(p)) + p for p in places], dtype=torch.long)
+            firsts = tuple(chosen - len(p) for chosen, p in zip(self.in_prompt, places, strict=True))
+            self._indices[count] = (index.to(tensor.device), starts, firsts)
+        index, starts, firsts = self._indices[count]
+        sample = torch.arange(tensor.shape[0], device=tensor.device)
+        return Gathered(tensor[sample[:, None], index], starts, firsts)
+
+    def judge(self, step: int, ended_at: Sequence[int | None]) -> tuple[bool, ...]:
+        """Which samples keep their row of decode step `step`; call once per step, in order."""
+        kept = []
+        for sample, end in enumerate(ended_at):
+            row = self._prompts[sample] + step
+            runs = end is None or step < end - 1
+            keep = runs and self._judges[sample](row, self._generated[sample][step])
+            if keep:
+                self.tokens[sample].append(row)
+            kept.append(keep)
+        return tuple(kept)
+
+    def due(self, sample: int, *, tail_only: bool) -> int:
+        """Rows that the sample must have, of a point that exists from the last prompt token on or of any."""
+        if not tail_only:
+            return len(self.tokens[sample])
+        return sum(row >= self._prompts[sample] - 1 for row in self.tokens[sample])
+
+
+def gather_steps(block: torch.Tensor, points: int, kept: Sequence[Sequence[bool]]) -> torch.Tensor:
+    """[batch, points * steps, width] without the steps that a sample does not keep.
+
+    Returns: [batch, points * most, width], `most` being the steps of the sample that keeps most; the
+    rows of a sample that keeps fewer come first, and what follows them is meaningless.
+    """
+    per_sample = [[step for step, keeps in enumerate(kept) if keeps[b]] for b in range(block.shape[0])]
+    most = max(len(steps) for steps in per_sample)
+    batch, _, width = block.shape
+    if all(len(steps) == len(kept) for steps in per_sample):
+        return block
+    index = torch.tensor([steps + [0] * (most - len(steps)) for steps in per_sample], device=block.device)
+    rows = block.view(batch, points, len(kept), width)
+    sample = torch.arange(batch, device=block.device)[:, None, None]
+    point = torch.arange(points, device=block.device)[None, :, None]
+    return rows[sample, point, index[:, None, :]].reshape(batch, points * most, width)

@@ -1,0 +1,118 @@
+"""Which part of a generation a token belongs to: thought, answer, or a tool call.
+
+Qwen3, DeepSeek-R1 and others mark a thought with `<think>` and `</think>` and a call with
+`<tool_call>` and `</tool_call>`, as tokens of their own. Where a tokenizer spells a mark with
+several tokens, the token that completes its text counts as the mark.
+
+A token is judged by what came before it alone, so that rows can be chosen while they are made:
+a mark belongs to the segment that it opens or closes; a thought that is never closed lasts to the
+end; a closing mark without an opening one is part of the answer. A prompt that ends in an opening
+mark (a template that starts the thought) leaves the generation inside that segment.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from transformers import PreTrainedTokenizerBase
+
+from storage.manifest import Segment
+
+ANSWER = "answer"
+_NAMES = ("think", "tool_call")
+
+
+class Markup:
+    """How a tokenizer spells the marks of segments."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        texts = {f"<{name}>": (name, True) for name in _NAMES}
+        texts |= {f"</{name}>": (name, False) for name in _NAMES}
+        #: token id -> (segment, whether it opens)
+        self._tokens: dict[int, tuple[str, bool]] = {}
+        #: the same for marks that take several tokens, by their text
+        self._texts: dict[str, tuple[str, bool]] = {}
+        for text, mark in texts.items():
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) == 1 and self._decode(ids).strip() == text:
+                self._tokens[ids[0]] = mark
+            else:
+                self._texts[text] = mark
+        # every token carries at least one byte
+        self._window = max((len(text) for text in self._texts), default=0) + 4
+        self._may_end: dict[int, bool] = {}
+
+    def mark(self, ids: Sequence[int]) -> tuple[str, bool] | None:
+        """The mark that the last of these tokens is or completes: (segment, whether it opens)."""
+        found = self._tokens.get(ids[-1])
+        if found is not None or not self._texts or not self._has_bracket(ids[-1]):
+            return found
+        tail = ids[-self._window :]
+        now, before = self._decode(tail), self._decode(tail[:-1])
+        completed = [t for t in self._texts if now.count(t) > before.count(t)]
+        return self._texts[max(completed, key=now.rfind)] if completed else None
+
+    def open_at_end(self, prompt_ids: Sequence[int]) -> str | None:
+        """The segment that a prompt leaves open: it ends in the opening mark, or white space after it."""
+        tail = list(prompt_ids[-self._window - 8 :])
+        while tail:
+            found = self.mark(tail)
+            if found is not None:
+                return found[0] if found[1] else None
+            if self._decode(tail[-1:]).strip():
+                return None
+            tail.pop()
+        return None
+
+    def _has_bracket(self, token: int) -> bool:
+        known = self._may_end.get(token)
+        if known is None:
+            known = self._may_end[token] = ">" in self._decode([token])
+        return known
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+
+class SegmentFollower:
+    """Names the segment of each generated token of one sample, in their order."""
+
+    def __init__(self, markup: Markup, prompt_ids: Sequence[int]) -> None:
+        self._markup = markup
+        self._ids: list[int] = []
+        self._open = [markup.open_at_end(prompt_ids) or ANSWER]
+
+    def next(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        mark = self._markup.mark(self._ids)
+        if mark is None:
+            return self._open[-1]
+        name, opens = mark
+        if opens:
+            self._open.append(name)
+            return name
+        if name not in self._open:
+            return self._open[-1]
+        while self._open.pop() != name:  # what was opened inside ends with it
+            pass
+        self._open = self._open or [ANSWER]
+        return name
+
+
+def segments(markup: Markup, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> list[Segment]:
+    """The runs of tokens of one sample: the prompt, then what was generated, without gaps."""
+    follower = SegmentFollower(markup, prompt_ids)
+    names = ["prompt"] * len(prompt_ids) + [follower.next(token) for token in generated_ids]
+    return list(_runs(names))
+
+
+def _runs(names: Sequence[str]) -> Iterator[Segment]:
+    start = 0
+    for name, run in groupby(names):
+        stop = start + len(list(run))
+        yield Segment(name=name, start=start, stop=stop)
+        start = stop
