@@ -33,7 +33,7 @@ def structure(
     modules: Annotated[bool, typer.Option("--modules", help="List every module location, too.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show a model's layers, widths and hook points, as its worker proved them."""
+    """Show a model's layers, widths, experts and hook points, as its worker proved them."""
     with closing(client_of(ctx)) as client:
         found = client.structure(model)
     if output is Format.JSON:
@@ -46,6 +46,7 @@ def structure(
         "layers": str(found.num_layers),
         "hidden size": str(found.hidden_size),
         "vocabulary": str(found.vocab_size),
+        "experts": f"{found.num_experts}, {found.experts_per_token} per token" if found.num_experts else "",
         "context": str(found.context_length),
         "parameters": str(found.num_parameters),
         "dtype": found.dtype,

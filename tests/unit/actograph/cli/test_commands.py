@@ -309,6 +309,9 @@ def test_models_and_workers(service: Any, run: Run) -> None:
     assert "embed   model.embed_tokens.output      96   float32" in out
     assert "router_logits   dense" in out
     assert "model.norm.output" not in out
+    assert "experts" not in out
+    service.structure = service.structure.model_copy(update={"num_experts": 64, "experts_per_token": 8})
+    assert "experts:       64, 8 per token" in run("models", "structure")[1]
     assert "model.norm.output" in run("models", "structure", "--modules")[1]
     assert json.loads(run("models", "structure", "org/demo", "--format", "json")[1])["num_layers"] == 2
 

@@ -137,6 +137,30 @@ def test_a_point_that_the_architecture_lacks_is_refused_with_the_reason() -> Non
         hooks.expand(["router_logits"], "all", [], llama())
 
 
+def test_a_point_that_some_layers_lack_is_taken_where_it_is_and_refused_by_number() -> None:
+    table = llama(4)
+    routers = {f"router_logits.{i}": f"model.layers.{i}.mlp.gate.output" for i in (1, 2, 3)}
+    order = [m for m in table.module_locations if not m.endswith(".mlp.up_proj.output")]
+    reason = "layer 0 is dense"
+    mixed = Table(4, {**table.locations, **routers}, [*order, *routers.values()], {"router_logits.0": reason})
+    assert hooks.expand(["router_logits"], "all", [], mixed) == [
+        "router_logits.1",
+        "router_logits.2",
+        "router_logits.3",
+    ]
+    assert hooks.expand(["router_logits"], ":2", [], mixed) == ["router_logits.1"]
+    assert hooks.expand(["router_logits", "mlp_in"], [1], [], mixed) == ["mlp_in.1", "router_logits.1"]
+    for points, layers, names in (
+        (["router_logits"], [0, 1], []),
+        (["router_logits"], ":1", []),
+        ([], None, ["router_logits.0"]),
+    ):
+        with pytest.raises(UnknownHook, match=f"^router_logits.0: {reason}$"):
+            hooks.expand(points, layers, names, mixed)
+    with pytest.raises(UnknownHook, match="layers 0 to 3"):
+        hooks.resolve("router_logits.4", mixed)
+
+
 @pytest.mark.parametrize(
     ("hook", "point", "layer"),
     [
