@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     slice_seconds: float = Field(
         60.0, gt=0, description="A worker turns to the next job in the queue after so long."
     )
+    model_hold_seconds: float = Field(
+        600.0, ge=0, description="So long a job may be put off by jobs of the model that a worker holds."
+    )
     stall_seconds: float = Field(
         600.0, gt=0, description="A worker without progress for so long ends itself and is restarted."
     )

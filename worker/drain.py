@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
 from actograph.contract.capture_checks import check_capture
-from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost
+from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, UnknownModel
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
 from storage import jobs, samples, sessions, workers
@@ -29,6 +29,7 @@ from storage.session_files import session_prefix
 from worker.chat_template import template_sha256, tokenizer_sha256
 from worker.datasets_of_job import DatasetReader
 from worker.engine.generate import Engine
+from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder
 from worker.recording import Provenance
@@ -70,11 +71,13 @@ class Drain:
         self._models = models
         self._worker_id = worker_id
         self._stop = stop
+        self._grouping = ModelGrouping(settings.model_hold_seconds)
+        self._loaded: str | None = None
         self._datasets = DatasetReader(store, settings.data_roots)
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
-        self._models.engine_for(model)
+        self._engine_for(model)
 
     def run_slice(self, job_id: str) -> None:
         """Work on a job until it has nothing left, its slice is over, or the worker stops.
@@ -87,20 +90,36 @@ class Drain:
         with self._database.write() as session:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
-            priority = jobs.get(session, job_id).priority
+            row = jobs.get(session, job_id)
+            priority = row.priority
+            chosen = job_id
             if not self._stop.is_set():
-                jobs.start(session, job_id)
-                workers.set_busy(session, self._worker_id, job_id)
+                asked = jobs.WaitingJob(job_id, priority, row.model)
+                chosen = self._grouping.choose(asked, self._loaded, jobs.claimable(session))
+                jobs.start(session, chosen)
+                workers.set_busy(session, self._worker_id, chosen)
         if self._stop.is_set():
             self._broker.wake(job_id, priority)
             return
         try:
-            work_remains = self._run(job_id)
+            work_remains = self._run(chosen)
         finally:
             with self._database.write() as session:
                 workers.set_idle(session, self._worker_id)
-        if work_remains:
+        # a job that went first has a message of its own; the one that was put off has lost its
+        if work_remains or chosen != job_id:
             self._broker.wake(job_id, priority)
+
+    def _engine_for(self, model: str) -> Engine:
+        # where the new model is refused, the old one is gone all the same
+        held, self._loaded = self._loaded, None
+        try:
+            engine = self._models.engine_for(model)
+        except UnknownModel:
+            self._loaded = held
+            raise
+        self._loaded = model
+        return engine
 
     def _run(self, job_id: str) -> bool:
         """Returns whether the job may have work left that nobody runs."""
@@ -146,7 +165,7 @@ class Drain:
         """
         with self._database.read() as session:
             row = jobs.get(session, job_id)
-        engine = self._models.engine_for(row.model)
+        engine = self._engine_for(row.model)
         runner = self._runner(row, engine)
         provenance = self._provenance(row, engine, runner)
         units = UnitRunner(

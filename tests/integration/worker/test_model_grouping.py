@@ -1,0 +1,106 @@
+"""Two jobs of two models side by side: how often a model is loaded, counted on real models."""
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.resources import JobStatus
+from actograph.contract.specs import job_spec_adapter
+from actograph.settings import Settings
+from storage import jobs, migrate, samples, workers
+from storage.artifacts.store import open_store
+from storage.database import Database
+from storage.sample_expansion import capture_samples
+from worker.drain import Drain
+from worker.model_holder import ModelHolder
+from worker.stop_signal import StopSignal
+
+pytestmark = pytest.mark.integration
+
+MODELS = ("tiny-qwen3", "stories260k")
+WORKER = "wrk_" + "0" * 32
+
+
+class Turns:
+    """A broker of one priority: who is woken comes last."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[str] = deque()
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        self.waiting.append(job_id)
+        return True
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
+    migrate.upgrade(opened)
+    with opened.write() as session:
+        workers.register(session, WORKER, hostname="here", pid=1, model=MODELS[0])
+    yield opened
+    opened.close()
+
+
+def submit(database: Database, model: str) -> str:
+    body = {
+        "kind": "capture",
+        "model": model,
+        "inputs": [{"prompt": f"one {n}"} for n in range(3)],
+        "capture": {"mode": "off"},
+        "sampling": {"max_tokens": 2},
+    }
+    spec: Any = job_spec_adapter.validate_python(body)
+    with database.write() as session:
+        row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=[], total=3)
+        samples.insert(session, row.id, capture_samples(spec))
+        return row.id
+
+
+@pytest.mark.parametrize(
+    ("hold_seconds", "loads"),
+    [(600.0, [MODELS[0], MODELS[1]]), (0.0, [MODELS[0], MODELS[1]] * 3)],
+    ids=["grouped", "in-turn"],
+)
+def test_two_jobs_of_two_models_load_each_once(
+    tmp_path: Path, shared: Path, database: Database, hold_seconds: float, loads: list[str]
+) -> None:
+    torch.set_num_threads(2)
+    first, second = (f"{name}={shared / 'models' / name}" for name in MODELS)
+    settings = Settings(
+        home=tmp_path,
+        model=first,
+        allowed_models=(second,),
+        device="cpu",
+        batch_size=1,
+        slice_seconds=1e-6,
+        model_hold_seconds=hold_seconds,
+    )
+    loaded: list[str] = []
+    turns = Turns()
+    holder = ModelHolder(settings, lambda structure: loaded.append(structure.model))
+    drain = Drain(
+        settings=settings,
+        database=database,
+        store=open_store(settings.effective_artifact_url),
+        broker=turns,  # type: ignore[arg-type]
+        models=holder,
+        worker_id=WORKER,
+        stop=StopSignal.create(tmp_path),
+    )
+    ids = [submit(database, name) for name in MODELS]
+    turns.waiting.extend(ids)
+    served = 0
+    while turns.waiting:
+        drain.run_slice(turns.waiting.popleft())
+        served += 1
+        assert served < 50
+    with database.read() as session:
+        assert [jobs.status_of(session, job_id) for job_id in ids] == [JobStatus.COMPLETED] * 2
+    assert loaded == loads
+    assert holder.memory()["device_available_bytes"] > 0
+    holder.unload()
