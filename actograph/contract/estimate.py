@@ -19,7 +19,7 @@ USABLE = 0.6
 _PREFILL_TENSORS = 16
 #: float32 copies of one step's logits that sampling makes
 _LOGITS_COPIES = 3
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 _LONG_BYTES = 8
 #: a manifest and the headers of the files, beside what each hook adds to them
 _SESSION_BYTES = 2048
@@ -57,7 +57,8 @@ def hook_bytes(
 ) -> int:
     """Bytes of one stored row of a hook.
 
-    A module location that is no standard point counts as wide as the hidden state.
+    A module location that is no standard point counts as wide as the hidden state. Integers
+    (expert indices) are stored as they are, whatever `dtype` says.
     """
     info = structure.hooks.get(hook)
     width = structure.hidden_size if info is None else info.width
@@ -66,7 +67,7 @@ def hook_bytes(
         width = min(width, features.first)
     elif features is not None:
         width = len(features.indices)
-    return width * item_bytes(own if dtype == "model" else dtype)
+    return width * item_bytes(own if dtype == "model" or own.startswith("int") else dtype)
 
 
 def bytes_per_token(

@@ -11,6 +11,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import UnknownHook
 from actograph.contract.specs import SamplingSpec
+from worker.engine import memory
 from worker.engine.generate import Engine
 
 pytestmark = pytest.mark.integration
@@ -203,3 +204,23 @@ def test_ids_that_name_no_experts_are_refused(make_moe: MakeMoe, monkeypatch: py
     monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
     structure = make_moe().structure
     assert "do not name 2 of 7 experts" in structure.unavailable["expert_indices"]
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("dtype", ["model", "float16"])
+def test_the_plan_counts_the_bytes_that_the_sink_gets(
+    name: str, dtype: Any, *, engine_for: EngineFor, keeping_sink: Any, requests_for: Any
+) -> None:
+    engine = engine_for(name)
+    hooks = [hook for hook in engine.structure.hooks if hook != "logits"]
+    sink = keeping_sink()
+    made = engine.generate(
+        requests_for(engine, ["The cat"]),
+        sampling=SamplingSpec(max_tokens=7),
+        hooks=hooks,
+        sink=sink,
+        dtype=dtype,
+    )
+    rows = len(made[0].prompt_ids) + len(made[0].generated_ids) - 1
+    got = sum(sink.rows(0, hook).nbytes for hook in hooks)
+    assert got == rows * memory.bytes_per_token(engine.structure, hooks, dtype)
