@@ -2,16 +2,18 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
+from actograph.contract.interventions import check_width
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine import ladder, memory
+from worker.engine.interventions import Edit, Editor
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.requests import (
@@ -91,10 +93,12 @@ class Engine:
         """Continue every request in one batch; rows of `hooks` go to `sink` on the way.
 
         Tokens and rows of a request do not depend on the others in the batch. Where memory runs
-        out the batch is halved and run again (`sink.reset`); a request that does not fit alone
-        comes back with an `error`. `sampling.seed` is not used: each request has its own.
+        out the batch is halved and run again (`sink.reset`), a batch of one with no rows held
+        back; a request that does not fit even so comes back with an `error`. `sampling.seed` is
+        not used: each request has its own.
         Logits processors that the checkpoint's generation config asks for (a repetition penalty)
         apply before temperature, top-k and top-p, as in transformers.
+        A request's edits are made in the same pass; rows that are read show them.
 
         Args:
             hooks: canonical names or module locations, as `actograph.contract.hooks.expand`
@@ -113,7 +117,7 @@ class Engine:
         plan = _Pass(
             requests=requests,
             sampling=sampling,
-            reads=self._reads(hooks),
+            reads=self._reads(hooks, [edit for request in requests for edit in request.edits]),
             positions=positions,
             dtype=_DTYPES.get(dtype),
             shaping=shaping,
@@ -123,23 +127,30 @@ class Engine:
             options=options,
         )
         done: dict[int, Generation] = {}
+        sparing = ladder.sparing(options)
 
         def reset(batch: Sequence[int]) -> None:
             if sink is not None and hooks:
                 for index in batch:
                     sink.reset(index)
 
-        def give_up(index: int) -> None:
+        def attempt(batch: Sequence[int], spare: bool) -> None:
+            memory.reset_peak(self.model.device)
+            done.update(self._run(replace(plan, options=sparing) if spare else plan, batch))
+
+        def give_up(index: int, seen: Mapping[str, int]) -> None:
             request = requests[index]
             what = f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {sampling.max_tokens}"
-            done[index] = _failed(request, memory.out_of_memory(self.model.device, what))
+            done[index] = _failed(request, memory.out_of_memory(self.model.device, what, seen))
 
         with self._lock:
             largest = ladder.descend(
                 range(len(requests)),
-                attempt=lambda batch: done.update(self._run(plan, batch)),
+                attempt=attempt,
                 reset=reset,
+                observe=lambda: memory.memory_snapshot(self.model.device),
                 give_up=give_up,
+                can_spare=bool(hooks) and sparing != options,
             )
         if largest < len(requests):
             longest = max(len(r.prompt_ids) for r in requests) + sampling.max_tokens
@@ -171,26 +182,44 @@ class Engine:
                     f"{prompt + sampling.max_tokens} tokens; the model's context is {context}",
                     param="max_tokens",
                 )
+            for edit in request.edits:
+                if edit.vector is not None:
+                    check_width(edit.hook, len(edit.vector), self.width_of(edit.hook), "interventions")
 
-    def _reads(self, hooks: Sequence[str]) -> list[tuple[str, Point]]:
+    def width_of(self, hook: str) -> int:
+        """Numbers per token at a hook or module location. Raises UnknownHook."""
+        return self._discovery.widths[self._location(hook)]
+
+    def _location(self, hook: str) -> str:
+        info = self.structure.hooks.get(hook)
+        location = hook if info is None else info.location
+        if location not in self._order:
+            raise UnknownHook(
+                f"{hook}: no hook point or module location of this model; names must be expanded first",
+                param="hooks",
+            )
+        return location
+
+    def _edited_at(self, hook: str) -> str:
+        """Where a hook's tensor is written: the first location that shows it."""
+        return self._discovery.same_as[self._location(hook)]
+
+    def _reads(self, hooks: Sequence[str], edits: Sequence[Edit] = ()) -> list[tuple[str, Point]]:
         """What to read at each step, in execution order: (location, point).
 
-        Hooks whose locations show the same tensor share one read, at the first of them.
+        Hooks whose locations show the same tensor share one read, at the first of them. What is
+        read before a later edit is copied, for the edit may write to memory that both share.
         """
+        last_edit = max((self._order[self._edited_at(edit.hook)] for edit in edits), default=-1)
         groups: dict[str, dict[str, list[str]]] = {}
         for hook in dict.fromkeys(hooks):
-            info = self.structure.hooks.get(hook)
-            location = hook if info is None else info.location
-            if location not in self._order:
-                raise UnknownHook(
-                    f"{hook}: no hook point or module location of this model; names must be expanded first",
-                    param="hooks",
-                )
+            location = self._location(hook)
             groups.setdefault(self._discovery.same_as[location], {}).setdefault(location, []).append(hook)
         reads = []
         for group in groups.values():
             first = min(group, key=self._order.__getitem__)
             changed = not self._discovery.changed_later.isdisjoint(group)
+            changed = changed or self._order[first] < last_edit
             reads.append((first, Point(tuple(hook for names in group.values() for hook in names), changed)))
         return sorted(reads, key=lambda read: self._order[read[0]])
 
@@ -209,9 +238,13 @@ class Engine:
             device=self.model.device,
         )
         inputs = self._inputs(chosen, max(lengths), sampling, tracker)
+        editor = self._editor(chosen)
         if not plan.reads or plan.sink is None:
-            with torch.inference_mode():
-                self.model.lm.generate(**inputs)
+            if editor is not None:
+                self._trace(inputs, [editor], editor.modules)
+            else:
+                with torch.inference_mode():
+                    self.model.lm.generate(**inputs)
             return _generations(plan.requests, batch, tracker, {})
         stream = RowStream(
             [point for _, point in plan.reads],
@@ -229,7 +262,15 @@ class Engine:
             should_stop=plan.should_stop,
         )
         try:
-            self._trace(inputs, [location for location, _ in plan.reads], stream)
+            locations = [location for location, _ in plan.reads]
+            reader = StepReader(
+                self.model.lm, locations, stream, batch=len(chosen), flat=self._discovery.flat
+            )
+            modules = [place_of(location).path for location in locations]
+            if editor is None:
+                self._trace(inputs, [reader], modules)
+            else:
+                self._trace(inputs, [editor, reader], [*editor.modules, *modules])
             if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
                 tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
             return _generations(plan.requests, batch, tracker, stream.errors)
@@ -277,8 +318,24 @@ class Engine:
             inputs["logits_processor"] = LogitsProcessorList([sampler])
         return inputs
 
-    def _trace(self, inputs: Mapping[str, Any], locations: Sequence[str], stream: RowStream) -> None:
-        """Generate while handing every step's tensors to `stream`.
+    def _editor(self, requests: Sequence[GenerationRequest]) -> Editor | None:
+        """What makes the requests' edits; None where nothing is to be changed."""
+        edits = [[edit for edit in request.edits if not edit.changes_nothing] for request in requests]
+        if not any(edits):
+            return None
+        return Editor(
+            self.model.lm,
+            edits,
+            location_of={edit.hook: self._edited_at(edit.hook) for own in edits for edit in own},
+            flat=self._discovery.flat,
+            prompts=[len(request.prompt_ids) for request in requests],
+            device=self.model.device,
+        )
+
+    def _trace(
+        self, inputs: Mapping[str, Any], observers: Sequence[Editor | StepReader], modules: Sequence[str]
+    ) -> None:
+        """Generate while every step's tensors at `modules` pass the observers, in their order.
 
         The whole padded batch is one invoke. nnsight captures the source of the innermost block,
         so that block holds one call and nothing else. inference_mode stands alone, for nnsight
@@ -287,14 +344,15 @@ class Engine:
         lm = self.model.lm
         data = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
         options = {name: value for name, value in inputs.items() if name not in data}
-        reader = StepReader(
-            lm, locations, stream, batch=data["input_ids"].shape[0], flat=self._discovery.flat
-        )
-        modules = [place_of(location).path for location in locations]
         with self.model.handoffs.on(modules), torch.inference_mode():  # noqa: SIM117
             with lm.generate(**options) as tracer:
                 with tracer.invoke(**data):
-                    reader.attach()
+                    _attach(observers)
+
+
+def _attach(observers: Sequence[Editor | StepReader]) -> None:
+    for observer in observers:
+        observer.attach()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

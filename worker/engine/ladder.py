@@ -1,60 +1,100 @@
-"""What to do when memory runs out: never the same thing the same way again."""
+"""What to do when memory runs out: never the same thing the same way again.
+
+Three rungs, each taken with what the failed attempt held given back: half the batch; a batch of
+one whose rows leave the device as they come; giving up on that sample, with the numbers.
+"""
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from worker.engine.memory import is_out_of_memory
+from worker.engine.requests import BufferOptions
 
 log = logging.getLogger(__name__)
+
+
+def sparing(options: BufferOptions) -> BufferOptions:
+    """The same path of rows with nothing held back: every step leaves the device by itself, a prompt's
+    rows are off it before the next layer runs, and the host holds no more than one shard of a sample.
+
+    Equal to `options` where those are as sparing already.
+    """
+    return replace(
+        options,
+        host_buffer_bytes=min(options.host_buffer_bytes, options.shard_bytes),
+        device_buffer_bytes=0,
+        max_block_steps=1,
+        queue_blocks=1,
+        wait_for_copies=True,
+    )
 
 
 def descend(
     indices: Sequence[int],
     *,
-    attempt: Callable[[Sequence[int]], None],
+    attempt: Callable[[Sequence[int], bool], None],
     reset: Callable[[Sequence[int]], None],
-    give_up: Callable[[int], None],
+    observe: Callable[[], Mapping[str, int]],
+    give_up: Callable[[int, Mapping[str, int]], None],
+    can_spare: bool,
 ) -> int:
     """Run `attempt` on all indices; where memory runs out, on their halves, and so on.
 
     Args:
-        attempt: runs one batch to its end; raises what the allocator raised.
+        attempt: runs one batch to its end, sparingly or not; raises what the allocator raised.
         reset: discards what a failed attempt left behind, before its indices are run again.
-        give_up: told of an index that does not fit even alone.
+        observe: memory in use; asked while a failed attempt still holds what it had.
+        give_up: told of an index that does not fit even alone, and of what was observed then.
+        can_spare: whether a batch of one can be run in a way that needs less; it is tried once.
 
     Returns:
         The size of the largest batch that went through; 0 where none did.
     """
-    waiting = [list(indices)]
+    waiting = [(list(indices), False)]
     largest = 0
     while waiting:
-        batch = waiting.pop()
-        if _fits(attempt, batch):
+        batch, spare = waiting.pop()
+        seen = _failure(attempt, batch, spare, observe)
+        if seen is None:
             largest = max(largest, len(batch))
             continue
         release()
         reset(batch)
-        if len(batch) == 1:
-            give_up(batch[0])
-            continue
-        half = (len(batch) + 1) // 2
-        log.warning("out of memory with %d samples at once; going on with %d", len(batch), half)
-        waiting += [batch[half:], batch[:half]]
+        numbers = ", ".join(f"{name} {value:,}" for name, value in seen.items())
+        if len(batch) > 1:
+            half = (len(batch) + 1) // 2
+            log.warning("out of memory with %d samples at once (%s); on with %d", len(batch), numbers, half)
+            waiting += [(batch[half:], False), (batch[:half], False)]
+        elif can_spare and not spare:
+            log.warning("out of memory with one sample (%s); again with no rows held back", numbers)
+            waiting.append((batch, True))
+        else:
+            log.warning("out of memory with one sample (%s); giving it up", numbers)
+            give_up(batch[0], seen)
     return largest
 
 
-def _fits(attempt: Callable[[Sequence[int]], None], batch: Sequence[int]) -> bool:
-    """False where memory ran out. The error is dropped here: its frames hold the tensors."""
+def _failure(
+    attempt: Callable[[Sequence[int], bool], None],
+    batch: Sequence[int],
+    spare: bool,
+    observe: Callable[[], Mapping[str, int]],
+) -> Mapping[str, int] | None:
+    """What was observed where memory ran out, None where it sufficed.
+
+    The error is dropped here: its frames hold the tensors.
+    """
     try:
-        attempt(batch)
+        attempt(batch, spare)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return False
-    return True
+        return observe()
+    return None
 
 
 def release() -> None:

@@ -142,13 +142,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocator gave up: torch's on either device, or Python's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfDeviceMemory):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
-def out_of_memory(device: torch.device, what: str) -> OutOfDeviceMemory:
-    """The error for `what`, with the numbers that tell how full the device is."""
-    numbers = ", ".join(f"{name} {value:,}" for name, value in memory_snapshot(device).items())
+#: how allocators other than torch's own for the device say it: torch's for main memory, CUDA itself
+#: (pinned host memory), and the libraries that take workspaces of their own
+_SIGNS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `cuda_peak_bytes` begin anew; the peak of main memory is the whole process's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def out_of_memory(device: torch.device, what: str, seen: Mapping[str, int]) -> OutOfDeviceMemory:
+    """The error for `what`, with what `memory_snapshot` saw as memory ran out in its `details`."""
+    numbers = ", ".join(f"{name} {value:,}" for name, value in seen.items())
     return OutOfDeviceMemory(
         f"{what} does not fit into the memory of {device}: {numbers}. "
-        "Shorten the prompt, lower max_tokens, capture fewer hooks, or use a larger device."
+        "Shorten the prompt, lower max_tokens, capture fewer hooks, or use a larger device.",
+        details=seen,
     )
