@@ -13,7 +13,19 @@ from api.auth import Authentication
 from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
 from api.reconciler import Reconciler
-from api.routes import estimate, events, files, health, jobs, models, queue, samples, sessions, workers
+from api.routes import (
+    estimate,
+    events,
+    files,
+    health,
+    interventions,
+    jobs,
+    models,
+    queue,
+    samples,
+    sessions,
+    workers,
+)
 from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.store import open_store
@@ -58,7 +70,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     errors.install(app)
     openapi.install(app)
-    for module in (jobs, estimate, samples, events, sessions, files, models, workers, queue, health):
+    for module in (
+        jobs, estimate, samples, events, sessions, files, interventions, models, workers, queue, health,
+    ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request
     app.add_middleware(BodyLimit, settings=settings)

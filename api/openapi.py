@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from actograph.contract.interventions import NewVector
 from actograph.contract.resources import Problem
 from actograph.contract.specs import job_spec_adapter
 from api.auth import OPEN_PATHS
@@ -15,6 +16,7 @@ TAGS = [
     {"name": "jobs", "description": "Evaluations and captures: submit, follow, cancel, read."},
     {"name": "sessions", "description": "What was captured: search, slice, download, delete."},
     {"name": "files", "description": "Datasets that clients upload."},
+    {"name": "interventions", "description": "Vectors that jobs add, project out or put in place."},
     {"name": "models", "description": "Served models and their structure."},
     {"name": "queue", "description": "The queue and its workers."},
     {"name": "health", "description": "Probes."},
@@ -41,10 +43,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
         tags=TAGS,
     )
     spec = job_spec_adapter.json_schema(ref_template=REF)
-    _, problem = models_json_schema([(Problem, "serialization")], ref_template=REF)
+    _, others = models_json_schema([(Problem, "serialization"), (NewVector, "validation")], ref_template=REF)
     components = found.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for name, schema in {**spec.pop("$defs"), **problem["$defs"], "JobSpec": spec}.items():
+    for name, schema in {**spec.pop("$defs"), **others["$defs"], "JobSpec": spec}.items():
         schemas.setdefault(name, schema)
     components["securitySchemes"] = {
         "apiKey": {

@@ -4,7 +4,6 @@ What is refused here costs the client a second; what is refused by the worker co
 the queue. The job is visible only together with its samples.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from actograph.contract.specs import (
     PathDataset,
 )
 from actograph.dataset_rows import DatasetRow
+from api import interventions
 from api.dependencies import Services
 from storage import dataset_sources, files, jobs, samples, workers
 from storage.models import JobRow
@@ -44,7 +44,6 @@ MAX_SAMPLES = 200_000
 FARTHEST_ROW = 1 << 40
 
 Spec = EvaluationSpec | CaptureJobSpec
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +73,14 @@ def check(services: Services, spec: Spec) -> Submission:
         changes["capture"] = CaptureSpec()
     spec = spec.model_copy(update=changes)
     hook_names = _hooks(spec.capture, structure)
+    with services.database.read() as session:
+        interventions.check(session, spec, structure)
     if structure is not None:
         _check_context(spec, structure)
     _check_template(spec, structure)
     if isinstance(spec, CaptureJobSpec):
         capture_spec = spec
-        total = _check_count(len(spec.inputs) * spec.epochs)
+        total = _check_count(len(spec.inputs) * max(1, len(spec.conditions)) * spec.epochs)
         return Submission(
             spec=spec,
             hooks=hook_names,
@@ -105,10 +106,12 @@ def insert(session: Session, submission: Submission) -> JobRow:
 
     Raises:
         InvalidDataset: an uploaded file was deleted since the check.
+        InvalidRequest: a stored vector was.
     """
     for field, file_id in submission.uploads:
         _require_upload(session, file_id, field)
     spec = submission.spec
+    interventions.require_vectors(session, spec)
     row = jobs.create(
         session, kind=spec.kind, model=spec.model, spec=spec, hooks=submission.hooks, total=submission.total
     )
@@ -235,8 +238,6 @@ def _locate(
     if isinstance(dataset, FileDataset):
         with services.database.read() as session:
             _require_upload(session, dataset.file_id, field)
-    elif not _HUB_ID.fullmatch(dataset.hub):
-        raise InvalidDataset("give <owner>/<name>, such as openai/gsm8k", param=f"{field}.hub")
     return dataset
 
 

@@ -6,15 +6,17 @@ Here every step of it is looked up in what the client sent, and what is not ther
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 
 MAX_REPORTED = 20
+
+M = TypeVar("M", bound=BaseModel)
 
 #: the members of `specs.DatasetRef` and the field that tells each
 _DATASETS = {"FileDataset": "file_id", "PathDataset": "path", "HubDataset": "hub"}
@@ -63,6 +65,20 @@ def parse_job_spec(body: bytes) -> EvaluationSpec | CaptureJobSpec:
     if b"\\u0000" in body and (path := _find_nul(from_json(body))) is not None:
         raise InvalidFields([FieldError(path, "contains a NUL character")])
     return spec
+
+
+def parse_body(kind: type[M], body: bytes) -> M:
+    """Read a model of the contract from JSON. Raises InvalidFields, as `parse_job_spec` does."""
+    try:
+        value = kind.model_validate_json(body)
+    except ValidationError as error:
+        raw = error.errors(include_url=False, include_context=False, include_input=False)
+        if raw[0]["type"] == "json_invalid":
+            raise InvalidFields([FieldError((), raw[0]["msg"])]) from None
+        raise InvalidFields(field_errors(raw, from_json(body))[:MAX_REPORTED]) from None
+    if b"\\u0000" in body and (path := _find_nul(from_json(body))) is not None:
+        raise InvalidFields([FieldError(path, "contains a NUL character")])
+    return value
 
 
 def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:

@@ -35,6 +35,11 @@ class StoredTensor(ManifestPart):
         None,
         description="null: row i is token first_row + i; else token row_positions[position_offset + i].",
     )
+    summary: str | None = Field(
+        None,
+        description="What the single row is of the `over` tokens from there on; null: rows as captured.",
+    )
+    over: int | None = Field(None, description="Rows that were summed up.")
     nbytes: int = 0
     parts: list[TensorPart] = Field(default_factory=list)
 
@@ -65,6 +70,17 @@ class Segment(ManifestPart):
     stop: int
 
 
+class AppliedIntervention(ManifestPart):
+    """One intervention as it was applied; the vector itself is told by its sha256."""
+
+    hook: str = Field(description="Canonical name.")
+    op: str
+    coefficient: float
+    positions: Any
+    vector_id: str | None = None
+    vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
+
+
 class SessionManifest(ManifestPart):
     """Everything that a reader needs to know about a session.
 
@@ -91,6 +107,9 @@ class SessionManifest(ManifestPart):
     turns: list[Turn] = Field(default_factory=list)
     segments: list[Segment] = Field(default_factory=list)
     sampling: dict[str, Any] = Field(default_factory=dict)
+    interventions: list[AppliedIntervention] = Field(
+        default_factory=list, description="In the order in which they were applied."
+    )
     seed: int
     finish_reason: Literal["stop", "length"] | None = None
     versions: dict[str, str] = Field(default_factory=dict, description="Library -> version.")

@@ -190,6 +190,25 @@ class FileRow(Base):
     created_at: Mapped[float]
 
 
+class VectorRow(Base):
+    """A vector that interventions refer to."""
+
+    __tablename__ = "vectors"
+    __table_args__ = (sa.Index("ix_vectors_created_at_id", "created_at", "id"),)
+
+    id: Mapped[str] = _id()
+    name: Mapped[str] = mapped_column(sa.String(64))
+    #: as the client named it; canonical where the model's structure was known
+    hook: Mapped[str] = mapped_column(sa.String(256))
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    #: numbers in `data`: little-endian float32
+    width: Mapped[int]
+    data: Mapped[bytes]
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    details: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
+
+
 class IdempotencyRow(Base):
     """What was answered to a request with an Idempotency-Key; no answer yet means in flight."""
 

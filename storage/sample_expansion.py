@@ -26,13 +26,15 @@ def evaluation_samples(spec: EvaluationSpec, rows: Sequence[DatasetRow]) -> Iter
 
 
 def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
-    """One sample for each of `inputs` in each epoch."""
+    """One sample for each of `inputs` under each condition in each epoch."""
+    names = [condition.name for condition in spec.conditions] or [""]
     for index, given in enumerate(spec.inputs):
-        for epoch in range(spec.epochs):
-            yield NewSample(
-                sample_index=index,
-                condition="",
-                epoch=epoch,
-                input=given.model_dump(exclude_none=True),
-                seed=sample_seed(spec.sampling.seed, index, epoch),
-            )
+        for name in names:
+            for epoch in range(spec.epochs):
+                yield NewSample(
+                    sample_index=index,
+                    condition=name,
+                    epoch=epoch,
+                    input=given.model_dump(exclude_none=True),
+                    seed=sample_seed(spec.sampling.seed, index, epoch),
+                )

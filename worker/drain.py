@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from actograph.contract import hooks
 from actograph.contract.capture_checks import check_capture
 from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, UnknownModel
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
-from storage import jobs, samples, sessions, workers
+from storage import jobs, model_loads, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
@@ -37,6 +38,7 @@ from worker.runners.capture import CaptureRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
 from worker.segments import Markup
+from worker.steering import Steering, steering_of
 from worker.stop_signal import StopSignal
 from worker.unit import Outcome, UnitRunner
 
@@ -91,11 +93,24 @@ class Drain:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
             row = jobs.get(session, job_id)
+            is_load = row.kind == model_loads.KIND and not self._stop.is_set()
+            if is_load:
+                if not model_loads.begin(session, row, self._worker_id):
+                    return
+                workers.set_busy(session, self._worker_id, job_id)
+        if is_load:
+            self._load_as_asked(row)
+            return
+        with self._database.write() as session:
             priority = row.priority
             chosen = job_id
             if not self._stop.is_set():
                 asked = jobs.WaitingJob(job_id, priority, row.model)
-                chosen = self._grouping.choose(asked, self._loaded, jobs.claimable(session))
+                chosen = self._grouping.choose(
+                    asked,
+                    self._loaded,
+                    [job for job in jobs.claimable(session) if job.kind != model_loads.KIND],
+                )
                 jobs.start(session, chosen)
                 workers.set_busy(session, self._worker_id, chosen)
         if self._stop.is_set():
@@ -109,6 +124,36 @@ class Drain:
         # a job that went first has a message of its own; the one that was put off has lost its
         if work_remains or chosen != job_id:
             self._broker.wake(job_id, priority)
+
+    def _load_as_asked(self, row: JobRow) -> None:
+        """Change the model; where the new one is refused, go on with the one that was there."""
+        previous, self._loaded = self._loaded, None
+        refused: ActographError | None = None
+        try:
+            try:
+                self._models.load(row.model, ModelLoadOptions.model_validate(row.spec))
+                self._loaded = row.model
+            except ActographError as error:
+                # the frames of the error hold what was loaded, which must go before anything else comes
+                error.__cause__ = error.__context__ = None
+                refused = error.with_traceback(None)
+            with self._database.write() as session:
+                if refused is None:
+                    model_loads.complete(session, row.id)
+                else:
+                    logger.warning("model %s is refused: %s", row.model, refused)
+                    model_loads.fail(session, row.id, refused)
+            if refused is not None and previous is not None:
+                self._load_again(previous)
+        finally:
+            with self._database.write() as session:
+                workers.set_idle(session, self._worker_id)
+
+    def _load_again(self, model: str) -> None:
+        try:
+            self._engine_for(model)
+        except ActographError as error:
+            logger.error("model %s, which was there before, cannot be loaded again: %s", model, error)
 
     def _engine_for(self, model: str) -> Engine:
         # where the new model is refused, the old one is gone all the same
@@ -167,9 +212,16 @@ class Drain:
             row = jobs.get(session, job_id)
         engine = self._engine_for(row.model)
         runner = self._runner(row, engine)
-        provenance = self._provenance(row, engine, runner)
+        with self._database.read() as session:
+            steering = steering_of(session, row.spec, row.model, engine)
+        provenance = self._provenance(row, engine, runner, steering)
         units = UnitRunner(
-            settings=self._settings, store=self._store, engine=engine, runner=runner, provenance=provenance
+            settings=self._settings,
+            store=self._store,
+            engine=engine,
+            runner=runner,
+            provenance=provenance,
+            steering=steering,
         )
         return Slice(job_id=job_id, priority=row.priority, units=units)
 
@@ -190,7 +242,9 @@ class Drain:
                 count = samples.insert(session, row.id, evaluation_samples(spec, rows))
                 jobs.set_total(session, row.id, count)
 
-    def _provenance(self, row: JobRow, engine: Engine, runner: Runner) -> Provenance | None:
+    def _provenance(
+        self, row: JobRow, engine: Engine, runner: Runner, steering: Steering
+    ) -> Provenance | None:
         capture = CaptureSpec.model_validate(row.spec["capture"]) if row.spec["capture"] else None
         if capture is None or capture.mode == "off":
             return None
@@ -207,6 +261,7 @@ class Drain:
             hooks=names,
             sampling=runner.sampling,
             markup=Markup(engine.model.tokenizer),
+            steering=steering,
         )
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> None:

@@ -22,6 +22,7 @@ from worker.engine.requests import BufferOptions, Generation, GenerationRequest,
 from worker.lease import LeaseKeeper
 from worker.recording import Provenance, Recorded, UnitRecorder
 from worker.runners.runner import Prompt, Runner
+from worker.steering import UNSTEERED, Steering
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,10 @@ class UnitRunner:
         engine: Engine,
         runner: Runner,
         provenance: Provenance | None,
+        steering: Steering = UNSTEERED,
     ) -> None:
         """`provenance` is None where the job captures nothing."""
+        self._steering = steering
         self._store = store
         self._engine = engine
         self._runner = runner
@@ -125,7 +128,12 @@ class UnitRunner:
         self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
     ) -> list[Outcome] | None:
         requests = [
-            GenerationRequest(key=o.lease.id, prompt_ids=o.prompt.token_ids, seed=o.lease.seed)
+            GenerationRequest(
+                key=o.lease.id,
+                prompt_ids=o.prompt.token_ids,
+                seed=o.lease.seed,
+                edits=self._steering.edits(o.lease.condition),
+            )
             for o in runnable
             if o.prompt is not None
         ]

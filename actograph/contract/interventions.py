@@ -3,10 +3,11 @@
 Meanings are in docs/interventions.md. Arithmetic is done in float32, whatever the model's dtype.
 """
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +22,9 @@ FLOAT32_MAX = 3.4028234663852886e38
 Op = Literal["add", "scale", "zero", "replace", "project_out"]
 #: operations that need a vector; the others refuse one
 VECTOR_OPS = ("add", "replace", "project_out")
+
+#: a location that is one element of a module's tuple
+_PART = re.compile(r"\.output\.\d+$")
 
 Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH)]
@@ -146,19 +150,50 @@ def resolve_hook(name: str, structure: ModelStructure, param: str) -> str:
     Raises:
         UnknownHook: the model has no such hook point, or it can only be read.
     """
-    point = hooks.point_of(hooks.canonical(name) or name)
-    if point in READ_ONLY_POINTS:
-        raise UnknownHook(
-            f"{name}: {point} can be captured, not changed: the experts have been chosen when it is read",
-            param=param,
-        )
     try:
-        return hooks.resolve(name, structure)
+        hook = hooks.resolve(name, structure)
     except UnknownHook as error:
         raise UnknownHook(error.message, param=param) from None
+    point = hooks.point_of(hook)
+    if point in READ_ONLY_POINTS or _PART.search(hook):
+        raise UnknownHook(
+            f"{name}: {point} can be captured, not changed: the module has used it when it is read",
+            param=param,
+        )
+    return hook
 
 
 def check_width(hook: str, length: int, width: int, param: str) -> None:
     """Raises InvalidRequest where a vector does not fit its hook."""
     if length != width:
         raise InvalidRequest(f"the vector has {length} numbers, {hook} is {width} wide", param=param)
+
+
+class HasInterventions(Protocol):
+    @property
+    def interventions(self) -> list[Intervention]: ...
+
+
+def each(
+    job: Sequence[Intervention], conditions: Sequence[HasInterventions]
+) -> Iterator[tuple[str, Intervention]]:
+    """Every intervention of a job and of its conditions, with its field's name."""
+    for i, intervention in enumerate(job):
+        yield f"interventions.{i}", intervention
+    for place, condition in enumerate(conditions):
+        for i, intervention in enumerate(condition.interventions):
+            yield f"conditions.{place}.interventions.{i}", intervention
+
+
+def check_stored(op: Op, stored: StoredVector, model: str, param: str) -> None:
+    """Raises InvalidRequest where a stored vector cannot be used by this operation on this model."""
+    if stored.model is not None and stored.model != model:
+        raise InvalidRequest(
+            f"vector {stored.id} ({stored.name}) was stored for the model {stored.model}, not {model}",
+            param=param,
+        )
+    if op == "project_out":
+        try:
+            require_direction(stored.vector)
+        except ValueError as error:
+            raise InvalidRequest(f"{error}; vector {stored.id} ({stored.name}) is", param=param) from None

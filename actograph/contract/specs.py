@@ -6,12 +6,13 @@ so that a misspelt option is an error and not a silent default.
 
 import json
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.row_selection import Features, Positions
+from actograph.contract.interventions import InterventionList
+from actograph.contract.row_selection import Features, Positions, Reduce, Stats
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -66,10 +67,22 @@ class CaptureSpec(Spec):
     features: Features | None = Field(
         None, description="Columns to keep of every hook, such as {first: 50} or {indices: [3, 700]}."
     )
+    reduce: Reduce = Field(
+        "none", description="One row per hook and sample, of the chosen tokens, instead of a row for each."
+    )
+    stats: Stats = Field(
+        None, description="Per-channel statistics of the chosen tokens, beside the tensors or instead."
+    )
     dtype: Dtype = Field(
         "model", description="Stored dtype; `model` keeps what the model computed. Integers stay integers."
     )
     mode: Literal["generate", "off"] = "generate"
+
+    @model_validator(mode="after")
+    def _reduced_or_dropped(self) -> "CaptureSpec":
+        if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
+            raise ValueError("reduce makes a tensor and stats.tensors: false keeps none; drop one of them")
+        return self
 
     def digest(self) -> str:
         """sha256 of the spec in canonical JSON, as recorded in each session's manifest."""
@@ -108,14 +121,36 @@ class Condition(Spec):
     system: Text | None = Field(None, description="System message (chat template only).")
     prefix: Text = Field("", description="Put before the question.")
     suffix: Text = Field("", description="Put after the question, with one space between.")
+    interventions: InterventionList = Field(
+        default_factory=list, description="Applied after the job's, to the samples of this condition alone."
+    )
+
+
+class CaptureCondition(Spec):
+    """A named variant of a capture job; all conditions meet the same inputs and seeds."""
+
+    name: Name
+    interventions: InterventionList = Field(
+        default_factory=list, description="Applied after the job's, to the samples of this condition alone."
+    )
+
+
+C = TypeVar("C", Condition, CaptureCondition)
+
+
+def _distinct_names(value: list[C]) -> list[C]:
+    names = [c.name for c in value]
+    if len(set(names)) != len(names):
+        raise ValueError("condition names must differ")
+    return value
 
 
 class JobSpecBase(Spec):
     model: str = Field(min_length=1, max_length=1024)
     sampling: SamplingSpec = Field(default_factory=SamplingSpec)
     capture: CaptureSpec | None = None
-    interventions: list[Any] = Field(
-        default_factory=list, max_length=0, description="Reserved; must be empty in this version."
+    interventions: InterventionList = Field(
+        default_factory=list, description="Changes of the activations, in the order in which they apply."
     )
     epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
@@ -145,17 +180,9 @@ class EvaluationSpec(JobSpecBase):
     )
     fewshot_as_multiturn: bool = Field(True, description="Few-shot examples as turns of the chat.")
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
-    conditions: list[Condition] = Field(
+    conditions: Annotated[list[Condition], AfterValidator(_distinct_names)] = Field(
         default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
     )
-
-    @field_validator("conditions")
-    @classmethod
-    def _distinct_names(cls, value: list[Condition]) -> list[Condition]:
-        names = [c.name for c in value]
-        if len(set(names)) != len(names):
-            raise ValueError("condition names must differ")
-        return value
 
 
 class Message(Spec):
@@ -183,6 +210,9 @@ class CaptureJobSpec(JobSpecBase):
 
     kind: Literal["capture"]
     inputs: list[CaptureInput] = Field(min_length=1, max_length=MAX_INPUTS)
+    conditions: Annotated[list[CaptureCondition], AfterValidator(_distinct_names)] = Field(
+        default_factory=list, max_length=64, description="Every input is run under each; none: run once."
+    )
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
 
 

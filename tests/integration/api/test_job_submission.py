@@ -166,7 +166,7 @@ def refused(service: "Service", problem: "Problem") -> Iterator[Callable[..., di
         (capture(priority=10), "/priority"),
         (capture(tags=["x" * 65]), "/tags/0"),
         (capture(metadata={"a/b~c": 1}), "/metadata/a~1b~0c"),
-        (capture(interventions=[{}]), "/interventions"),
+        (capture(interventions=[{}]), "/interventions/0/hook"),
         (capture(inputs=[]), "/inputs"),
         (capture(inputs=[{"prompt": ""}]), "/inputs/0/prompt"),
         (capture(inputs=[{"prompt": "x"}, {}]), "/inputs/1"),
@@ -381,7 +381,7 @@ def test_a_bad_row_among_the_examples_names_their_dataset(
 
 
 def test_a_hub_name_without_owner_is_refused(refused: Callable[..., Any]) -> None:
-    refused(evaluation({"hub": "gsm8k"}), "/dataset/hub", code="invalid_dataset", says="owner")
+    refused(evaluation({"hub": "gsm8k"}), "/dataset/hub", says="pattern")
 
 
 def test_a_job_of_too_many_samples_is_refused(

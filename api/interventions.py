@@ -1,0 +1,56 @@
+"""Checks of a job's interventions that can be made before a worker sees them."""
+
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.interventions import (
+    Intervention,
+    StoredVector,
+    check_stored,
+    check_width,
+    each,
+    resolve_hook,
+)
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec
+from storage import vectors
+
+
+def check(session: Session, spec: EvaluationSpec | CaptureJobSpec, structure: ModelStructure | None) -> None:
+    """Check hooks, stored vectors and widths; what needs a structure waits for it where it is not known.
+
+    Raises:
+        UnknownHook, InvalidRequest: the error names the field.
+    """
+    for param, intervention in each(spec.interventions, spec.conditions):
+        stored = _stored(session, intervention, param)
+        if stored is not None:
+            check_stored(intervention.op, stored, spec.model, f"{param}.vector_id")
+        if structure is None:
+            continue
+        hook = resolve_hook(intervention.hook, structure, f"{param}.hook")
+        known = structure.hooks.get(hook)
+        if known is None:
+            continue  # a module path: the worker knows its width
+        if stored is not None:
+            check_width(hook, stored.width, known.width, f"{param}.vector_id")
+        elif intervention.vector is not None:
+            check_width(hook, len(intervention.vector), known.width, f"{param}.vector")
+
+
+def require_vectors(session: Session, spec: EvaluationSpec | CaptureJobSpec) -> None:
+    """Raises InvalidRequest where a stored vector is not there."""
+    for param, intervention in each(spec.interventions, spec.conditions):
+        _stored(session, intervention, param)
+
+
+def _stored(session: Session, intervention: Intervention, param: str) -> StoredVector | None:
+    if intervention.vector_id is None:
+        return None
+    try:
+        return vectors.resource(vectors.get(session, intervention.vector_id))
+    except NotFound:
+        raise InvalidRequest(
+            f"there is no vector {intervention.vector_id}; store it through /v1/interventions",
+            param=f"{param}.vector_id",
+        ) from None

@@ -1,0 +1,151 @@
+"""/v1/interventions, and jobs whose interventions are checked before they are queued."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.contract.interventions import vector_sha256
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+WIDTH = 8  # of the model in conftest
+VECTOR = [float(i) for i in range(WIDTH)]
+MISSING = "vec_" + "0" * 32
+
+
+def new(**changes: Any) -> dict[str, Any]:
+    return {"name": "happy", "hook": "resid_post.1", "vector": VECTOR} | changes
+
+
+def store(service: "Service", **changes: Any) -> Any:
+    answer = service.client.post("/v1/interventions", json=new(**changes))
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
+
+
+def test_a_vector_is_stored_listed_read_and_deleted(service: "Service", problem: "Problem") -> None:
+    service.load_model()
+    made = store(service, model="demo", hook="blocks.1.hook_resid_post", metadata={"layer": "1"})
+    assert made["object"] == "intervention.vector"
+    assert (made["hook"], made["width"], made["model"]) == ("resid_post.1", WIDTH, "demo")
+    assert made["sha256"] == vector_sha256(VECTOR)
+    assert "vector" not in made
+    other = store(service, name="sad")
+    assert other["model"] is None
+    listed = service.client.get("/v1/interventions").json()
+    assert [v["id"] for v in listed["data"]] == [other["id"], made["id"]]
+    assert (listed["object"], listed["first_id"], listed["has_more"]) == ("list", other["id"], False)
+    assert all("vector" not in v for v in listed["data"])
+    named = service.client.get("/v1/interventions", params={"name": "sad"}).json()
+    assert [v["id"] for v in named["data"]] == [other["id"]]
+    read = service.client.get(f"/v1/interventions/{made['id']}").json()
+    assert read == made | {"vector": VECTOR}
+    gone = service.client.delete(f"/v1/interventions/{made['id']}").json()
+    assert gone == {"id": made["id"], "object": "intervention.vector", "deleted": True}
+    problem(service.client.get(f"/v1/interventions/{made['id']}"), 404, "not_found")
+    problem(service.client.delete(f"/v1/interventions/{made['id']}"), 404, "not_found")
+    problem(service.client.get("/v1/interventions/..%2F..%2Fetc"), 404)
+    problem(service.client.get("/v1/interventions/job_1"), 404, says="vec_")
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "says"),
+    [
+        ({"name": "no spaces"}, "/name", "pattern"),
+        ({"vector": VECTOR[:3]}, "/vector", "3 numbers, resid_post.1 is 8 wide"),
+        ({"vector": ["x"]}, "/vector/0", "number"),
+        ({"vector": [1e300]}, "/vector/0", "less than"),
+        ({"hook": "resid_post.9"}, "/hook", "layers 0 to 3"),
+        ({"hook": "router_logits.0"}, "/hook", "no experts"),
+        ({"model": "elsewhere"}, "/model", "elsewhere"),
+        ({"metadata": {"a": "x\0"}}, "/metadata/a", "NUL"),
+        ({"sha256": "x"}, "/sha256", "unknown field"),
+    ],
+)
+def test_a_wrong_vector_is_refused_by_field(
+    service: "Service", problem: "Problem", change: dict[str, Any], pointer: str, says: str
+) -> None:
+    service.load_model()
+    answer = service.client.post("/v1/interventions", json=new(model="demo") | change)
+    problem(answer, 422, pointer=pointer, says=says)
+    assert service.client.get("/v1/interventions").json()["data"] == []
+
+
+def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None:
+    headers = {"content-type": "application/json"}
+    problem(service.client.post("/v1/interventions", content=b"{", headers=headers), 422)
+    problem(service.client.post("/v1/interventions", content=b"[1]", headers=headers), 422)
+    body = json.dumps(new(vector=[float("nan")] * WIDTH)).encode()
+    problem(service.client.post("/v1/interventions", content=body, headers=headers), 422)
+    problem(service.client.post("/v1/interventions", content=b"{}"), 415)
+
+
+@pytest.mark.parametrize(
+    ("intervention", "field", "says"),
+    [
+        ({"hook": "resid_post.9", "op": "zero"}, "hook", "layers 0 to 3"),
+        ({"hook": "resid_pots.1", "op": "zero"}, "hook", "nearest"),
+        ({"hook": "router_logits.1", "op": "zero"}, "hook", "no experts"),
+        ({"hook": "layers_output[1]", "op": "add", "vector": [1.0]}, "vector", "1 numbers"),
+        ({"hook": "resid_post.1", "op": "add", "vector_id": MISSING}, "vector_id", "no vector"),
+    ],
+)
+@pytest.mark.parametrize("where", ["job", "condition"])
+def test_a_job_that_cannot_be_steered_so_is_refused(
+    service: "Service",
+    problem: "Problem",
+    where: str,
+    *,
+    intervention: dict[str, Any],
+    field: str,
+    says: str,
+) -> None:
+    service.load_model()
+    before = service.queue_state()
+    if where == "job":
+        body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}"
+    else:
+        conditions = [{"name": "a"}, {"name": "b", "interventions": [intervention]}]
+        body, pointer = job(conditions=conditions), f"/conditions/1/interventions/0/{field}"
+    problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
+    assert service.queue_state() == before
+
+
+def test_a_vector_of_another_model_or_width_is_refused(service: "Service", problem: "Problem") -> None:
+    service.load_model()
+    foreign, short = store(service, model="other")["id"], store(service, vector=[1.0])["id"]
+    for vector_id, says in ((foreign, "stored for the model other"), (short, "1 numbers")):
+        body = job(interventions=[{"hook": "mlp_out.0", "op": "replace", "vector_id": vector_id}])
+        answer = service.client.post("/v1/jobs", json=body)
+        problem(answer, 422, pointer="/interventions/0/vector_id", says=says)
+
+
+def test_a_job_holds_its_vectors_and_has_a_sample_per_condition(
+    service: "Service", problem: "Problem"
+) -> None:
+    service.load_model()
+    vector_id = store(service)["id"]
+    steered = {"hook": "resid_post.1", "op": "add", "vector_id": vector_id, "positions": "generated"}
+    conditions = [{"name": "plain"}, {"name": "steered", "interventions": [steered]}]
+    job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}], conditions=conditions, epochs=2)
+    shown = service.client.get(f"/v1/jobs/{job_id}").json()
+    assert shown["progress"]["total"] == 8
+    assert shown["spec"]["conditions"][1]["interventions"][0]["vector_id"] == vector_id
+    samples = service.client.get(f"/v1/jobs/{job_id}/samples", params={"limit": 100}).json()["data"]
+    seeds: dict[tuple[int, int], set[int]] = {}
+    for sample in samples:
+        seeds.setdefault((sample["index"], sample["epoch"]), set()).add(sample["seed"])
+    assert {s["condition"] for s in samples} == {"plain", "steered"}
+    assert len(seeds) == 4 and all(len(found) == 1 for found in seeds.values())
+    answer = service.client.delete(f"/v1/interventions/{vector_id}")
+    problem(answer, 409, "conflict", says=job_id)
+    service.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert service.client.delete(f"/v1/interventions/{vector_id}").json()["deleted"]

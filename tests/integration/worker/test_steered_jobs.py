@@ -1,0 +1,231 @@
+"""Steered jobs through the drain: conditions side by side, records in the manifest, lost vectors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.interventions import NewVector, vector_sha256
+from actograph.contract.resources import ErrorRecord, JobStatus, Sample
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
+from actograph.settings import Settings
+from storage import dataset_sources, jobs, migrate, samples, vectors, workers
+from storage.artifacts.store import ArtifactStore, open_store
+from storage.database import Database
+from storage.sample_expansion import capture_samples, evaluation_samples
+from storage.session_files import SessionReader
+from worker.drain import Drain
+from worker.engine.generate import Engine
+from worker.engine.model import load_model
+from worker.stop_signal import StopSignal
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+WORKER = "wrk_" + "0" * 32
+INPUTS = [{"prompt": "one and two"}, {"prompt": "Tom has 34 books and Mia has 57 books. How many?"}]
+HOOK = "resid_post.0"
+
+
+class Silent:
+    """A broker that wakes nobody."""
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        return True
+
+
+@dataclass
+class Held:
+    engine: Engine
+
+    def engine_for(self, name: str) -> Engine:
+        return self.engine
+
+
+@dataclass
+class Place:
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    engine: Engine
+    stop: StopSignal
+    broker: Silent = field(default_factory=Silent)
+
+    def submit(self, **changes: Any) -> str:
+        body = {"kind": "capture", "model": MODEL, "inputs": INPUTS, "sampling": {"max_tokens": 6}} | changes
+        spec = job_spec_adapter.validate_python({k: v for k, v in body.items() if v is not None})
+        if isinstance(spec, CaptureJobSpec):
+            new = list(capture_samples(spec))
+        else:
+            assert isinstance(spec, EvaluationSpec) and isinstance(spec.dataset, PathDataset)
+            rows = dataset_sources.read(spec.dataset, self.store, self.settings.data_roots)
+            new = list(evaluation_samples(spec, rows))
+        with self.database.write() as session:
+            row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=len(new))
+            samples.insert(session, row.id, new)
+        return row.id
+
+    def run(self, job_id: str) -> list[Sample]:
+        drain = Drain(
+            settings=self.settings,
+            database=self.database,
+            store=self.store,
+            broker=self.broker,  # type: ignore[arg-type]
+            models=Held(self.engine),  # type: ignore[arg-type]
+            worker_id=WORKER,
+            stop=self.stop,
+        )
+        drain.run_slice(job_id)
+        with self.database.read() as session:
+            rows, _ = samples.find(session, job_id, limit=1000)
+            return [samples.resource(row) for row in rows]
+
+    def ended(self, job_id: str) -> tuple[JobStatus, ErrorRecord | None]:
+        with self.database.read() as session:
+            job = jobs.resource(session, jobs.get(session, job_id))
+        return job.status, job.error
+
+    def keep(self, numbers: list[float], **changes: Any) -> str:
+        value = {"name": "v", "hook": HOOK, "vector": numbers} | changes
+        with self.database.write() as session:
+            return vectors.insert(session, NewVector.model_validate(value)).id
+
+    def reader(self, sample: Sample) -> SessionReader:
+        assert sample.session_id is not None, sample.error
+        return SessionReader(self.store, sample.session_id)
+
+    def rows(self, sample: Sample, hook: str) -> torch.Tensor:
+        reader = self.reader(sample)
+        count = reader.manifest.tensors[hook].shape[0]
+        stored = reader.rows(hook, 0, count)
+        return torch.frombuffer(bytearray(stored.data), dtype=torch.float32).view(stored.shape)
+
+
+@pytest.fixture(scope="module")
+def engine(shared: Path) -> Engine:
+    torch.set_num_threads(1)
+    return Engine(load_model(str(shared / "models" / MODEL), name=MODEL, device="cpu"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, engine: Engine) -> Iterator[Place]:
+    (tmp_path / "data").mkdir()
+    settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=3)
+    database = Database(settings.effective_database_url)
+    migrate.upgrade(database)
+    with database.write() as session:
+        workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
+    store = open_store(settings.effective_artifact_url)
+    yield Place(settings, database, store, engine, StopSignal.create(tmp_path))
+    database.close()
+
+
+def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) -> None:
+    numbers = [((i * 37) % 11 - 5) / 1.7 for i in range(96)]
+    vector_id = place.keep(numbers)
+    everywhere = {"hook": "mlp_out.1", "op": "scale", "coefficient": 0.5, "positions": {"start": 1}}
+    steered = {
+        "hook": "layers_output[0]", "op": "add", "vector_id": vector_id, "coefficient": 4,
+        "positions": "generated",
+    }  # fmt: skip
+    capture = {"hooks": [HOOK, "resid_pre.1", "resid_mid.0", "mlp_out.1"]}
+    job_id = place.submit(
+        capture=capture,
+        interventions=[everywhere],
+        conditions=[{"name": "plain"}, {"name": "steered", "interventions": [steered]}],
+    )
+    done = place.run(job_id)
+    assert place.ended(job_id) == (JobStatus.COMPLETED, None)
+    assert [(s.index, s.condition) for s in done] == [
+        (0, "plain"), (0, "steered"), (1, "plain"), (1, "steered")
+    ]  # fmt: skip
+    alone = place.run(place.submit(capture=capture, interventions=[everywhere]))
+    for plain, twin, single in zip(done[::2], done[1::2], alone, strict=True):
+        assert plain.seed == twin.seed
+        assert plain.completion == single.completion
+        prompt = plain.prompt_tokens
+        assert prompt is not None
+        before, after = place.rows(plain, HOOK), place.rows(twin, HOOK)
+        assert torch.allclose(before, place.rows(single, HOOK), atol=1e-4)
+        assert torch.allclose(before[:prompt], after[:prompt], atol=1e-4)
+        # the first generated token is the same; what the model computed for it differs by the vector
+        assert list(place.reader(plain).token_ids())[prompt] == list(place.reader(twin).token_ids())[prompt]
+        shift = after[prompt] - before[prompt]
+        assert torch.allclose(shift, 4 * torch.tensor(numbers), atol=1e-3)
+        assert torch.equal(place.rows(twin, "resid_pre.1"), after)
+        mid, twins_mid = (place.rows(sample, "resid_mid.0")[prompt] for sample in (plain, twin))
+        assert torch.allclose(mid, twins_mid, atol=1e-4)  # what comes before does not show it
+    record = {
+        "hook": "mlp_out.1", "op": "scale", "coefficient": 0.5, "positions": {"start": 1, "stop": None},
+        "vector_id": None, "vector_sha256": None,
+    }  # fmt: skip
+    own = {
+        "hook": HOOK, "op": "add", "coefficient": 4.0, "positions": "generated",
+        "vector_id": vector_id, "vector_sha256": vector_sha256(numbers),
+    }  # fmt: skip
+    assert [i.model_dump() for i in place.reader(done[0]).manifest.interventions] == [record]
+    assert [i.model_dump() for i in place.reader(done[1]).manifest.interventions] == [record, own]
+
+
+def test_an_evaluation_without_capture_is_steered_too(place: Place) -> None:
+    (Path(place.settings.data_roots[0]) / "rows.jsonl").write_text(
+        '{"question": "12+13?", "answer": "#### 25"}\n'
+    )
+    job_id = place.submit(
+        kind="evaluation",
+        inputs=None,
+        dataset={"path": "rows.jsonl"},
+        conditions=[
+            {"name": "baseline"},
+            {"name": "off", "interventions": [{"hook": "resid_post.1", "op": "zero"}]},
+            {"name": "same", "interventions": [{"hook": HOOK, "op": "scale", "coefficient": 1}]},
+        ],
+    )
+    done = {s.condition: s for s in place.run(job_id)}
+    assert place.ended(job_id) == (JobStatus.COMPLETED, None)
+    assert done["same"].completion == done["baseline"].completion
+    assert done["off"].completion != done["baseline"].completion
+    assert all(s.session_id is None for s in done.values())
+
+
+@pytest.mark.parametrize(
+    ("intervention", "says"),
+    [
+        ({"hook": "resid_post.7", "op": "zero"}, "layers 0 to 1"),
+        ({"hook": "resid_post.1", "op": "add", "vector": [1.0]}, "1 numbers, resid_post.1 is 96 wide"),
+        (
+            {"hook": "model.layers.0.mlp.up_proj.output", "op": "replace", "vector": [1.0] * 96},
+            "96 numbers, model.layers.0.mlp.up_proj.output is",
+        ),
+    ],
+)
+def test_what_the_service_could_not_check_fails_the_job_at_its_start(
+    place: Place, intervention: dict[str, Any], says: str
+) -> None:
+    job_id = place.submit(conditions=[{"name": "a", "interventions": [intervention]}])
+    place.run(job_id)
+    status, error = place.ended(job_id)
+    assert status is JobStatus.FAILED
+    assert error is not None and says in error.message
+
+
+def test_a_vector_that_was_deleted_fails_the_job_with_the_reason(place: Place) -> None:
+    vector_id = place.keep([1.0] * 96)
+    job_id = place.submit(interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
+    with place.database.write() as session:
+        vectors.delete(session, vector_id)
+    place.run(job_id)
+    status, error = place.ended(job_id)
+    assert status is JobStatus.FAILED
+    assert error is not None and vector_id in error.message and "deleted" in error.message
+
+
+def test_a_vector_of_another_model_fails_the_job(place: Place) -> None:
+    vector_id = place.keep([1.0] * 96, model="another")
+    job_id = place.submit(interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
+    place.run(job_id)
+    _, error = place.ended(job_id)
+    assert error is not None and "another" in error.message

@@ -1,0 +1,165 @@
+"""The intervention contract: what is accepted, what is refused and with which words."""
+
+import struct
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.interventions import (
+    Intervention,
+    NewVector,
+    StoredVector,
+    TokenRange,
+    check_stored,
+    each,
+    resolve_hook,
+    vector_sha256,
+)
+from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.specs import job_spec_adapter
+
+VEC = "vec_" + "a" * 32
+ADD: dict[str, Any] = {"hook": "resid_post.1", "op": "add", "vector": [1.0, 2.0]}
+
+
+def structure() -> ModelStructure:
+    locations = {
+        "resid_post.0": "model.layers.0.output",
+        "router_logits.0": "model.layers.0.mlp.gate.output",
+        "logits": "lm_head.output",
+    }
+    return ModelStructure(
+        model="m", architecture="A", num_layers=1, hidden_size=2, vocab_size=9, context_length=8,
+        dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[],
+        hooks={n: HookInfo(location=at, width=2, dtype="float32") for n, at in locations.items()},
+        module_locations=[*locations.values(), "model.layers.0.mlp.gate.output.1"],
+        unavailable={"final_norm": "no norm stands between the last layer and the head"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ADD,
+        ADD | {"coefficient": -3},
+        {"hook": "x", "op": "add", "vector_id": VEC},
+        {"hook": "x", "op": "replace", "vector": [0.0]},
+        {"hook": "x", "op": "project_out", "vector": [0.0, 1e-30]},
+        {"hook": "x", "op": "zero"},
+        {"hook": "x", "op": "zero", "coefficient": 1},
+        {"hook": "x", "op": "scale", "coefficient": 0},
+        *[
+            ADD | {"positions": p}
+            for p in ("all", "prompt", "generated", "last_prompt", [0, 5], {"start": 2})
+        ],
+        ADD | {"positions": {"start": 0, "stop": 1}},
+    ],
+)
+def test_accepted_and_the_same_after_storing(value: dict[str, Any]) -> None:
+    intervention = Intervention.model_validate(value)
+    assert Intervention.model_validate(intervention.model_dump(mode="json")) == intervention
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"vector_id": VEC}, "exactly one of vector and vector_id"),
+        ({"vector": None}, "exactly one of vector and vector_id"),
+        ({"op": "zero"}, "takes no vector"),
+        ({"op": "scale", "coefficient": 2}, "takes no vector"),
+        ({"op": "scale", "vector": None}, "scale needs a coefficient"),
+        ({"op": "zero", "vector": None, "coefficient": 2}, "zero takes no coefficient"),
+        ({"op": "project_out", "vector": [0.0, -0.0]}, "not zero"),
+        ({"op": "project_out", "vector": [1e-60]}, "not zero"),
+        ({"op": "multiply"}, "add"),
+        ({"vector": []}, "at least 1"),
+        ({"vector": [float("nan")]}, "finite"),
+        ({"vector": [float("inf")]}, "finite"),
+        ({"vector": [1e39]}, "less than or equal to 3402823"),
+        ({"coefficient": float("nan")}, "finite"),
+        ({"vector": None, "vector_id": "vec_1"}, "pattern"),
+        ({"positions": "last"}, "generated"),
+        ({"positions": [-1]}, "greater than or equal to 0"),
+        ({"positions": []}, "at least 1"),
+        ({"positions": {"start": 3, "stop": 3}}, "larger than start"),
+        ({"positions": {"from": 3}}, "not permitted"),
+        ({"hook": ""}, "at least 1"),
+        ({"layer": 3}, "not permitted"),
+    ],
+)
+def test_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Intervention.model_validate(ADD | change)
+    assert says in str(caught.value)
+
+
+def test_positions_are_read_as_what_they_are() -> None:
+    assert Intervention.model_validate(ADD | {"positions": [3, 1]}).positions == [3, 1]
+    assert Intervention.model_validate(ADD | {"positions": {"stop": 4}}).positions == TokenRange(stop=4)
+
+
+def test_a_hook_by_any_of_its_names_and_no_router() -> None:
+    for name in ("resid_post.0", "blocks.0.hook_resid_post", "layers_output[0]", "model.layers[0].output"):
+        assert resolve_hook(name, structure(), "interventions.0.hook") == "resid_post.0"
+    assert resolve_hook("logits", structure(), "h") == "logits"
+    for name, says in [
+        ("router_logits.0", "not changed"),
+        ("model.layers.0.mlp.gate.output", "not changed"),
+        ("model.layers.0.mlp.gate.output.1", "not changed"),
+        ("final_norm", "no norm stands"),
+        ("resid_post.7", "layers 0 to 0"),
+        ("elsewhere", "no such hook"),
+    ]:
+        with pytest.raises(UnknownHook, match=says) as caught:
+            resolve_hook(name, structure(), "interventions.0.hook")
+        assert caught.value.param == "interventions.0.hook"
+
+
+def test_fields_of_a_job_and_its_conditions_are_named() -> None:
+    spec = job_spec_adapter.validate_python(
+        {
+            "kind": "capture",
+            "model": "m",
+            "inputs": [{"prompt": "x"}],
+            "interventions": [ADD],
+            "conditions": [{"name": "plain"}, {"name": "less", "interventions": [ADD, ADD]}],
+        }
+    )
+    assert [param for param, _ in each(spec.interventions, spec.conditions)] == [
+        "interventions.0",
+        "conditions.1.interventions.0",
+        "conditions.1.interventions.1",
+    ]
+    with pytest.raises(ValidationError, match="condition names must differ"):
+        job_spec_adapter.validate_python(
+            {
+                "kind": "capture",
+                "model": "m",
+                "inputs": [{"prompt": "x"}],
+                "conditions": [{"name": "a"}, {"name": "a"}],
+            }
+        )
+
+
+def test_a_stored_vector_must_be_the_models_and_have_a_direction() -> None:
+    stored = StoredVector(
+        id=VEC, name="n", hook="h", width=1, model="m", sha256="", created_at=0, vector=[0.0]
+    )
+    check_stored("add", stored, "m", "p")
+    with pytest.raises(InvalidRequest, match="for the model m, not other"):
+        check_stored("add", stored, "other", "p")
+    with pytest.raises(InvalidRequest, match="not zero"):
+        check_stored("project_out", stored, "m", "p")
+
+
+def test_the_hash_is_of_little_endian_float32() -> None:
+    assert vector_sha256([1.0, -2.5]) == sha256(struct.pack("<ff", 1.0, -2.5)).hexdigest()
+
+
+@pytest.mark.parametrize("change", [{"name": "a b"}, {"vector": []}, {"metadata": {"k": 1}}, {"hook": ""}])
+def test_a_wrong_new_vector_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        NewVector.model_validate({"name": "n", "hook": "resid_post.1", "vector": [1.0]} | change)
