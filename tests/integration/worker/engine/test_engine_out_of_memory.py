@@ -1,0 +1,230 @@
+"""Allocator failures at chosen steps of a real model: results are those of an undisturbed run.
+
+The failures come from a forward hook of the test, where a device's allocator would raise them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.errors import OutOfDeviceMemory
+from actograph.contract.resources import ErrorRecord
+from actograph.contract.specs import SamplingSpec
+from worker.engine.generate import Engine
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk
+from worker.engine.rows import RowStream
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+HOOKS = ["embed", "attn_in.0", "resid_post.0", "mlp_in.1", "logits"]
+PROMPTS = [
+    "12+13",
+    "Tom has 4 apples and buys 5 more: how many are they?",
+    "one",
+    "a b c d e f",
+    "seven times eight is",
+]
+TOKENS = 9
+SAMPLING = SamplingSpec(max_tokens=TOKENS, temperature=0.8, top_p=0.95, seed=1)
+
+EngineOf = Callable[[str], Engine]
+#: (batch, pass of this attempt: 0 is the prompt's, 1 the first decode step) -> whether memory runs out
+When = Callable[[int, int], bool]
+
+
+@dataclass
+class Failures:
+    """The forward passes that were made to fail."""
+
+    at: list[tuple[int, int]] = field(default_factory=list)  # (batch, pass)
+
+
+@contextmanager
+def scarce(engine: Engine, when: When) -> Iterator[Failures]:
+    """Let the last layer's MLP fail as an allocator fails."""
+    seen, step = Failures(), [0]
+
+    def before(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        batch, tokens = args[0].shape[:2]
+        step[0] = 0 if tokens > 1 else step[0] + 1
+        if when(batch, step[0]):
+            seen.at.append((batch, step[0]))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    module = engine.model.hf.get_submodule("model.layers.1.mlp")
+    handle = module.register_forward_pre_hook(before)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+        engine.token_limit = None
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    engine_of: EngineOf, requests_for: Any
+) -> tuple[list[GenerationRequest], list[Generation], "WrittenOnce"]:
+    engine = engine_of(MODEL)
+    requests = requests_for(engine, PROMPTS)
+    sink = WrittenOnce()
+    return requests, engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink), sink
+
+
+class WrittenOnce:
+    """Keeps rows by token; refuses a row that it already has."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, dict[str, dict[int, torch.Tensor]]] = {}
+        self.resets: list[int] = []
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        for hook, chunk in rows.items():
+            have = self.kept.setdefault(index, {}).setdefault(hook, {})
+            for row in range(chunk.first_row, chunk.first_row + chunk.tensor.shape[0]):
+                assert row not in have, f"sample {index}: row {row} of {hook} was written twice"
+                have[row] = chunk.tensor[row - chunk.first_row]
+
+    def reset(self, index: int) -> None:
+        self.resets.append(index)
+        self.kept.pop(index, None)
+
+
+def assert_same(
+    got: WrittenOnce, made: list[Generation], want: WrittenOnce, wanted: list[Generation]
+) -> None:
+    assert [g.generated_ids for g in made] == [g.generated_ids for g in wanted]
+    assert [g.finish_reason for g in made] == [g.finish_reason for g in wanted]
+    assert got.kept.keys() == want.kept.keys()
+    for index, hooks in want.kept.items():
+        assert got.kept[index].keys() == hooks.keys()
+        for hook, rows in hooks.items():
+            assert list(got.kept[index][hook]) == list(rows)
+            for row, tensor in rows.items():
+                assert torch.allclose(got.kept[index][hook][row], tensor, atol=1e-4, rtol=1e-4), (hook, row)
+
+
+PASSES = {"prefill": 0, "first decode step": 1, "middle": 5}
+
+
+@pytest.mark.parametrize("where", PASSES)
+def test_one_failure_halves_the_batch_once(engine_of: EngineOf, undisturbed: Any, where: str) -> None:
+    requests, wanted, want = undisturbed
+    engine, sink, due = engine_of(MODEL), WrittenOnce(), [True]
+
+    def once(batch: int, step: int) -> bool:
+        return step == PASSES[where] and bool(due) and due.pop()
+
+    with scarce(engine, once) as failures:
+        made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink)
+    assert failures.at == [(5, PASSES[where])]
+    assert sink.resets == [0, 1, 2, 3, 4]
+    assert_same(sink, made, want, wanted)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("where", PASSES)
+def test_batches_shrink_until_they_fit(engine_of: EngineOf, undisturbed: Any, where: str, most: int) -> None:
+    requests, wanted, want = undisturbed
+    engine, sink = engine_of(MODEL), WrittenOnce()
+    with scarce(engine, lambda batch, step: step == PASSES[where] and batch > most) as failures:
+        made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink)
+        limit = engine.token_limit
+    assert [batch for batch, _ in failures.at] == ([5, 3] if most == 2 else [5, 3, 2, 2])
+    assert limit == most * (max(len(r.prompt_ids) for r in requests) + TOKENS)
+    assert_same(sink, made, want, wanted)
+
+
+@pytest.mark.parametrize("where", PASSES)
+def test_a_sample_that_never_fits_fails_with_the_numbers_and_the_others_go_on(
+    engine_of: EngineOf, undisturbed: Any, where: str
+) -> None:
+    requests, wanted, want = undisturbed
+    engine, sink, largest = engine_of(MODEL), WrittenOnce(), len(requests[1].prompt_ids)
+    assert largest == max(len(r.prompt_ids) for r in requests)
+    length = [0]
+
+    def watch(module: torch.nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        tokens = kwargs["input_ids"].shape[1]
+        length[0] = tokens if tokens > 1 else length[0]
+
+    handle = engine.model.hf.register_forward_pre_hook(watch, with_kwargs=True)
+    try:
+        with scarce(engine, lambda batch, step: step == PASSES[where] and length[0] == largest) as failures:
+            made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink)
+    finally:
+        handle.remove()
+    assert [batch for batch, _ in failures.at] == [5, 3, 2, 1, 1]  # alone: once as asked, once sparingly
+    error = made[1].error
+    assert isinstance(error, OutOfDeviceMemory)
+    record = ErrorRecord.model_validate(error.as_record())
+    assert record.type == "cuda_out_of_memory"
+    assert record.details is not None and record.details["rss_bytes"] > 0
+    assert f"{largest} tokens" in record.message
+    assert made[1].finish_reason == "error" and made[1].generated_ids == ()
+    assert 1 not in sink.kept
+    others = WrittenOnce()
+    others.kept = {index: rows for index, rows in want.kept.items() if index != 1}
+    assert_same(sink, [made[0], *made[2:]], others, [wanted[0], *wanted[2:]])
+
+
+def test_without_capture_a_batch_of_one_is_not_run_again(engine_of: EngineOf, requests_for: Any) -> None:
+    engine = engine_of(MODEL)
+    with scarce(engine, lambda batch, step: step == 2) as failures:
+        made = engine.generate(requests_for(engine, PROMPTS[:2]), sampling=SAMPLING)
+    assert failures.at == [(2, 2), (1, 2), (1, 2)]
+    assert all(isinstance(g.error, OutOfDeviceMemory) for g in made)
+
+
+def test_a_device_without_room_for_held_back_rows_gets_them_one_step_at_a_time(
+    engine_of: EngineOf, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, wanted, want = undisturbed
+    engine, sink, held = engine_of(MODEL), WrittenOnce(), [0, 0]
+    flush = RowStream._flush
+
+    def counted(stream: RowStream) -> None:
+        held[0] = 0
+        flush(stream)
+
+    decode = RowStream.decode
+
+    def holding(stream: RowStream, values: list[torch.Tensor]) -> None:
+        held[0] += 1
+        held[1] = max(held)
+        if held[0] > 2:  # the allocator refuses the third step that would be held back
+            held[0] = 0
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        decode(stream, values)
+
+    monkeypatch.setattr(RowStream, "_flush", counted)
+    monkeypatch.setattr(RowStream, "decode", holding)
+    made = engine.generate(requests[:1], sampling=SAMPLING, hooks=HOOKS, sink=sink)
+    assert held[1] == 3 and sink.resets == [0]
+    assert made[0].error is None and made[0].generated_ids == wanted[0].generated_ids
+    assert all(len(rows) == len(want.kept[0][hook]) for hook, rows in sink.kept[0].items())
+
+
+def test_rows_stored_before_the_failure_are_reset_and_stored_once(
+    engine_of: EngineOf, undisturbed: Any
+) -> None:
+    requests, wanted, want = undisturbed
+    engine = engine_of(MODEL)
+    options = BufferOptions(host_buffer_bytes=1 << 14, shard_bytes=1 << 13, max_block_steps=2)
+    sink = WrittenOnce()
+    stored: list[int] = []
+
+    def late(batch: int, step: int) -> bool:
+        if step == 6 and batch > 2:
+            stored.append(len(sink.kept))
+            return True
+        return False
+
+    with scarce(engine, late):
+        made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink, options=options)
+    assert any(stored)
+    assert_same(sink, made, want, wanted)
