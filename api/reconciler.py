@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from api.dependencies import Services
-from storage import jobs, workers
+from storage import jobs, model_loads, workers
 from storage.queue_state import disk_pause
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Reconciler:
         for job in candidates:
             if job.id not in busy:
                 wanted.append(job)
-            elif idle[job.model] > 0:
+            elif job.kind != model_loads.KIND and idle[job.model] > 0:
                 idle[job.model] -= 1
                 wanted.append(job)
         if not wanted:

@@ -231,6 +231,7 @@ class WaitingJob(NamedTuple):
     id: str
     priority: int
     model: str
+    kind: str = ""
 
 
 def claimable(session: Session) -> Sequence[WaitingJob]:
@@ -248,7 +249,7 @@ def claimable(session: Session) -> Sequence[WaitingJob]:
         .exists()
     )
     statement = (
-        sa.select(JobRow.id, JobRow.priority, JobRow.model)
+        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
         .where(
             JobRow.status.in_(ACTIVE),
             sa.or_(free_sample, JobRow.total.is_(None)),

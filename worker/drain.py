@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from actograph.contract import hooks
 from actograph.contract.capture_checks import check_capture
 from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, UnknownModel
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
-from storage import jobs, samples, sessions, workers
+from storage import jobs, model_loads, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
@@ -92,11 +93,24 @@ class Drain:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
             row = jobs.get(session, job_id)
+            is_load = row.kind == model_loads.KIND and not self._stop.is_set()
+            if is_load:
+                if not model_loads.begin(session, row, self._worker_id):
+                    return
+                workers.set_busy(session, self._worker_id, job_id)
+        if is_load:
+            self._load_as_asked(row)
+            return
+        with self._database.write() as session:
             priority = row.priority
             chosen = job_id
             if not self._stop.is_set():
                 asked = jobs.WaitingJob(job_id, priority, row.model)
-                chosen = self._grouping.choose(asked, self._loaded, jobs.claimable(session))
+                chosen = self._grouping.choose(
+                    asked,
+                    self._loaded,
+                    [job for job in jobs.claimable(session) if job.kind != model_loads.KIND],
+                )
                 jobs.start(session, chosen)
                 workers.set_busy(session, self._worker_id, chosen)
         if self._stop.is_set():
@@ -110,6 +124,36 @@ class Drain:
         # a job that went first has a message of its own; the one that was put off has lost its
         if work_remains or chosen != job_id:
             self._broker.wake(job_id, priority)
+
+    def _load_as_asked(self, row: JobRow) -> None:
+        """Change the model; where the new one is refused, go on with the one that was there."""
+        previous, self._loaded = self._loaded, None
+        refused: ActographError | None = None
+        try:
+            try:
+                self._models.load(row.model, ModelLoadOptions.model_validate(row.spec))
+                self._loaded = row.model
+            except ActographError as error:
+                # the frames of the error hold what was loaded, which must go before anything else comes
+                error.__cause__ = error.__context__ = None
+                refused = error.with_traceback(None)
+            with self._database.write() as session:
+                if refused is None:
+                    model_loads.complete(session, row.id)
+                else:
+                    logger.warning("model %s is refused: %s", row.model, refused)
+                    model_loads.fail(session, row.id, refused)
+            if refused is not None and previous is not None:
+                self._load_again(previous)
+        finally:
+            with self._database.write() as session:
+                workers.set_idle(session, self._worker_id)
+
+    def _load_again(self, model: str) -> None:
+        try:
+            self._engine_for(model)
+        except ActographError as error:
+            logger.error("model %s, which was there before, cannot be loaded again: %s", model, error)
 
     def _engine_for(self, model: str) -> Engine:
         # where the new model is refused, the old one is gone all the same

@@ -7,27 +7,42 @@ from collections.abc import Callable
 import torch
 
 from actograph.contract import model_names
-from actograph.contract.errors import UnknownModel
+from actograph.contract.errors import ActographError, ModelRefused, UnknownModel
 from actograph.contract.estimate import batch_cap
+from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints
+from actograph.contract.model_names import ServedModel
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from worker.engine.generate import Engine
-from worker.engine.memory import capacity, kv_bytes_per_token, memory_snapshot
-from worker.engine.model import load_model
+from worker.engine.kv_cache import kv_bytes_per_token
+from worker.engine.memory import capacity, memory_snapshot
+from worker.engine.model import LoadedModel, load_model
 
 logger = logging.getLogger(__name__)
+
+
+def _by_the_settings(_model: str) -> ModelLoadOptions:
+    return ModelLoadOptions()
 
 
 class ModelHolder:
     """Loads models by their served names, one at a time: the old one goes before the new one comes."""
 
-    def __init__(self, settings: Settings, on_loaded: Callable[[ModelStructure], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_loaded: Callable[[ModelStructure], None],
+        options_of: Callable[[str], ModelLoadOptions] = _by_the_settings,
+    ) -> None:
+        """`options_of` says how a model is to be loaded now; another answer has it loaded anew."""
         self._settings = settings
         self._on_loaded = on_loaded
+        self._options_of = options_of
         self._served = [
             model_names.parse(text) for text in (settings.model, *settings.allowed_models) if text
         ]
         self._engine: Engine | None = None
+        self._options = ModelLoadOptions()
         self._resting: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
@@ -36,31 +51,60 @@ class ModelHolder:
         Raises:
             UnknownModel: this worker's settings do not name it.
             ModelRefused: it cannot be loaded.
+            UnknownHook: it has not the hook that a savepoint names.
         """
-        if self._engine is not None and self._engine.structure.model == name:
+        options = self._options_of(name)
+        if self._engine is not None and self._engine.structure.model == name and options == self._options:
             return self._engine
+        return self.load(name, options)
+
+    def load(self, name: str, options: ModelLoadOptions) -> Engine:
+        """Unload what there is, load `name`, prove it and resolve its savepoints; errors as `engine_for`.
+
+        After an error other than UnknownModel no model is held.
+        """
+        model = self._find(name)
+        self.unload()
+        logger.info("loading model %s", name)
+        try:
+            self._engine = self._load(model, options)
+            self._options, self._resting = options, memory_snapshot(self._engine.model.device)
+            self._on_loaded(self._engine.structure)
+        except (ActographError, torch.AcceleratorError):
+            self.unload()
+            raise
+        except Exception as error:
+            self.unload()
+            raise ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+        logger.info("model %s is ready on %s", name, self._engine.structure.device)
+        return self._engine
+
+    def _find(self, name: str) -> ServedModel:
         model = next((m for m in self._served if m.name == name), None)
         if model is None:
             known = ", ".join(m.name for m in self._served)
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {known}")
-        self.unload()
+        return model
+
+    def _load(self, model: ServedModel, options: ModelLoadOptions) -> Engine:
         settings = self._settings
-        logger.info("loading model %s", name)
         loaded = load_model(
             model.source,
-            dtype=settings.dtype,
-            device=settings.device,
-            revision=settings.revision,
+            dtype=options.dtype or settings.dtype,
+            device=options.device_map or settings.device,
+            revision=options.revision or settings.revision,
+            attn_implementation=options.attn_implementation,
             name=model.name,
         )
+        _check_weights(loaded, options)
         engine = Engine(loaded)
         engine.structure = engine.structure.model_copy(
-            update={"kv_bytes_per_token": kv_bytes_per_token(loaded)}
+            update={
+                "kv_bytes_per_token": kv_bytes_per_token(loaded),
+                "savepoints": resolve_savepoints(options, engine.structure),
+            }
         )
-        self._engine, self._resting = engine, memory_snapshot(loaded.device)
-        self._on_loaded(self._engine.structure)
-        logger.info("model %s is ready on %s", name, self._engine.structure.device)
-        return self._engine
+        return engine
 
     @property
     def device(self) -> torch.device | None:
@@ -69,7 +113,8 @@ class ModelHolder:
 
     def memory(self) -> dict[str, int]:
         """For the heartbeat: what is used, and what a batch may use, by which plans are made."""
-        device = self.device
+        engine = self._engine  # the heartbeat's thread asks while another one loads
+        device = engine.model.device if engine is not None else None
         numbers = memory_snapshot(device)
         if device is not None:
             most = batch_cap(on_gpu=device.type == "cuda")
@@ -84,3 +129,20 @@ class ModelHolder:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:
+    """Refuse weights that take more than `max_memory` allows on the device that holds them.
+
+    Raises:
+        ModelRefused: with both numbers.
+    """
+    device = loaded.device
+    allowed = options.max_memory or {}
+    most = allowed.get("cpu") if device.type == "cpu" else allowed.get(device.index or 0)
+    weights = sum(p.numel() * p.element_size() for p in loaded.hf.parameters())
+    if most is not None and weights > most:
+        raise ModelRefused(
+            f"{loaded.name}: the weights take {weights:,} bytes on {device}, max_memory allows {most:,}; "
+            "take a smaller dtype, or allow more"
+        )

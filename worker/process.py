@@ -7,9 +7,10 @@ from functools import cached_property
 
 from actograph.contract import model_names
 from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
-from storage import migrate, workers
+from storage import migrate, model_loads, workers
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
@@ -30,7 +31,7 @@ class WorkerProcess:
         self._stop = stop
         self.worker_id = new_worker_id()
         self._database = Database(settings.effective_database_url)
-        self._models = ModelHolder(settings, self._loaded)
+        self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._heartbeat = Heartbeat(
             self._database,
             self.worker_id,
@@ -84,6 +85,10 @@ class WorkerProcess:
         with self._database.write() as session:
             workers.set_offline(session, self.worker_id)
         self._database.close()
+
+    def _options_of(self, model: str) -> ModelLoadOptions:
+        with self._database.read() as session:
+            return model_loads.options_in_force(session, model)
 
     def _loaded(self, structure: ModelStructure) -> None:
         with self._database.write() as session:

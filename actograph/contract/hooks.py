@@ -86,6 +86,11 @@ class HookTable(Protocol):
         ...
 
     @property
+    def savepoints(self) -> Mapping[str, str]:
+        """A client's own name -> canonical hook name."""
+        ...
+
+    @property
     def unavailable(self) -> Mapping[str, str]:
         """Point -> why this architecture does not have it; hook -> why this layer does not."""
         ...
@@ -143,6 +148,8 @@ def resolve(name: str, table: HookTable) -> str:
     Raises:
         UnknownHook: the model has no such point; the message names the nearest valid ones.
     """
+    if name in table.savepoints:
+        return table.savepoints[name]
     hook = canonical(name)
     if hook is not None:
         if hook in table.locations:

@@ -256,6 +256,9 @@ class ModelStructure(Resource):
     )
     proofs: list[str] = Field(default_factory=list, description="Identities checked when it was loaded.")
     revision: str | None = None
+    savepoints: dict[str, str] = Field(
+        default_factory=dict, description="Names given when it was loaded -> hook point."
+    )
     kv_bytes_per_token: int | None = Field(
         None, description="Bytes that one token takes in the key-value cache; null where unknown."
     )
@@ -276,6 +279,21 @@ class Model(Resource):
     created: int
     owned_by: str = "actograph"
     status: Literal["loaded", "available"] = "available"
+
+
+class ModelLoad(Resource):
+    """A request to load a model, and what became of it. It is a job of kind `load`, with the same id."""
+
+    id: str
+    object: Literal["model.load"] = "model.load"
+    model: str
+    status: JobStatus
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    worker_id: str | None = Field(None, description="Who loads or last tried to load it.")
+    options: dict[str, Any]
+    error: ErrorRecord | None = Field(None, description="Why it was refused; the worker went on as before.")
 
 
 class Worker(Resource):

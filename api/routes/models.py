@@ -1,20 +1,21 @@
-"""/v1/models in OpenAI's shape, and what a loaded model looks like."""
+"""/v1/models in OpenAI's shape, what a loaded model looks like, and changing it."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import NotFound
-from actograph.contract.resources import ListPage, Model, ModelStructure
-from api.dependencies import Services, ServicesDep
+from actograph.contract.errors import NotFound, UnknownModel
+from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
+from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
+from api.dependencies import Services, ServicesDep, known_id
 from api.errors import documented
-from storage import workers
+from storage import model_loads, workers
 
-router = APIRouter(prefix="/v1", tags=["models"])
+router = APIRouter(tags=["models"])
 
 
-@router.get("/models", operation_id="list_models", summary="Served models", response_model=ListPage[Model])
+@router.get("/v1/models", operation_id="list_models", summary="Served models", response_model=ListPage[Model])
 def list_models(services: ServicesDep) -> ListPage[Model]:
     """`loaded` where a live worker holds the model, else `available`."""
     with services.database.read() as session:
@@ -24,8 +25,53 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     )
 
 
+@router.post(
+    "/v1/models/load",
+    status_code=202,
+    operation_id="load_model",
+    summary="Load a model in place of the one that a worker holds",
+    response_model=ModelLoad,
+    responses=documented(413, 422),
+)
+@router.post("/models/load", status_code=202, response_model=ModelLoad, include_in_schema=False)
+def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
+    """A worker unloads its model before its next unit, loads this one and proves it.
+
+    `GET /v1/models/load/{id}` tells how far it is. Where the model is refused, the reason is its
+    `error`, and the worker goes on with the model that it had.
+    """
+    model = services.models.find(request.model_id)
+    if model is None:
+        served = ", ".join(services.models.names) or "none (set ACTOGRAPH_MODEL)"
+        raise UnknownModel(
+            f"model {request.model_id[:200]!r} is not served here; served: {served}", param="model_id"
+        )
+    with services.database.read() as session:
+        structure = workers.structure(session, model)
+    if structure is not None:
+        resolve_savepoints(request.options, structure)
+    with services.database.write() as session:
+        row = model_loads.create(session, model, request.options)
+        answer = model_loads.resource(session, row)
+    services.broker.wake(row.id, row.priority)
+    return answer
+
+
 @router.get(
-    "/models/{model:path}",
+    "/v1/models/load/{load_id}",
+    operation_id="get_model_load",
+    summary="What became of a request to load a model",
+    response_model=ModelLoad,
+    responses=documented(404, 422),
+)
+def get_model_load(services: ServicesDep, load_id: str) -> ModelLoad:
+    known_id(load_id, "job", "model load")
+    with services.database.read() as session:
+        return model_loads.resource(session, model_loads.get(session, load_id))
+
+
+@router.get(
+    "/v1/models/{model:path}",
     operation_id="get_model",
     summary="One served model",
     response_model=Model,
@@ -38,7 +84,7 @@ def get_model(services: ServicesDep, model: str) -> Model:
 
 
 @router.get(
-    "/model/structure",
+    "/v1/model/structure",
     operation_id="get_model_structure",
     summary="Layers, widths and hook points of a model",
     response_model=ModelStructure,

@@ -15,6 +15,7 @@ class Table:
     locations: Mapping[str, str]
     module_locations: Sequence[str]
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    savepoints: Mapping[str, str] = field(default_factory=dict)
 
 
 def llama(layers: int = 8) -> Table:

@@ -1,0 +1,164 @@
+"""A worker that is asked to load a model: unload, load, prove; a refusal leaves the old one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.resources import JobStatus, WorkerStatus
+from actograph.contract.specs import job_spec_adapter
+from actograph.settings import Settings
+from storage import jobs, migrate, model_loads, samples, workers
+from storage.artifacts.store import open_store
+from storage.database import Database
+from storage.sample_expansion import capture_samples
+from worker.drain import Drain
+from worker.model_holder import ModelHolder
+from worker.stop_signal import StopSignal
+
+pytestmark = pytest.mark.integration
+
+QWEN, LLAMA = "tiny-qwen3", "stories260k"
+WORKER = "wrk_" + "0" * 32
+
+
+class Broker:
+    def wake(self, job_id: str, priority: int) -> bool:
+        return True
+
+
+class Bench:
+    """A worker with two served models, without its process."""
+
+    def __init__(self, home: Path, shared: Path) -> None:
+        torch.set_num_threads(2)
+        first, second = (f"{name}={shared / 'models' / name}" for name in (QWEN, LLAMA))
+        broken = f"broken={home}"
+        self.settings = Settings(
+            home=home, model=first, allowed_models=(second, broken), device="cpu", dtype="float32"
+        )
+        self.database = Database(self.settings.effective_database_url)
+        migrate.upgrade(self.database)
+        self.loads: list[str] = []
+        self.holder = ModelHolder(self.settings, self._loaded, self._options_of)
+        with self.database.write() as session:
+            workers.register(session, WORKER, hostname="here", pid=1, model=QWEN)
+        self.drain = Drain(
+            settings=self.settings,
+            database=self.database,
+            store=open_store(self.settings.effective_artifact_url),
+            broker=Broker(),  # type: ignore[arg-type]
+            models=self.holder,
+            worker_id=WORKER,
+            stop=StopSignal.create(home),
+        )
+        self.drain.load(QWEN)
+
+    def _loaded(self, structure: Any) -> None:
+        self.loads.append(structure.model)
+        with self.database.write() as session:
+            workers.set_ready(session, WORKER, structure)
+
+    def _options_of(self, model: str) -> ModelLoadOptions:
+        with self.database.read() as session:
+            return model_loads.options_in_force(session, model)
+
+    def load(self, model: str, **options: Any) -> tuple[JobStatus, str]:
+        """Ask for a model and let the worker do it; status and reason."""
+        with self.database.write() as session:
+            row = model_loads.create(session, model, ModelLoadOptions.model_validate(options))
+        self.drain.run_slice(row.id)
+        with self.database.read() as session:
+            found = model_loads.resource(session, jobs.get(session, row.id))
+        return found.status, found.error.message if found.error else ""
+
+    def run(self, model: str, hooks: list[str]) -> Any:
+        """Run a capture job; the job as the index has it afterwards."""
+        body = {
+            "kind": "capture",
+            "model": model,
+            "inputs": [{"prompt": "one two"}],
+            "capture": {"hooks": hooks},
+            "sampling": {"max_tokens": 2},
+        }
+        spec: Any = job_spec_adapter.validate_python(body)
+        with self.database.write() as session:
+            row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=None, total=1)
+            samples.insert(session, row.id, capture_samples(spec))
+        self.drain.run_slice(row.id)
+        with self.database.read() as session:
+            return jobs.get(session, row.id)
+
+    def worker(self) -> tuple[WorkerStatus, str | None]:
+        with self.database.read() as session:
+            (row,) = workers.find(session)
+            shown = workers.resource(row)
+        return shown.status, shown.model
+
+
+@pytest.fixture
+def bench(tmp_path: Path, shared: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, shared)
+    yield made
+    made.holder.unload()
+    made.database.close()
+
+
+def test_a_model_is_loaded_as_asked_and_stays_so(bench: Bench) -> None:
+    savepoints = [{"name": "late", "selector": "model.layers[3].output"}]
+    assert bench.load(
+        LLAMA, dtype="bfloat16", device_map="cpu", attn_implementation="eager", savepoints=savepoints
+    ) == (JobStatus.COMPLETED, "")
+    assert bench.worker() == (WorkerStatus.READY, LLAMA)
+    engine = bench.holder.engine_for(LLAMA)
+    assert engine.model.dtype is torch.bfloat16
+    assert engine.model.hf.config._attn_implementation == "eager"
+    with bench.database.read() as session:
+        stored = workers.structure(session, LLAMA)
+    assert stored is not None
+    assert stored.savepoints == {"late": "resid_post.3"}
+    job = bench.run(LLAMA, ["late"])
+    assert (job.status, job.hooks) == (JobStatus.COMPLETED, ["resid_post.3"])
+    assert bench.loads == [QWEN, LLAMA], "its options hold for the jobs that follow"
+    # another model and back: the options are those of the last request that succeeded
+    assert bench.run(QWEN, ["resid_post.0"]).status == JobStatus.COMPLETED
+    assert bench.run(LLAMA, ["late"]).status == JobStatus.COMPLETED
+    assert bench.holder.engine_for(LLAMA).model.dtype is torch.bfloat16
+    assert bench.load(LLAMA) == (JobStatus.COMPLETED, "")
+    assert bench.holder.engine_for(LLAMA).model.dtype is torch.float32
+    assert bench.run(LLAMA, ["late"]).status == JobStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "says"),
+    [
+        ("broken", {}, "config or tokenizer cannot be read"),
+        (LLAMA, {"max_memory": {"cpu": 1000}}, "max_memory allows 1,000"),
+        (LLAMA, {"savepoints": [{"name": "a", "selector": "resid_post.9"}]}, "savepoint a: resid_post.9"),
+        (LLAMA, {"device_map": "cuda:7"}, "cuda:7"),
+        ("elsewhere", {}, "not served by this worker"),
+    ],
+)
+def test_a_refusal_is_told_and_the_worker_goes_on_as_before(
+    bench: Bench, model: str, options: dict[str, Any], says: str
+) -> None:
+    status, reason = bench.load(model, **options)
+    assert status is JobStatus.FAILED
+    assert says in reason
+    assert bench.worker() == (WorkerStatus.READY, QWEN)
+    assert bench.run(QWEN, ["resid_post.1"]).status == JobStatus.COMPLETED
+    assert bench.loads in ([QWEN, QWEN], [QWEN]), "loaded again where it had to go"
+    assert bench.run(LLAMA, ["resid_post.1"]).status == JobStatus.COMPLETED
+
+
+def test_a_request_that_was_cancelled_is_not_begun(bench: Bench) -> None:
+    with bench.database.write() as session:
+        row = model_loads.create(session, LLAMA, ModelLoadOptions())
+        jobs.cancel(session, row.id)
+    bench.drain.run_slice(row.id)
+    assert bench.loads == [QWEN]
+    with bench.database.read() as session:
+        assert jobs.status_of(session, row.id) is JobStatus.CANCELLED
