@@ -10,19 +10,12 @@ import torch
 from actograph.contract import estimate
 from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ModelStructure
+from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.model import LoadedModel
 
 # The arithmetic is the contract's, so that the service answers and refuses by the same numbers
 CPU_BATCH_CAP = estimate.CPU_BATCH_CAP
 bytes_per_token = estimate.bytes_per_token
-
-
-def kv_bytes_per_token(model: LoadedModel) -> int:
-    """Bytes that one token takes in the key-value cache, from the config."""
-    config = model.text_config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * model.dtype.itemsize
 
 
 def available_bytes(device: torch.device) -> int:

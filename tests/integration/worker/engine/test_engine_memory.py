@@ -9,6 +9,7 @@ import torch
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine import memory
 from worker.engine.generate import Engine
+from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.requests import BufferOptions
 
 pytestmark = pytest.mark.integration
@@ -38,7 +39,7 @@ def test_kv_bytes_are_those_of_the_cache(engine_of: Callable[[str], Engine]) -> 
         with torch.inference_mode():
             cache = model.hf(input_ids=torch.ones(1, 10, dtype=torch.long), use_cache=True).past_key_values
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        assert held == 10 * memory.kv_bytes_per_token(model)
+        assert held == 10 * kv_bytes_per_token(model)
 
 
 def test_the_plan_shrinks_with_what_a_sample_needs(engine_of: Callable[[str], Engine]) -> None:
