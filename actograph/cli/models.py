@@ -1,13 +1,18 @@
 """`actograph models`: what is served, and what a model looks like inside."""
 
+import time
 from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from actograph.cli import tables
+from actograph.cli import exit_codes, tables
 from actograph.cli.options import FormatOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines
+from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.contract.errors import InvalidRequest
+
+#: a model takes seconds to minutes
+LOOK_SECONDS = 0.5
 
 app = typer.Typer(no_args_is_help=True, help="The models that are served.")
 
@@ -24,6 +29,63 @@ def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOp
         emit_json_lines(models)
     else:
         emit(tables.render(("MODEL", "STATUS"), [[model.id, model.status] for model in models]))
+
+
+@app.command()
+def load(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="A served model, by any of its names.")],
+    *,
+    revision: Annotated[str | None, typer.Option(help="Hub revision.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, float16 or bfloat16.")] = None,
+    device_map: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = None,
+    max_memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE=SIZE", help="Most that the weights may take: 0=20GiB, cpu=64GiB."),
+    ] = None,
+    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa, ...")] = None,
+    savepoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=HOOK", help="A name of your own for a hook point; repeat for more."),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Have a worker load a model in place of its own, and wait. Exit status 1: it was refused."""
+    options = {
+        "revision": revision,
+        "dtype": dtype,
+        "device_map": device_map,
+        "max_memory": dict(_pair("--max-memory", text) for text in max_memory or []) or None,
+        "attn_implementation": attn_implementation,
+        "savepoints": [
+            {"name": name, "selector": selector}
+            for name, selector in (_pair("--savepoint", text) for text in savepoint or [])
+        ],
+    }
+    with closing(client_of(ctx)) as client:
+        found = client.load_model(model, **{name: value for name, value in options.items() if value})
+        try:
+            while not found.status.is_terminal():
+                time.sleep(LOOK_SECONDS)
+                found = client.model_load(found.id)
+        except KeyboardInterrupt:
+            note(f"it goes on; take it back with: actograph jobs cancel {tables.shorten(found.id)}")
+            raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
+    if output is Format.JSON:
+        emit(found.model_dump_json())
+    elif found.error is None:
+        emit(f"{tables.clean(found.model)} {found.status}")
+    if found.error is not None:
+        note(f"error: {tables.clean(found.error.message)}")
+    if code := exit_codes.of_job(found.status):
+        raise exit_codes.Ended(code)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise InvalidRequest(f"{option} {text}: give it as NAME=VALUE")
+    return name, value
 
 
 @app.command()

@@ -272,6 +272,21 @@ class Client:
         """The models that are served."""
         return list(self._items("/v1/models", resources.Model, {}))
 
+    def load_model(self, model: str, **options: Any) -> resources.ModelLoad:
+        """Have a worker load a served model in place of its own; `model_load` tells how far it is.
+
+        Args:
+            options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
+                `savepoints`; see docs/models.md.
+        """
+        body = {"model_id": model} | options
+        return _read(resources.ModelLoad, self._transport.request("POST", "/v1/models/load", json=body))
+
+    def model_load(self, load_id: str) -> resources.ModelLoad:
+        """What became of a request to load a model."""
+        path = _path("/v1/models/load", load_id)
+        return _read(resources.ModelLoad, self._transport.request("GET", path))
+
     def structure(self, model: str | None = None) -> resources.ModelStructure:
         """Layers, widths and hook points of a model that a worker has loaded."""
         answer = self._transport.request("GET", "/v1/model/structure", params={"model": model})

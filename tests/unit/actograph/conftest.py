@@ -67,6 +67,8 @@ class ContractServer:
     workers: list[resources.Worker] = field(default_factory=list)
     structure: resources.ModelStructure | None = None
     estimate: resources.Estimate | None = None
+    #: what a request to load a model answers and then shows, the last one for ever
+    model_loads: list[resources.ModelLoad] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     #: what the next requests meet, each used once: a status, "drop" (unserved), "lose" (served, not answered)
     faults: list[int | str] = field(default_factory=list)
@@ -331,6 +333,10 @@ class Handler(BaseHTTPRequestHandler):
     def list_models(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
         return 200, page(self.state.models, query)
 
+    def model_load(self, _: dict[str, str], __: bytes, *___: str) -> tuple[int, BaseModel]:
+        loads = self.state.model_loads
+        return 200, loads.pop(0) if len(loads) > 1 else loads[0]
+
     def list_workers(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
         return 200, page(self.state.workers, query)
 
@@ -378,6 +384,8 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
     ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
     ("GET", "/v1/models", Handler.list_models),
+    ("POST", "/v1/models/load", Handler.model_load),
+    ("GET", "/v1/models/load/([^/]+)", Handler.model_load),
     ("GET", "/v1/model/structure", Handler.model_structure),
     ("GET", "/v1/workers", Handler.list_workers),
     ("GET", "/v1/queue", Handler.queue),

@@ -1,0 +1,67 @@
+"""`actograph models load`: what it sends, and how it waits for the end."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actograph.cli import models
+from actograph.cli.main import main
+from actograph.contract.resources import ErrorRecord, JobStatus, ModelLoad
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    monkeypatch.setattr(models, "LOOK_SECONDS", 0.0)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def seen_as(status: JobStatus, error: str = "") -> ModelLoad:
+    record = ErrorRecord(type="model_refused", message=error) if error else None
+    return ModelLoad(id="job_" + "1" * 32, model="m", status=status, created_at=1, options={}, error=record)
+
+
+def test_it_waits_until_the_model_is_there(service: Any, run: Run) -> None:
+    service.model_loads = [seen_as(s) for s in (JobStatus.QUEUED, JobStatus.IN_PROGRESS, JobStatus.COMPLETED)]
+    code, out, err = run(
+        *("models", "load", "m", "--dtype", "bfloat16", "--max-memory", "0=20GiB", "--max-memory", "cpu=1GB"),
+        *("--savepoint", "late=model.layers[3].output", "--savepoint", "x=embed"),
+    )
+    assert (code, out, err) == (0, "m completed\n", "")
+    sent = [seen for seen in service.seen if "load" in seen.path]
+    assert [seen.method for seen in sent] == ["POST", "GET", "GET"]
+    assert json.loads(sent[0].body) == {
+        "model_id": "m",
+        "dtype": "bfloat16",
+        "max_memory": {"0": "20GiB", "cpu": "1GB"},
+        "savepoints": [
+            {"name": "late", "selector": "model.layers[3].output"},
+            {"name": "x", "selector": "embed"},
+        ],
+    }
+
+
+def test_a_refusal_is_told_and_an_error(service: Any, run: Run) -> None:
+    service.model_loads = [seen_as(JobStatus.QUEUED), seen_as(JobStatus.FAILED, "it does not fit")]
+    code, out, err = run("models", "load", "m")
+    assert (code, out) == (1, "")
+    assert "it does not fit" in err
+    service.model_loads = [seen_as(JobStatus.QUEUED), seen_as(JobStatus.CANCELLED)]
+    assert run("models", "load", "m")[0] == 2
+
+
+def test_a_pair_that_is_none_is_refused_before_anything_is_sent(service: Any, run: Run) -> None:
+    code, _, err = run("models", "load", "m", "--savepoint", "late")
+    assert code == 1
+    assert "NAME=VALUE" in err
+    assert service.seen == []
