@@ -32,6 +32,8 @@ _FLAT = re.compile(r"^layer_(\d+)_(\w+)$")
 _TRANSFORMER_LENS = re.compile(r"^blocks\.(\d+)\.([\w.]+)$")
 _NNTERP = re.compile(r"^(layers_input|layers_output|attentions_output|mlps_output)\[(\d+)\]$")
 _INDEX = re.compile(r"\[(\d+)\]")
+# a module's main tensor, as nnsight code names it where modules return tuples
+_FIRST = ".output.0"
 
 _FLAT_POINTS = {
     "input": "resid_pre",
@@ -160,6 +162,8 @@ def resolve(name: str, table: HookTable) -> str:
         reason = _why_missing(hook, table)
         raise UnknownHook(f"{name}: {reason}", param="hooks")
     location = _INDEX.sub(r".\1", name)
+    if location.endswith(_FIRST):
+        location = location.removesuffix(_FIRST) + ".output"
     for hook, known in table.locations.items():
         if known == location:
             return hook

@@ -145,9 +145,10 @@ def _find_routers(model: LoadedModel, layer_count: int, forward: DryForward, fou
     for layer in none:
         mlp = found.mlps.get(layer)
         reason = _NO_ROUTER if _is_moe(model) else "not a mixture-of-experts model"
-        if found.routers:
-            kind = type(_submodule(model, mlp)).__name__ if mlp else "module that was not found"
-            reason = f"this layer's MLP is a {kind}, which has no router"
+        if found.routers and mlp is None:
+            reason = "this layer has no MLP, so no router"
+        elif found.routers and mlp is not None:
+            reason = f"this layer's MLP is a {type(_submodule(model, mlp)).__name__}, which has no router"
         found.missing.update({f"{point}.{layer}": reason for point in moe.POINTS})
 
 

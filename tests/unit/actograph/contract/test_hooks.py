@@ -50,6 +50,8 @@ def llama(layers: int = 8) -> Table:
         ("model.layers.3.input_layernorm.output", "attn_in.3"),
         ("model.layers.3.input", "resid_pre.3"),
         ("model.layers[3].output", "resid_post.3"),
+        ("model.layers[3].self_attn.output[0]", "attn_out.3"),
+        ("model.layers.3.mlp.up_proj.output.0", "model.layers.3.mlp.up_proj.output"),
         ("model.norm.output", "final_norm"),
         ("blocks.3.hook_resid_post", "resid_post.3"),
         ("blocks.3.hook_resid_mid", "resid_mid.3"),

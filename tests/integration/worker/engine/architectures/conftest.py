@@ -22,9 +22,13 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
+    OlmoConfig,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -83,6 +87,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Gemma 2", lambda: Gemma2Config(**_COMMON, **_HEAD, sliding_window=12), frozenset({"logits"})
     ),
     "gemma3": Architecture("Gemma 3", lambda: Gemma3TextConfig(**_COMMON, **_HEAD, sliding_window=12)),
+    "phi": Architecture("Phi", lambda: PhiConfig(**_COMMON), frozenset({"resid_mid"})),
     "phi3": Architecture("Phi-3", lambda: Phi3Config(**_COMMON)),
     "gpt2": Architecture(
         "GPT-2", lambda: GPT2Config(**_IDS, n_embd=32, n_layer=3, n_head=4, n_positions=160)
@@ -104,13 +109,24 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         frozenset({"resid_mid"}),
     ),
+    "olmo": Architecture("OLMo", lambda: OlmoConfig(**_COMMON)),
     "olmo2": Architecture("OLMo 2", lambda: Olmo2Config(**_COMMON), frozenset({"attn_in", "mlp_in"})),
+    "olmo3": Architecture(
+        "OLMo 3", lambda: Olmo3Config(**_COMMON, sliding_window=12), frozenset({"attn_in", "mlp_in"})
+    ),
     "mixtral": Architecture(
         "Mixtral",
         lambda: MixtralConfig(**_COMMON, num_local_experts=7, num_experts_per_tok=2),
         router_layers=(0, 1, 2),
     ),
     "olmoe": Architecture("OLMoE", lambda: OlmoeConfig(**_COMMON, **_EXPERTS), router_layers=(0, 1, 2)),
+    "qwen2_moe": Architecture(
+        "Qwen2-MoE",
+        lambda: Qwen2MoeConfig(
+            **_COMMON, **_EXPERTS, moe_intermediate_size=16, shared_expert_intermediate_size=24
+        ),
+        router_layers=(0, 1, 2),
+    ),
     "qwen3_moe": Architecture(
         "Qwen3-MoE",
         lambda: Qwen3MoeConfig(

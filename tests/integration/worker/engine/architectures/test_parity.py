@@ -47,6 +47,12 @@ GEMMA_LIKE = LLAMA_LIKE | {"mlp_in": "model.layers.{}.pre_feedforward_layernorm"
 PATHS: dict[str, dict[str, str]] = {
     "gemma2": GEMMA_LIKE,
     "gemma3": GEMMA_LIKE,
+    "phi": LLAMA_LIKE
+    | {
+        "mlp_in": "model.layers.{}.input_layernorm",  # attention and MLP share one norm
+        "attn_out": "model.layers.{}.self_attn",
+        "final_norm": "model.final_layernorm",
+    },
     "gpt_oss": LLAMA_LIKE | {"router": "model.layers.{}.mlp.router"},
     "gpt2": {
         "embed": "transformer.wte",
@@ -83,6 +89,7 @@ PATHS: dict[str, dict[str, str]] = {
 NORMED_SUBLAYERS = {
     "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "gemma3": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "olmo3": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
 }
 

@@ -17,7 +17,7 @@ from worker.engine.generate import Engine
 pytestmark = pytest.mark.integration
 
 EngineFor = Callable[[str], Engine]
-ROUTED = ["mixtral", "olmoe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
+ROUTED = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
 POINTS = ("router_logits", "expert_weights", "expert_indices")
 ROW = "router_logits row t is the router's answer to mlp_in row t"
 TAKEN = "expert_indices and expert_weights are what the experts take in"
@@ -28,6 +28,7 @@ SIGMOID = "expert_weights are sigmoid(router_logits) of the chosen experts"
 PROOFS = {
     "mixtral": {ROW, TAKEN, TOP_K, f"{SOFTMAX}, rescaled"},
     "olmoe": {ROW, TAKEN, TOP_K, SOFTMAX},
+    "qwen2_moe": {ROW, TAKEN, TOP_K, SOFTMAX},
     "qwen3_moe": {ROW, TAKEN, TOP_K, f"{SOFTMAX}, rescaled"},
     "deepseek_v2": {ROW, TAKEN, f"{SOFTMAX}, rescaled"},
     "deepseek_v3": {ROW, TAKEN, f"{SIGMOID}, rescaled"},
