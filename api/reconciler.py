@@ -15,6 +15,7 @@ from actograph.contract.errors import ActographError, NotFound, ServiceUnavailab
 from api.dependencies import Services
 from storage import jobs, model_loads, workers
 from storage.queue_state import disk_pause
+from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Reconciler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
         self._swept_at = float("-inf")
+        self._sweeper: threading.Thread | None = None
         self._failing = False
         self._paused = False
 
@@ -42,6 +44,8 @@ class Reconciler:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
+        if self._sweeper is not None:
+            self._sweeper.join(timeout=10)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -137,3 +141,26 @@ class Reconciler:
         self._swept_at = time.monotonic()
         if removed:
             log.info("removed %d leftover(s) of writers that were killed", removed)
+        # a large store takes long to list, and lost messages must not wait for that
+        if self._sweeper is None or not self._sweeper.is_alive():
+            self._sweeper = threading.Thread(target=self._sweep_sessions, name="sweeper", daemon=True)
+            self._sweeper.start()
+
+    def _sweep_sessions(self) -> None:
+        services = self._services
+        try:
+            found = sweep_sessions(services.database, services.store, delete=True, stop=self._stop)
+        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
+            log.warning("the search for superseded sessions broke off: %s", error)
+            return
+        except Exception:
+            log.exception("the search for superseded sessions failed; it is tried again")
+            return
+        if found.orphans:
+            log.info("removed %d superseded session(s), %d bytes", len(found.orphans), found.orphan_bytes)
+        if found.unknown:
+            log.warning(
+                "%d stored session(s) are not in the index and are left alone; "
+                "python -m storage.sweep --dry-run names them",
+                len(found.unknown),
+            )
