@@ -125,8 +125,13 @@ def _row_by_row(choice: _Choice, module: torch.nn.Module, mlp_input: Visit | Non
     if mlp_input is None:
         return False
     rows = mlp_input.value.flatten(0, 1)[_AGAIN : 2 * _AGAIN]
-    with torch.no_grad():
-        answer = module(rows)
+    try:
+        with torch.no_grad():
+            answer = module(rows)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (TypeError, ValueError, RuntimeError):  # it wants more than rows, or rows of another shape
+        return False
     parts = answer if isinstance(answer, tuple | list) else [answer]
     again = parts[place_of(choice.logits.location).part]
     return isinstance(again, torch.Tensor) and close(

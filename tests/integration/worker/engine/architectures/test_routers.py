@@ -180,6 +180,27 @@ def test_a_router_that_looks_at_its_neighbours_is_refused(
     assert structure.hooks["mlp_out.0"].location == "model.layers.0.mlp.output"
 
 
+def test_a_router_that_wants_more_than_rows_is_refused_and_the_model_is_served(
+    make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: Any = Qwen3MoeTopKRouter.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor, bias: float) -> Any:
+        return plain(self, hidden_states + bias)
+
+    def block(self: Any, hidden_states: torch.Tensor) -> Any:
+        flat = hidden_states.view(-1, hidden_states.shape[-1])
+        _, weights, indices = self.gate(flat, 0.1)
+        return self.experts(flat, indices, weights).reshape(hidden_states.shape)
+
+    monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
+    monkeypatch.setattr(Qwen3MoeSparseMoeBlock, "forward", block)
+    structure = make_moe().structure
+    assert "one row of scores per token" in structure.unavailable["router_logits"]
+    assert "mlp_out.0" in structure.hooks
+    assert "model.layers.0.mlp.gate.output" in structure.module_locations
+
+
 def test_choices_that_do_not_reach_the_experts_are_refused(
     make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
