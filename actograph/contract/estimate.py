@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actograph.contract.resources import ModelStructure
-from actograph.contract.row_selection import Features, FirstFeatures
+from actograph.contract.row_selection import Features, FirstFeatures, Stride
 from actograph.contract.specs import CaptureSpec, Dtype
 
 CPU_BATCH_CAP = 16
@@ -22,8 +22,8 @@ _LOGITS_COPIES = 3
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 _LONG_BYTES = 8
 #: a manifest and the headers of the files, beside what each hook adds to them
-_SESSION_BYTES = 2048
-_HOOK_BYTES = 192
+_SESSION_BYTES = 2560
+_HOOK_BYTES = 416
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,18 +85,33 @@ def weights_bytes(structure: ModelStructure) -> int:
 def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *, tail_only: bool) -> int:
     """Rows that are stored of a hook: at most P+G-1.
 
+    How long a segment will be is not known before: one that can only be generated counts as all
+    that is generated, any other as every row.
+
     Args:
         tail_only: the model computes this tensor from the last prompt token on (logits).
     """
     first = prompt_tokens - 1 if tail_only else 0
     stop = prompt_tokens + generated_tokens - 1
     match capture.positions:
-        case "prompt":
-            return prompt_tokens - first
-        case "generated":
-            return stop - prompt_tokens
         case "last" | "last_prompt":
             return 1
+        case str(name):
+            return _segment_rows([name], first, prompt_tokens, stop)
+        case Stride(stride=stride):
+            return -(-stop // stride) - -(-first // stride)
+        case [str(), *_] as segments:
+            return _segment_rows([str(name) for name in segments], first, prompt_tokens, stop)
+        case tokens:
+            numbers = {int(t) + prompt_tokens if int(t) < 0 else int(t) for t in tokens}
+            return sum(first <= number < stop for number in numbers)
+
+
+def _segment_rows(names: Sequence[str], first: int, prompt_tokens: int, stop: int) -> int:
+    if set(names) <= {"prompt"}:
+        return prompt_tokens - first
+    if set(names) <= {"generated", "think", "answer", "tool_call"}:
+        return stop - prompt_tokens
     return stop - first
 
 

@@ -74,7 +74,7 @@ def test_an_estimate_names_every_number_and_queues_nothing(service_with: Disk) -
     assert (found["prompt_tokens_mean"], found["prompt_tokens_longest"]) == (15, 20)
     assert found["bytes_per_token"] == 4 * ROW
     rows = 25 * 4 * ROW
-    assert rows < found["bytes_per_sample"] < rows + 4096
+    assert rows < found["bytes_per_sample"] < rows + 5000
     assert found["disk"] == {
         "needed": 6 * found["bytes_per_sample"],
         "available": GIB - FLOOR,

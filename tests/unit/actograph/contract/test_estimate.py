@@ -56,10 +56,23 @@ def test_chosen_features_narrow_every_hook() -> None:
 
 @pytest.mark.parametrize(
     ("positions", "rows", "tail"),
-    [("all", 14, 5), ("prompt", 10, 1), ("generated", 4, 4), ("last", 1, 1), ("last_prompt", 1, 1)],
+    [
+        ("all", 14, 5),
+        ("prompt", 10, 1),
+        ("generated", 4, 4),
+        ("last", 1, 1),
+        ("last_prompt", 1, 1),
+        ({"stride": 4}, 4, 1),
+        ({"stride": 100}, 1, 0),
+        ([0, -1, 9, 12, 13, 14, 99], 4, 3),
+        ("think", 4, 4),
+        (["think", "answer"], 4, 4),
+        (["prompt", "answer"], 14, 5),
+        ("tool_result", 14, 5),
+    ],
 )
 def test_rows_of_ten_prompt_and_five_generated_tokens(positions: Any, rows: int, tail: int) -> None:
-    capture = CaptureSpec(positions=positions)
+    capture = CaptureSpec.model_validate({"positions": positions})
     assert estimate.kept_rows(capture, 10, 5, tail_only=False) == rows
     assert estimate.kept_rows(capture, 10, 5, tail_only=True) == tail
 

@@ -1,0 +1,100 @@
+"""The estimate of a session's size, against sessions that were really stored."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract import estimate
+from actograph.contract.specs import CaptureSpec, job_spec_adapter
+from actograph.settings import Settings
+from storage import jobs, migrate, samples, sessions, workers
+from storage.artifacts.store import open_store
+from storage.database import Database
+from storage.sample_expansion import capture_samples
+from worker.drain import Drain
+from worker.model_holder import ModelHolder
+from worker.stop_signal import StopSignal
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+WORKER = "wrk_" + "0" * 32
+
+
+class Broker:
+    def wake(self, job_id: str, priority: int) -> bool:
+        return True
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
+    migrate.upgrade(opened)
+    with opened.write() as session:
+        workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def holder(shared: Path) -> Iterator[ModelHolder]:
+    torch.set_num_threads(2)
+    settings = Settings(model=str(shared / "models" / MODEL), device="cpu")
+    made = ModelHolder(
+        settings.model_copy(update={"model": f"{MODEL}={settings.model}"}), lambda structure: None
+    )
+    yield made
+    made.unload()
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        {"points": ["attn_in", "mlp_in", "resid_post"], "layers": "all"},
+        {"hooks": ["resid_post.0"], "dtype": "float16"},
+        {"hooks": ["resid_post.0", "logits"], "positions": "generated"},
+        {"points": ["mlp_out"], "layers": "all", "features": {"first": 7}},
+        {"hooks": ["resid_mid.1"], "positions": {"stride": 5}},
+    ],
+)
+def test_a_session_has_about_the_size_that_was_told(
+    tmp_path: Path, database: Database, holder: ModelHolder, capture: dict[str, Any]
+) -> None:
+    settings = Settings(home=tmp_path)
+    drain = Drain(
+        settings=settings,
+        database=database,
+        store=open_store(settings.effective_artifact_url),
+        broker=Broker(),  # type: ignore[arg-type]
+        models=holder,
+        worker_id=WORKER,
+        stop=StopSignal.create(tmp_path),
+    )
+    body = {
+        "kind": "capture",
+        "model": MODEL,
+        "inputs": [{"prompt": "one and two are " * 20}],
+        "capture": capture,
+        "sampling": {"max_tokens": 40},
+    }
+    spec: Any = job_spec_adapter.validate_python(body)
+    with database.write() as session:
+        row = jobs.create(session, kind="capture", model=MODEL, spec=spec, hooks=None, total=1)
+        samples.insert(session, row.id, capture_samples(spec))
+    drain.run_slice(row.id)
+    with database.read() as session:
+        (stored, *_), _ = sessions.find(session, sessions.SessionFilter(job_id=row.id))
+        hooks = jobs.get(session, row.id).hooks
+    assert hooks
+    told = estimate.stored_bytes(
+        holder.engine_for(MODEL).structure,
+        hooks,
+        CaptureSpec.model_validate(capture),
+        prompt_tokens=stored.prompt_tokens,
+        generated_tokens=stored.generated_tokens,
+    )
+    # what stands beside the rows is a manifest of some kilobytes
+    assert abs(told - stored.bytes) < 2048, (told, stored.bytes)
