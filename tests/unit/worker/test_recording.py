@@ -50,7 +50,9 @@ def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> UnitRecorder:
 GENERATION = Generation(key="k", prompt_ids=(5, 6), generated_ids=(7, 1), finish_reason="stop")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32], ids=str
+)
 def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: torch.dtype) -> None:
     rows = torch.arange(12).view(3, 4).to(dtype)
     unit = recorder(tmp_path, ["resid_post.0"])
