@@ -11,7 +11,7 @@ with Client() as client:
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -27,6 +27,7 @@ from actograph.client.event_stream import messages
 from actograph.client.transport import RETRY_STATUS, Params, Transport, backoff
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.interventions import StoredVector, VectorInfo
 from actograph.contract.resources import JobStatus, ListPage
 from actograph.settings import Settings
 
@@ -104,6 +105,47 @@ class Client:
     def delete_file(self, file_id: str) -> resources.Deleted:
         """Remove an uploaded file that no active job reads."""
         return _read(resources.Deleted, self._transport.request("DELETE", _path("/v1/files", file_id)))
+
+    # vectors for interventions
+
+    def store_vector(
+        self,
+        name: str,
+        hook: str,
+        vector: Iterable[float],
+        *,
+        model: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> VectorInfo:
+        """Store a vector under an id that interventions may name.
+
+        Args:
+            vector: as many numbers as the hook is wide: a list, or a 1-D array.
+            model: given, only jobs of this model may use the vector.
+        """
+        numbers = [float(number) for number in vector]
+        body = {
+            "name": name,
+            "hook": hook,
+            "vector": numbers,
+            "model": model,
+            "metadata": dict(metadata or {}),
+        }
+        return _read(VectorInfo, self._transport.request("POST", "/v1/interventions", json=body))
+
+    def vectors(self, *, name: str | None = None, model: str | None = None) -> Iterator[VectorInfo]:
+        """Stored vectors without their numbers, newest first."""
+        return self._items("/v1/interventions", VectorInfo, {"name": name, "model": model})
+
+    def vector(self, vector_id: str) -> StoredVector:
+        """One stored vector with its numbers."""
+        return _read(StoredVector, self._transport.request("GET", _path("/v1/interventions", vector_id)))
+
+    def delete_vector(self, vector_id: str) -> resources.Deleted:
+        """Remove a vector that no active job refers to."""
+        return _read(
+            resources.Deleted, self._transport.request("DELETE", _path("/v1/interventions", vector_id))
+        )
 
     # jobs
 
