@@ -52,7 +52,9 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
     else:
         piece = reader.rows(hook, start, stop)
         shape = piece.shape
-        if info.position_offset is not None:
+        if info.summary is not None:
+            first = first_row
+        elif info.position_offset is not None:
             tokens = list(reader.tokens_of_rows(hook)[start:stop])
             first = next(iter(tokens), first_row)
     about = {"X-Tensor-Dtype": piece.dtype, "X-Tensor-First-Row": str(first)}

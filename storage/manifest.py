@@ -35,6 +35,11 @@ class StoredTensor(ManifestPart):
         None,
         description="null: row i is token first_row + i; else token row_positions[position_offset + i].",
     )
+    summary: str | None = Field(
+        None,
+        description="What the single row is of the `over` tokens from there on; null: rows as captured.",
+    )
+    over: int | None = Field(None, description="Rows that were summed up.")
     nbytes: int = 0
     parts: list[TensorPart] = Field(default_factory=list)
 

@@ -25,7 +25,7 @@ from actograph import tensor_files
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import SessionFile
 from storage.artifacts.store import ArtifactStore
-from storage.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, TensorPart
+from storage.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
 from storage.session_reader import SessionReader, TensorSlice
 from storage.shard_file import ROW_POSITIONS, TOKEN_IDS, Block, SealedShard, ShardFile
 
@@ -244,6 +244,9 @@ class SessionWriter:
                     f"{name}: {hook.dtype} {[hook.rows, hook.width]} came, "
                     f"{expected.dtype} {list(expected.shape)} was expected"
                 )
+            if expected.summary is not None:
+                self._check_summary(name, hook, expected)
+                continue
             if hook.rows and hook.first_row != expected.first_row:
                 raise CaptureFailed(
                     f"{name}: the first row is {hook.first_row}, {expected.first_row} was expected"
@@ -260,6 +263,11 @@ class SessionWriter:
                 raise CaptureFailed(
                     f"{name}: rows up to {hook.first_row + hook.rows}, but the model ran {ran} tokens"
                 )
+
+    def _check_summary(self, name: str, hook: _Hook, expected: StoredTensor) -> None:
+        """A summary has one row, or none where there was nothing to sum up; its tokens are the manifest's."""
+        if hook.tokens is not None or expected.over is None or hook.rows != min(expected.over, 1):
+            raise CaptureFailed(f"{name}: {hook.rows} rows came for a summary of {expected.over} rows")
 
     def _seal(
         self,

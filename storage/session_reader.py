@@ -86,16 +86,19 @@ class SessionReader:
             dtype=stored.dtype,
             first_row=stored.first_row,
             position_offset=stored.position_offset,
+            summary=stored.summary,
+            over=stored.over,
             nbytes=stored.nbytes,
         )
 
     def tokens_of_rows(self, hook: str) -> Sequence[int]:
-        """The token of every row of a hook's tensor, ascending."""
+        """The token of every row of a hook's tensor, ascending; of a summary, all that it sums up."""
         stored = self._stored(hook)
+        count = stored.shape[0] if stored.over is None else stored.over
         if stored.position_offset is None:
-            return range(stored.first_row, stored.first_row + stored.shape[0])
-        tokens = self.row_positions()[stored.position_offset :][: stored.shape[0]]
-        if len(tokens) != stored.shape[0]:
+            return range(stored.first_row, stored.first_row + count)
+        tokens = self.row_positions()[stored.position_offset :][:count]
+        if len(tokens) != count:
             raise StoreDamaged(f"{hook}: row_positions does not name the tokens of all its rows")
         return tokens
 

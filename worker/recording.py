@@ -21,7 +21,8 @@ from storage.samples import LeasedSample
 from storage.session_files import SessionWriter, TensorRows
 from storage.sessions import NewSession
 from worker import row_choice
-from worker.engine.requests import Generation, Positions, RowChunk, RowShaping
+from worker.engine.requests import Generation, Positions, RowChunk, RowShaping, StatisticsOptions
+from worker.engine.statistics import STATISTICS
 from worker.row_choice import due_tokens
 from worker.segments import Markup, segments
 from worker.steering import UNSTEERED, Steering
@@ -65,7 +66,24 @@ class Provenance:
             columns = slice(features.first)
         elif features is not None:
             columns = tuple(features.indices)
-        return RowShaping(columns=columns, chooser=row_choice.chooser(self.capture.positions, self.markup))
+        stats = self.capture.stats
+        return RowShaping(
+            columns=columns,
+            chooser=row_choice.chooser(self.capture.positions, self.markup),
+            reduce=self.capture.reduce,
+            statistics=None
+            if stats is None
+            else StatisticsOptions(threshold=stats.threshold, rows=stats.tensors),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """What the engine delivered under one name."""
+
+    width: int
+    dtype: str
+    over: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +128,17 @@ class UnitRecorder:
         self._samples = samples
         self._provenance = provenance
         self._writers: dict[int, SessionWriter] = {}
-        self._widths: dict[int, dict[str, tuple[int, str]]] = {}
+        self._came: dict[int, dict[str, _Came]] = {}
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         """Raises CaptureFailed where a value is not finite, or the store's errors."""
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
         if index not in self._writers:
             self._writers[index] = SessionWriter(self._store, new_session_id())
-            self._widths[index] = {}
-        self._widths[index].update({part.name: (part.shape[1], part.dtype) for part in shard})
+            self._came[index] = {}
+        self._came[index] |= {
+            part.name: _Came(part.shape[1], part.dtype, rows[part.name].over) for part in shard
+        }
         self._writers[index].write_shard(shard)
 
     def reset(self, index: int) -> None:
@@ -164,6 +184,8 @@ class UnitRecorder:
                     dtype=tensor.dtype,
                     first_row=tensor.first_row,
                     position_offset=tensor.position_offset,
+                    summary=tensor.summary,
+                    over=tensor.over,
                     nbytes=tensor.nbytes,
                 )
                 for name, tensor in stored.tensors.items()
@@ -186,15 +208,24 @@ class UnitRecorder:
         longest = max(due.values(), key=len)
         tensors = {}
         for hook, tokens in due.items():
-            if hook not in self._widths[index]:
-                raise CaptureFailed(f"{hook}: no rows were captured")
-            width, dtype = self._widths[index][hook]
-            tensors[hook] = StoredTensor(
-                shape=(len(tokens), width),
-                dtype=dtype,
-                first_row=tokens.start if isinstance(tokens, range) else next(iter(tokens), 0),
-                position_offset=None if isinstance(tokens, range) else len(longest) - len(tokens),
-            )
+            offset = None if isinstance(tokens, range) else len(longest) - len(tokens)
+            first = tokens.start if isinstance(tokens, range) else next(iter(tokens), 0)
+            for name, summary in tensor_names(hook, origin.capture):
+                came = self._came[index].get(name)
+                if came is None:
+                    raise CaptureFailed(f"{name}: nothing was captured")
+                if summary is not None and came.over != len(tokens):
+                    raise CaptureFailed(
+                        f"{name}: {came.over} rows were summed up where {len(tokens)} were due"
+                    )
+                tensors[name] = StoredTensor(
+                    shape=(len(tokens) if summary is None else min(len(tokens), 1), came.width),
+                    dtype=came.dtype,
+                    first_row=first,
+                    position_offset=offset,
+                    summary=summary,
+                    over=came.over,
+                )
         reason = generation.finish_reason
         manifest = SessionManifest(
             session_id=session_id,
@@ -225,6 +256,17 @@ class UnitRecorder:
         return manifest, None if isinstance(longest, range) else longest
 
 
+def tensor_names(hook: str, capture: CaptureSpec) -> list[tuple[str, str | None]]:
+    """The tensors that are stored for a hook: name, and what its single row is or None for plain rows."""
+    names: list[tuple[str, str | None]] = []
+    if capture.stats is None or capture.stats.tensors:
+        names.append((hook, None if capture.reduce == "none" else capture.reduce))
+    if capture.stats is not None:
+        kinds = STATISTICS if capture.stats.threshold is not None else STATISTICS[:-1]
+        names += [(f"{hook}.{kind}", kind) for kind in kinds]
+    return names
+
+
 @cache
 def library_versions() -> dict[str, str]:
     names = ("actograph", "torch", "transformers", "nnsight")
@@ -233,10 +275,13 @@ def library_versions() -> dict[str, str]:
 
 def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
     tensor = chunk.tensor
-    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float32)):
+    undefined = chunk.over is not None and hook.endswith(".kurtosis")  # NaN where a channel does not vary
+    if tensor.is_floating_point() and not undefined and not torch.isfinite(tensor.sum(dtype=torch.float32)):
         # the sum of finite values may overflow, so this is only a reason to look
         bad = (~torch.isfinite(tensor)).any(dim=1).nonzero()
         if bad.numel():
+            if chunk.over is not None:
+                raise CaptureFailed(f"{hook}: of {chunk.over} rows some are not finite (NaN or infinity)")
             place = int(bad[0])
             row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]
             raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")

@@ -30,8 +30,17 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
         InvalidRequest: `param` is the field of the spec, such as `capture.features`.
     """
     needed = features_needed(capture)
+    sums_up = (
+        "stats" if capture.stats is not None else "reduce" if capture.reduce in ("mean", "max") else None
+    )
     for hook in hooks:
         info = structure.hooks.get(hook)
+        if sums_up and info is not None and "int" in info.dtype:
+            raise InvalidRequest(
+                f"{hook} holds integers ({info.dtype}), which have no mean, maximum or statistics; capture "
+                "it in a job without reduce and stats, or with reduce: last",
+                param=f"capture.{sums_up}",
+            )
         if info is not None and needed > info.width:
             raise InvalidRequest(
                 f"{hook} has {info.width} features (0 to {info.width - 1}); the spec asks for feature "

@@ -157,6 +157,10 @@ class TensorInfo(Resource):
         description="null: row i is token first_row + i; else token row_positions[position_offset + i], "
         "row_positions being a tensor of the session.",
     )
+    summary: str | None = Field(
+        None, description="What the single row is of the `over` tokens from there on; null: rows as captured."
+    )
+    over: int | None = Field(None, description="Rows that were summed up.")
     nbytes: int
 
 

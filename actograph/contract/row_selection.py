@@ -1,8 +1,8 @@
-"""Which rows and columns are kept: the parts of a capture spec that select."""
+"""Which rows and columns are kept and what is made of them: the parts of a capture spec that select."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 
 class _Sent(BaseModel):
@@ -55,3 +55,28 @@ Tokens = Annotated[
 Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
 NamedRows = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Positions = NamedRows | Segment | Stride | Tokens | Segments
+
+Reduce = Literal["none", "mean", "max", "last"]
+
+
+class StatsSpec(_Sent):
+    """Per-channel statistics over the chosen tokens of a sample."""
+
+    threshold: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Count values whose magnitude is over this; null: no count.",
+    )
+    tensors: bool = Field(True, description="Whether the tensors are stored beside the statistics.")
+
+
+def _spelled_out(value: Any) -> Any:
+    if value is True:
+        return StatsSpec()
+    return None if value is False else value
+
+
+Stats = Annotated[
+    StatsSpec | None, BeforeValidator(_spelled_out, json_schema_input_type=StatsSpec | bool | None)
+]

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from actograph.contract import hooks
 from actograph.contract.interventions import InterventionList
-from actograph.contract.row_selection import Features, Positions
+from actograph.contract.row_selection import Features, Positions, Reduce, Stats
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -67,10 +67,22 @@ class CaptureSpec(Spec):
     features: Features | None = Field(
         None, description="Columns to keep of every hook, such as {first: 50} or {indices: [3, 700]}."
     )
+    reduce: Reduce = Field(
+        "none", description="One row per hook and sample, of the chosen tokens, instead of a row for each."
+    )
+    stats: Stats = Field(
+        None, description="Per-channel statistics of the chosen tokens, beside the tensors or instead."
+    )
     dtype: Dtype = Field(
         "model", description="Stored dtype; `model` keeps what the model computed. Integers stay integers."
     )
     mode: Literal["generate", "off"] = "generate"
+
+    @model_validator(mode="after")
+    def _reduced_or_dropped(self) -> "CaptureSpec":
+        if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
+            raise ValueError("reduce makes a tensor and stats.tensors: false keeps none; drop one of them")
+        return self
 
     def digest(self) -> str:
         """sha256 of the spec in canonical JSON, as recorded in each session's manifest."""

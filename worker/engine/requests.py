@@ -10,6 +10,7 @@ from worker.engine.interventions import Edit
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
+Reduce = Literal["none", "mean", "max", "last"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,7 @@ class RowChunk:
     first_row: int
     tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
     tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
+    over: int | None = None  # of a row that sums up others: how many
 
 
 class RowSink(Protocol):
@@ -86,12 +88,31 @@ class RowChooser(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StatisticsOptions:
+    """Per-channel statistics, delivered as tensors `<hook>.<statistic>` of one row."""
+
+    threshold: float | None = None  # count values whose magnitude is over it
+    rows: bool = True  # whether the rows themselves are delivered beside them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RowShaping:
     """What is made of captured rows before they leave the device; the default leaves them as they are."""
 
     chooser: RowChooser | None = None  # instead of `positions`, for rows that need not be consecutive
 
     columns: slice | tuple[int, ...] | None = None  # features to keep; None keeps all
+    reduce: Reduce = "none"  # one row instead of all that were chosen
+    statistics: StatisticsOptions | None = None
+
+    @property
+    def summarises(self) -> bool:
+        return self.reduce != "none" or self.statistics is not None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows are delivered as they were computed."""
+        return self.reduce == "none" and (self.statistics is None or self.statistics.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

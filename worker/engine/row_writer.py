@@ -68,6 +68,7 @@ class Finish:
     """All rows are on their way; hand out what is left."""
 
     generated: tuple[int, ...]  # tokens per sample
+    summaries: Sequence[Mapping[str, RowChunk]] = ()  # per sample, to go with its last rows
 
 
 def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
@@ -113,6 +114,7 @@ class RowWriter:
         indices: Sequence[int],
         positions: Positions,
         chosen: ChosenRows | None = None,
+        keeps_rows: bool = True,
         dtype: torch.dtype | None,
         options: BufferOptions,
         sink: RowSink,
@@ -129,6 +131,7 @@ class RowWriter:
         self._indices = tuple(indices)
         self._positions = positions
         self._chosen = chosen
+        self._keeps_rows = keeps_rows
         # the row after those of the prompt; rows are numbered by token, or by choice where there is one
         self._after_prompt = prompts if chosen is None else chosen.in_prompt
         self._dtype = dtype
@@ -172,8 +175,9 @@ class RowWriter:
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Finish):
-            self._emit()
-            self._complete(item.generated)
+            self._emit(item.summaries)
+            if self._keeps_rows:
+                self._complete(item.generated)
             return
         if item.ready is not None:
             item.ready.synchronize()
@@ -201,18 +205,19 @@ class RowWriter:
         self._bytes += more
         self._sample_bytes += per_sample
 
-    def _emit(self) -> None:
-        """Hand every sample's held rows to the sink and free them."""
+    def _emit(self, summaries: Sequence[Mapping[str, RowChunk]] = ()) -> None:
+        """Hand every sample's held rows to the sink and free them; summaries go with the last of them."""
         for sample in range(len(self._prompts)):
             if self.dropped:
                 break
             if sample not in self.errors:
-                self._emit_sample(sample)
+                self._emit_sample(sample, summaries[sample] if summaries else {})
         self.clear()
 
-    def _emit_sample(self, sample: int) -> None:
+    def _emit_sample(self, sample: int, summary: Mapping[str, RowChunk]) -> None:
         held = self._held(sample)
         if not held:
+            self._write(sample, summary)
             return
         total = sum(
             h.rows * h.width * h.dtype.itemsize * len(self._points[p].hooks)
@@ -222,7 +227,8 @@ class RowWriter:
         low, high = min(h.first for h in held), max(h.first + h.rows for h in held)
         size = -(-(high - low) // max(1, -(-total // self._options.shard_bytes)))
         for start in range(low, high, size):
-            self._write(sample, self._assemble(sample, held, start, start + size))
+            rows = self._assemble(sample, held, start, start + size)
+            self._write(sample, rows if start + size < high else rows | dict(summary))
 
     def _held(self, sample: int) -> dict[_Held, list[int]]:
         """Points by what is held of them."""

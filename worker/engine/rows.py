@@ -23,6 +23,7 @@ from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.columns import Columns
 from worker.engine.requests import BufferOptions, Positions, RowShaping, RowSink
 from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
+from worker.engine.summaries import Summaries
 
 _POLL_SECONDS = 0.1
 _AS_COMPUTED = RowShaping()
@@ -71,6 +72,12 @@ class RowStream:
         self._chosen = (
             ChosenRows(shaping.chooser, prompt_ids, generated_ids) if shaping.chooser is not None else None
         )
+        self._keeps_rows = shaping.keeps_rows
+        self._summaries = (
+            Summaries(self._points, batch=len(self._prompts), shaping=shaping, dtype=dtype)
+            if shaping.summarises
+            else None
+        )
         self._options = options
         self._ended_at = ended_at
         self._should_stop = should_stop
@@ -92,6 +99,7 @@ class RowStream:
             indices=indices,
             positions=positions,
             chosen=self._chosen,
+            keeps_rows=self._keeps_rows,
             dtype=dtype,
             options=options,
             sink=sink,
@@ -126,6 +134,8 @@ class RowStream:
         width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
         self._writer.tail_only.append(tail_only)
         self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
+        if self._summaries is not None:
+            self._summaries.begin(point, self._columns.of(tensor))
         if self._chosen is not None:
             self._prefill_chosen(point, tensor)
             return
@@ -142,15 +152,23 @@ class RowStream:
             tensor = tensor.clone()
         starts = tuple(max(0, tokens - p) for p in self._prompts)
         first = tuple(p - (tokens - s) for p, s in zip(self._prompts, starts, strict=True))
-        host, ready = self._to_host(tensor)
-        self._put(Strip(point, host, starts, first, ready))
+        self._strip(point, tensor, starts, first)
+
+    def _strip(
+        self, point: int, tensor: torch.Tensor, starts: tuple[int, ...], first_rows: tuple[int, ...]
+    ) -> None:
+        """Rows of one point are complete: sum them up, hand them on, or both."""
+        if self._summaries is not None:
+            self._summaries.of_strip(point, tensor, starts)
+        if self._keeps_rows:
+            host, ready = self._to_host(tensor)
+            self._put(Strip(point, host, starts, first_rows, ready))
 
     def _prefill_chosen(self, point: int, tensor: torch.Tensor) -> None:
         assert self._chosen is not None
         found = self._chosen.of_prompt(self._columns.of(tensor))
         if found.tensor.shape[1]:
-            host, ready = self._to_host(found.tensor)
-            self._put(Strip(point, host, found.starts, found.first_rows, ready))
+            self._strip(point, found.tensor, found.starts, found.first_rows)
 
     def decode(self, values: list[torch.Tensor]) -> None:
         """Hand over one step: a tensor [batch, 1, ...] per point."""
@@ -175,6 +193,11 @@ class RowStream:
         return frozenset(i for i, p in enumerate(self._points) if p.changed_later)
 
     @property
+    def _is_plain(self) -> bool:
+        """Whether decode rows are stored just as they are."""
+        return self._columns.all and self._chosen is None and self._summaries is None
+
+    @property
     def dropped(self) -> bool:
         """Whether rows were given up because `should_stop` said so while waiting for the writer."""
         return self._writer.dropped
@@ -189,7 +212,7 @@ class RowStream:
             self._flush()
         if self._positions == "last":
             self._finish_last(generated)
-        self._put(Finish(tuple(generated)))
+        self._put(Finish(tuple(generated), self._summaries.chunks() if self._summaries is not None else ()))
         if self.dropped:
             return False
         self._thread.join()
@@ -209,6 +232,8 @@ class RowStream:
         self._pending_kept.clear()
         self._latest.clear()
         self._last.clear()
+        if self._summaries is not None:
+            self._summaries.clear()
         self._writer.clear()
 
     def _begin_decode(self, values: list[torch.Tensor]) -> None:
@@ -247,14 +272,19 @@ class RowStream:
             tensors = [values[i] for i in group for values in pending]
             if self._reshape:
                 tensors = [t.reshape(t.shape[0], 1, -1) for t in tensors]
-            if tensors[0].is_cuda or not self._columns.all or self._chosen is not None:
-                block = self._columns.of(torch.cat(tensors, dim=1))
-                if self._chosen is not None:
-                    block = gather_steps(block, len(group), kept)
+            if self._is_plain and not tensors[0].is_cuda:
+                parts.append(tensors)
+                continue
+            block = self._columns.of(torch.cat(tensors, dim=1))
+            if self._chosen is not None:
+                block = gather_steps(block, len(group), kept)
+            if self._summaries is not None:
+                self._summaries.of_steps(group, block, counts)
+            if self._keeps_rows:
                 host, ready = self._to_host(block)
                 parts.append(host)
-            else:
-                parts.append(tensors)
+        if not self._keeps_rows:
+            return
         self._put(Block(max(counts) if self._chosen is not None else steps, counts, tuple(parts), ready))
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
@@ -290,8 +320,7 @@ class RowStream:
             rows = latest.reshape(latest.shape[0], 1, -1).clone()
             for sample, kept in self._last.items():
                 rows[sample, 0] = kept[i].reshape(-1)
-            host, ready = self._to_host(self._columns.of(rows))
-            self._put(Strip(i, host, (0,) * len(self._prompts), first, ready))
+            self._strip(i, self._columns.of(rows), (0,) * len(self._prompts), first)
 
     def _put(self, item: Item) -> None:
         while not self.dropped:

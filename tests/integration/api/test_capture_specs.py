@@ -23,6 +23,8 @@ def job(**capture: Any) -> dict[str, Any]:
         {"positions": [0, -1, 700]},
         {"positions": "think"},
         {"positions": ["prompt", "answer", "tool_result"]},
+        {"reduce": "mean"},
+        {"stats": {"threshold": 6.0, "tensors": False}},
     ],
 )
 def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, Any]) -> None:
@@ -43,6 +45,12 @@ def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, 
         ({"features": {"last": 3}}, "/capture/features/last"),
         ({"features": {"first": 9}}, "/capture/features"),
         ({"features": {"indices": [8]}}, "/capture/features"),
+        ({"reduce": "median"}, "/capture/reduce"),
+        ({"stats": {"threshold": -1}}, "/capture/stats/threshold"),
+        ({"stats": {"tensors": 3}}, "/capture/stats/tensors"),
+        ({"stats": {"kurtosis": True}}, "/capture/stats/kurtosis"),
+        ({"stats": "all"}, "/capture/stats"),
+        ({"reduce": "mean", "stats": {"tensors": False}}, "/capture"),
         ({"positions": "somewhere"}, "/capture/positions"),
         ({"positions": []}, "/capture/positions"),
         ({"positions": ["prompt", 3]}, "/capture/positions/0"),
@@ -58,3 +66,12 @@ def test_a_wrong_choice_is_refused_by_its_field(
     service.load_model()
     problem(service.client.post("/v1/jobs", json=job(**capture)), 422, "invalid_request", pointer)
     assert service.messages() == []
+
+
+def test_true_means_the_statistics_as_they_come(service: "Service") -> None:
+    service.load_model()
+    stored = [
+        service.client.post("/v1/jobs", json=job(stats=value)).json()["spec"]["capture"]["stats"]
+        for value in (True, False)
+    ]
+    assert stored == [{"threshold": None, "tensors": True}, None]

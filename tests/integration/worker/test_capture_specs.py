@@ -198,3 +198,54 @@ def test_a_token_beyond_the_end_fails_its_sample_and_no_other(capture: Capture) 
     assert f"token {len(PROMPTS[0]) // 2}" in failed.message
     assert next(iter(done.store.list_prefixes("sessions"))).prefix.endswith(done.reader(0).session_id)
     assert len(list(done.store.list_prefixes("sessions"))) == 1
+
+
+@pytest.mark.parametrize("positions", ["all", "last", {"stride": 3}, [0, -1], "answer", "tool_call"])
+@pytest.mark.parametrize("reduce", ["mean", "max", "last"])
+def test_a_reduced_session_has_one_row_and_says_of_what(
+    capture: Capture, positions: Any, reduce: str
+) -> None:
+    rows, one = capture(positions=positions), capture(positions=positions, reduce=reduce)
+    for sample in range(len(PROMPTS)):
+        reader = one.reader(sample)
+        reader.verify()
+        for hook in POINTS:
+            whole, info = rows.tensor(sample, hook), reader.tensor_info(hook)
+            assert (info.summary, info.over) == (reduce, len(whole))
+            assert reader.tokens_of_rows(hook) == rows.reader(sample).tokens_of_rows(hook)
+            got = one.tensor(sample, hook)
+            if not len(whole):
+                assert got.shape == whole.shape
+                continue
+            want = {"mean": whole.mean(0), "max": whole.amax(0), "last": whole[-1]}[reduce]
+            assert torch.allclose(got, want[None], rtol=1e-5, atol=1e-6), hook
+
+
+@pytest.mark.parametrize("tensors", [True, False])
+def test_statistics_equal_those_of_the_stored_rows(capture: Capture, tensors: bool) -> None:
+    positions = ["prompt", "answer"]
+    rows = capture(positions=positions)
+    made = capture(positions=positions, stats={"threshold": 1.5, "tensors": tensors})
+    for sample in range(len(PROMPTS)):
+        reader = made.reader(sample)
+        reader.verify()
+        assert ("embed" in reader.manifest.tensors) == tensors
+        assert len({p.file for t in reader.manifest.tensors.values() for p in t.parts}) == 1
+        for hook in POINTS:
+            whole = rows.tensor(sample, hook).double()
+            apart = whole - whole.mean(0)
+            want = {
+                "count": torch.tensor([len(whole)]),
+                "mean": whole.mean(0),
+                "variance": whole.var(0, unbiased=False),
+                "min": whole.amin(0),
+                "max": whole.amax(0),
+                "rms": whole.square().mean(0).sqrt(),
+                "kurtosis": apart.pow(4).mean(0) / apart.square().mean(0).square() - 3,
+                "over": (whole.abs() > 1.5).sum(0),
+            }
+            for name, value in want.items():
+                info = reader.tensor_info(f"{hook}.{name}")
+                assert (info.summary, info.over) == (name, len(whole))
+                got = made.tensor(sample, f"{hook}.{name}")
+                assert torch.allclose(got.double(), value.double()[None], rtol=1e-6, atol=1e-9), name

@@ -15,6 +15,7 @@ STRUCTURE = ModelStructure(
     hooks={
         "resid_post.0": HookInfo(location="model.layers.0.output", width=8, dtype="float32"),
         "router_logits.0": HookInfo(location="model.layers.0.mlp.gate.output", width=4, dtype="float32"),
+        "expert_indices.0": HookInfo(location="model.layers.0.mlp.gate.output", width=2, dtype="int64"),
     },
     module_locations=[],
 )  # fmt: skip
@@ -30,3 +31,17 @@ def test_a_column_beyond_a_hook_is_refused_with_its_name_and_width(features: Any
     with pytest.raises(InvalidRequest, match=r"router_logits\.0 has 4 features .*feature 4") as refused:
         check_capture(CaptureSpec(features=features), ["resid_post.0", "router_logits.0"], STRUCTURE)
     assert refused.value.param == "capture.features"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [({"reduce": "mean"}, "reduce"), ({"reduce": "max"}, "reduce"), ({"stats": True}, "stats")],
+)
+def test_indices_are_not_summed_up(spec: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"expert_indices\.0 holds integers \(int64\)") as refused:
+        check_capture(CaptureSpec(**spec), ["resid_post.0", "expert_indices.0"], STRUCTURE)
+    assert refused.value.param == f"capture.{field}"
+
+
+def test_the_last_row_of_indices_is_allowed() -> None:
+    check_capture(CaptureSpec(reduce="last"), ["expert_indices.0"], STRUCTURE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.requests import BufferOptions, Positions, RowChunk, RowShaping
+from worker.engine.requests import BufferOptions, Positions, Reduce, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.row_writer import Point, expected_rows
 from worker.engine.rows import RowStream
 
@@ -388,7 +388,7 @@ def test_an_error_of_the_writer_reaches_the_decode_thread() -> None:
         ended_at=[None],
     )
     stream.prefill(0, torch.zeros(1, 2, 4))
-    stream._writer._emit = lambda: 1 // 0  # type: ignore[assignment]
+    stream._writer._emit = lambda summaries: 1 // 0  # type: ignore[assignment,misc]
     with pytest.raises(ZeroDivisionError):
         stream.finish((1,))
     stream.close()
@@ -439,3 +439,60 @@ def test_integers_are_stored_as_they_are_whatever_the_dtype() -> None:
     sink = Chunks()
     run(sink, source=torch.int64, generated=(1, 1, 1), positions="prompt", dtype=torch.float16)
     assert {rows.dtype for _, rows in sink.joined(10).values()} == {torch.int64}
+
+
+@pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
+@pytest.mark.parametrize("reduce", ["mean", "max", "last"])
+@pytest.mark.parametrize("options", [SMALL, BufferOptions()])
+def test_a_reduced_row_is_that_of_all_rows(
+    positions: Positions, reduce: Reduce, options: BufferOptions
+) -> None:
+    whole, part = Chunks(), Chunks()
+    run(whole, positions=positions, generated=(9, 1, 14))
+    stream = run(
+        part, positions=positions, options=options, generated=(9, 1, 14), shaping=RowShaping(reduce=reduce)
+    )
+    assert not stream.errors
+    for s in range(len(PROMPTS)):
+        assert len([call for call in part.calls if call[0] == 10 + s]) == 1
+        got = part.calls[[index for index, _ in part.calls].index(10 + s)][1]
+        for hook, (_, rows) in whole.joined(10 + s).items():
+            assert got[hook].over == len(rows)
+            if len(rows):
+                want = {"mean": rows.mean(0), "max": rows.amax(0), "last": rows[-1]}[reduce]
+                assert torch.allclose(got[hook].tensor, want[None], rtol=1e-6)
+            else:
+                assert got[hook].tensor.shape == (0, rows.shape[1])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_statistics_go_beside_the_rows_or_instead_of_them(keep: bool) -> None:
+    whole, part = Chunks(), Chunks()
+    run(whole)
+    run(part, shaping=RowShaping(statistics=StatisticsOptions(threshold=2000.0, rows=keep)))
+    for s in range(len(PROMPTS)):
+        want, got = whole.joined(10 + s), part.joined(10 + s)
+        assert (want.keys() <= got.keys()) == keep
+        for hook, (first, rows) in want.items():
+            if keep:
+                assert got[hook][0] == first and torch.equal(got[hook][1], rows)
+            assert got[f"{hook}.count"][1].tolist() == [[len(rows)]]
+            assert torch.allclose(got[f"{hook}.mean"][1], rows.double().mean(0))
+            assert torch.allclose(got[f"{hook}.variance"][1], rows.double().var(0, unbiased=False))
+            assert torch.equal(got[f"{hook}.over"][1], (rows.abs() > 2000).sum(0)[None])
+            assert got[f"{hook}.max"][1].dtype == torch.float64
+
+
+def test_integers_are_not_summed_up() -> None:
+    for shaping in (RowShaping(reduce="mean"), RowShaping(statistics=StatisticsOptions())):
+        with pytest.raises(CaptureFailed, match="a holds integers"):
+            run(Chunks(), source=torch.int64, generated=(1, 1, 1), positions="prompt", shaping=shaping)
+    sink = Chunks()
+    run(
+        sink,
+        source=torch.int64,
+        generated=(1, 1, 1),
+        positions="last_prompt",
+        shaping=RowShaping(reduce="last"),
+    )
+    assert sink.joined(10)["a"][1].dtype == torch.int64
