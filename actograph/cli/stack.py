@@ -265,7 +265,10 @@ class Stack:
             ModelRefused: a worker that was never ready could not load the model.
             CrashLoop: the process in which a worker loads the model keeps dying.
         """
-        if self._all_ready() or time.monotonic() < self._probed_at + _PROBE_SECONDS:
+        if self._all_ready():
+            self._hinted_at = time.monotonic()
+            return
+        if time.monotonic() < self._probed_at + _PROBE_SECONDS:
             return
         self._probed_at = time.monotonic()
         if self._broker is not None and not self._broker.ready and self._redis and self._redis.answers():
@@ -280,7 +283,9 @@ class Stack:
         if time.monotonic() > self._hinted_at + _PATIENCE_SECONDS:
             self._hinted_at = time.monotonic()
             waiting = [child.program.name for child in self._supervisor.children if not child.ready]
-            self._report(f"still waiting for {', '.join(waiting)}; logs: {self._options.logs}")
+            # the broker may have been the last
+            if waiting:
+                self._report(f"still waiting for {', '.join(waiting)}; logs: {self._options.logs}")
         found = self._asks(self._client.workers)
         if found is None:
             return
