@@ -150,7 +150,7 @@ class Chaos:
             self._keep_busy()
             try:
                 return strike(self._stack)
-            except NotMidWork as reason:
+            except (NotMidWork, psutil.NoSuchProcess) as reason:  # the target may die of the fault before
                 if time.monotonic() > deadline:
                     raise Stuck(f"{kind!r} found no target: {reason}") from None
                 time.sleep(self._random.uniform(0.01, 0.05))

@@ -84,11 +84,22 @@ class Injected:
     at: float
 
 
+def _await_stop(child: psutil.Process) -> None:
+    """SIGSTOP reaches a process's threads within a moment; until then it may still commit."""
+    for _ in range(200):
+        if child.status() == psutil.STATUS_STOPPED:
+            return
+        time.sleep(0.005)
+    child.resume()
+    raise NotMidWork("the worker's child does not stop; it is dying")
+
+
 def _stopped(stack: Stack) -> tuple[psutil.Process, list[str], list[str]]:
     """A worker's child, stopped in mid-work, what it holds, and what everybody holds."""
     worker_id, child = stack.busy_child()
     try:
         child.suspend()
+        _await_stop(child)
         held = stack.leased()
         if not held.get(worker_id):
             child.resume()
@@ -115,7 +126,10 @@ def kill_child(stack: Stack) -> Injected:
 
 def kill_worker(stack: Stack) -> Injected:
     child, in_hand, waiting = _stopped(stack)
-    child.parent().kill()  # type: ignore[union-attr]  # its child dies with it
+    parent = child.parent()
+    if parent is None:
+        raise NotMidWork("the worker is gone")
+    parent.kill()  # its child dies with it
     return Injected(in_hand=in_hand, waiting=waiting, at=time.time())
 
 
