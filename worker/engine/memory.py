@@ -96,10 +96,10 @@ def plan_batch_size(
 
 def memory_snapshot(device: torch.device | None = None) -> dict[str, int]:
     """Bytes now and at most: this process, and its share of the GPU where `device` is one."""
-    snapshot = {
-        "rss_bytes": _rss(),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    rss = _rss()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # the kernel notes a peak only when memory is given back, so it may lag behind what is in use
+    snapshot = {"rss_bytes": rss, "peak_rss_bytes": max(rss, peak)}
     if device is not None and device.type == "cuda":
         snapshot["cuda_allocated_bytes"] = torch.cuda.memory_allocated(device)
         snapshot["cuda_reserved_bytes"] = torch.cuda.memory_reserved(device)
