@@ -135,7 +135,9 @@ def _estimate(
     if structure is None or submission.hooks is None:
         return values
     names, capture = submission.hooks, spec.capture or CaptureSpec()
-    row_bytes = estimate.bytes_per_token(structure, names, capture.dtype, capture.features)
+    row_bytes = 0
+    if estimate.stores_every_row(capture):
+        row_bytes = estimate.bytes_per_token(structure, names, capture.dtype, capture.features)
     found: dict[str, object] = {
         "bytes_per_token": row_bytes,
         "weights_bytes": estimate.weights_bytes(structure),

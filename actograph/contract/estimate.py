@@ -21,6 +21,9 @@ _PREFILL_TENSORS = 16
 _LOGITS_COPIES = 3
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 _LONG_BYTES = 8
+#: mean, variance, min, max, rms and kurtosis of a channel
+_STATISTICS = 6
+_STATISTIC_BYTES = 8
 #: a manifest and the headers of the files, beside what each hook adds to them
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
@@ -127,12 +130,32 @@ def stored_bytes(
     if not hooks:
         return 0
     logits = structure.locations.get("logits", "logits")
+    statistics = _statistics_bytes(capture)
     total = _SESSION_BYTES + _LONG_BYTES * (prompt_tokens + generated_tokens)
     for hook in hooks:
         tail_only = hook in ("logits", logits)
         rows = kept_rows(capture, prompt_tokens, generated_tokens, tail_only=tail_only)
-        total += _HOOK_BYTES + rows * hook_bytes(structure, hook, capture.dtype, capture.features)
+        if not stores_every_row(capture):
+            rows = 0 if capture.reduce == "none" else 1
+        if rows or capture.stats is None:
+            total += _HOOK_BYTES + rows * hook_bytes(structure, hook, capture.dtype, capture.features)
+        if capture.stats is not None:
+            channels = hook_bytes(structure, hook, "float32", capture.features) // item_bytes("float32")
+            total += len(statistics) * _HOOK_BYTES + _LONG_BYTES + channels * sum(statistics)
     return total
+
+
+def stores_every_row(capture: CaptureSpec) -> bool:
+    """Whether storage grows with every token, and not only with every sample."""
+    return capture.reduce == "none" and (capture.stats is None or capture.stats.tensors)
+
+
+def _statistics_bytes(capture: CaptureSpec) -> list[int]:
+    """Bytes per channel of each statistic; the count has one number for all channels."""
+    if capture.stats is None:
+        return []
+    counted = [_LONG_BYTES] if capture.stats.threshold is not None else []
+    return [0, *[_STATISTIC_BYTES] * _STATISTICS, *counted]
 
 
 def run_bytes(structure: ModelStructure, kv_bytes: int, *, prompt_tokens: int, max_tokens: int) -> int:

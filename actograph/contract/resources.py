@@ -333,7 +333,9 @@ class Estimate(Resource):
     prompt_tokens_mean: int | None = None
     prompt_tokens_longest: int | None = None
     generated_tokens: int = Field(description="max_tokens: what a sample generates at most.")
-    bytes_per_token: int | None = Field(None, description="One stored row over all hooks.")
+    bytes_per_token: int | None = Field(
+        None, description="One stored row over all hooks; 0 where rows are summed up."
+    )
     bytes_per_sample: int | None = Field(None, description="One session of a prompt of mean length.")
     batch_size: int | None = Field(None, description="Samples that would run at once.")
     weights_bytes: int | None = Field(None, description="The model itself; `device` counts on top of it.")

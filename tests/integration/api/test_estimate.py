@@ -90,6 +90,19 @@ def test_an_estimate_names_every_number_and_queues_nothing(service_with: Disk) -
     assert any("max_tokens = 11" in text for text in found["assumptions"])
 
 
+def test_summed_up_rows_do_not_grow_with_the_tokens(service_with: Disk) -> None:
+    service = service_with(GIB)
+    loaded(service)
+    body = capture(capture={"layers": "all", "reduce": "mean"})
+    found = [
+        service.client.post(f"/v1/estimate?prompt_tokens={tokens}", json=body).json() for tokens in (10, 110)
+    ]
+    assert [f["bytes_per_token"] for f in found] == [0, 0]
+    # the ids of a hundred tokens more
+    assert found[1]["bytes_per_sample"] - found[0]["bytes_per_sample"] == 800
+    assert found[0]["host"]["needed"] == found[0]["device"]["needed"]
+
+
 def test_the_prompt_length_can_be_said_or_is_measured(service_with: Disk) -> None:
     service = service_with(GIB)
     loaded(service)

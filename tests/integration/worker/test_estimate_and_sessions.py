@@ -58,6 +58,9 @@ def holder(shared: Path) -> Iterator[ModelHolder]:
         {"hooks": ["resid_post.0", "logits"], "positions": "generated"},
         {"points": ["mlp_out"], "layers": "all", "features": {"first": 7}},
         {"hooks": ["resid_mid.1"], "positions": {"stride": 5}},
+        {"points": ["resid_post"], "layers": "all", "reduce": "mean"},
+        {"points": ["resid_post", "mlp_in"], "layers": "all", "stats": {"tensors": False}},
+        {"hooks": ["resid_post.1"], "stats": {"threshold": 1.0}},
     ],
 )
 def test_a_session_has_about_the_size_that_was_told(
