@@ -105,12 +105,12 @@ class Drain:
             priority = row.priority
             chosen = job_id
             if not self._stop.is_set():
-                asked = jobs.WaitingJob(job_id, priority, row.model)
-                chosen = self._grouping.choose(
-                    asked,
-                    self._loaded,
-                    [job for job in jobs.claimable(session) if job.kind != model_loads.KIND],
-                )
+                if self._loaded not in (None, row.model):
+                    chosen = self._grouping.choose(
+                        jobs.WaitingJob(job_id, priority, row.model),
+                        self._loaded,
+                        [job for job in jobs.claimable(session) if job.kind != model_loads.KIND],
+                    )
                 jobs.start(session, chosen)
                 workers.set_busy(session, self._worker_id, chosen)
         if self._stop.is_set():

@@ -145,9 +145,10 @@ def show(
             emit(found.model_dump_json())
             return
         emit(job_tables.describe(found))
-        if found.progress.completed:
+        results = client.results(found.id) if found.progress.completed else None
+        if results is not None and results.conditions:
             emit("")
-            emit(job_tables.render_results(client.results(found.id), found.spec.get("num_fewshot")))
+            emit(job_tables.render_results(results, found.spec.get("num_fewshot")))
 
 
 @app.command()

@@ -60,7 +60,8 @@ def conclude(client: Client, job_id: str) -> int:
     job = client.job(job_id)
     if job.progress.completed:
         results = client.results(job.id)
-        emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
+        if results.conditions:
+            emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
         truncated = sum(condition.truncated for condition in results.conditions.values())
         if truncated:
             note(f"{truncated} of {job.progress.completed} samples ended at max_tokens")
