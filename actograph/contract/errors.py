@@ -130,6 +130,12 @@ class CaptureFailed(ActographError):
     code = "capture_failed"
 
 
+class InterventionFailed(ActographError):
+    """The interventions drove the model to values that are not numbers."""
+
+    code = "intervention_failed"
+
+
 class OutOfDeviceMemory(ActographError):
     """The device ran out of memory."""
 

@@ -55,6 +55,10 @@ class Engine:
         self.structure: ModelStructure = self._discovery.structure
         self.token_limit: int | None = None  # set where memory ran out: padded tokens that still fit
         self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
+        hf: Any = self.model.hf
+        head = hf.get_output_embeddings()
+        path = next(name for name, module in hf.named_modules() if module is head)
+        self._head = f"{path}.output"
         self._lock = threading.Lock()
 
     def plan_batch_size(
@@ -245,7 +249,7 @@ class Engine:
             else:
                 with torch.inference_mode():
                     self.model.lm.generate(**inputs)
-            return _generations(plan.requests, batch, tracker, {})
+            return _generations(plan.requests, batch, tracker, _steering_errors(editor, tracker))
         stream = RowStream(
             [point for _, point in plan.reads],
             prompt_lengths=lengths,
@@ -273,7 +277,8 @@ class Engine:
                 self._trace(inputs, [editor, reader], [*editor.modules, *modules])
             if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
                 tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
-            return _generations(plan.requests, batch, tracker, stream.errors)
+            errors = {**stream.errors, **_steering_errors(editor, tracker)}
+            return _generations(plan.requests, batch, tracker, errors)
         finally:
             stream.close()
 
@@ -329,6 +334,7 @@ class Engine:
             location_of={edit.hook: self._edited_at(edit.hook) for own in edits for edit in own},
             flat=self._discovery.flat,
             prompts=[len(request.prompt_ids) for request in requests],
+            head=self._head,
             device=self.model.device,
         )
 
@@ -369,6 +375,10 @@ class _Pass:
     should_stop: Callable[[], bool]
     on_step: Callable[[int], None] | None
     options: BufferOptions
+
+
+def _steering_errors(editor: Editor | None, tracker: RowTracker) -> Mapping[int, BaseException]:
+    return {} if editor is None else editor.errors([len(tokens) for tokens in tracker.tokens])
 
 
 def _generations(

@@ -17,9 +17,11 @@ from nnsight.intervention.cache import Cache
 from nnsight.intervention.interleaver import Mediator
 from nnsight.intervention.util import first_input
 
-from actograph.contract.errors import CaptureFailed
+from actograph.contract.errors import CaptureFailed, InterventionFailed
 from actograph.contract.interventions import Op, Positions, TokenRange
 from worker.engine.locations import place_of
+
+_NEVER = 1 << 40
 
 Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
 
@@ -93,12 +95,16 @@ class _Site:
 class Editor(Cache):  # type: ignore[misc]
     """A cache, in nnsight's sense, that keeps nothing and writes.
 
+    It also looks at the head's output: a model that was driven beyond its dtype's range puts out
+    NaN, of which the choice of a token would make an answer like any other.
+
     Args:
         lm: nnsight's model.
         edits: of each row of the batch, in the order in which they apply.
         location_of: where each hook's tensor is seen first.
         flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
         prompts: tokens of each row's prompt, without padding.
+        head: location of the head's output.
         device: where the model's tensors are.
     """
 
@@ -110,6 +116,7 @@ class Editor(Cache):  # type: ignore[misc]
         location_of: Mapping[str, str],
         flat: Collection[str],
         prompts: Sequence[int],
+        head: str,
         device: torch.device,
     ) -> None:
         super().__init__(lm, modules=[], device=None)
@@ -126,6 +133,9 @@ class Editor(Cache):  # type: ignore[misc]
                 location = location_of[edit.hook]
                 site = self._sites.setdefault(location, _Site(location))
                 site.edits.append(_Planned(_change(edit, device), edit.positions, tuple(rows)))
+        self._head = self._sites.setdefault(head, _Site(head))
+        # read once at the end, so that no step waits for the device
+        self._first_bad = torch.full((len(self._prompts),), _NEVER, device=device)
 
     @property
     def modules(self) -> list[str]:
@@ -153,7 +163,21 @@ class Editor(Cache):  # type: ignore[misc]
         else:
             for edit in selected.edits:
                 self._decode(tensor, edit, selected.step)
+        if selected is self._head:
+            bad = tensor[:, -1].amax(-1).isnan()
+            self._first_bad = self._first_bad.minimum(torch.where(bad, selected.step, _NEVER))
         selected.step += 1
+
+    def errors(self, generated: Sequence[int]) -> dict[int, InterventionFailed]:
+        """Row of the batch -> why its tokens are worth nothing. `generated`: tokens per row."""
+        return {
+            row: InterventionFailed(
+                f"the interventions drove the model to values that are not numbers (NaN) when it chose "
+                f"generated token {step}; take a smaller coefficient or vector"
+            )
+            for row, step in enumerate(self._first_bad.tolist())
+            if step < generated[row]
+        }
 
     def _tensor(self, site: _Site, value: Any) -> torch.Tensor:
         """The tensor to write to, as [batch, tokens, ...]; a view, so that writing reaches the model."""

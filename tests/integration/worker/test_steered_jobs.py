@@ -229,3 +229,20 @@ def test_a_vector_of_another_model_fails_the_job(place: Place) -> None:
     place.run(job_id)
     _, error = place.ended(job_id)
     assert error is not None and "another" in error.message
+
+
+def test_a_sample_that_was_driven_to_nan_fails_and_its_twin_does_not(place: Place) -> None:
+    huge = {"hook": HOOK, "op": "add", "vector": [3e38] * 96, "coefficient": 10}
+    job_id = place.submit(
+        capture={"hooks": ["embed"]},
+        conditions=[{"name": "plain"}, {"name": "far", "interventions": [huge]}],
+    )
+    done = place.run(job_id)
+    assert place.ended(job_id) == (JobStatus.COMPLETED, None)
+    for sample in done:
+        if sample.condition == "plain":
+            assert sample.error is None and sample.session_id is not None
+        else:
+            assert sample.error is not None and sample.error.type == "intervention_failed"
+            assert sample.session_id is None
+    assert len(list(place.store.list_prefixes("sessions"))) == 2

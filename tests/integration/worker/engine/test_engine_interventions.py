@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, LogitsProcessorList
 
-from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.errors import InterventionFailed, InvalidRequest, UnknownHook
 from actograph.contract.interventions import Positions, TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine.generate import Engine
@@ -438,6 +438,27 @@ def test_without_edits_nothing_is_traced(
     assert seen == []
     engine.generate(requests, sampling=GREEDY, hooks=["resid_post.1"], sink=keeping_sink())
     assert [[type(o) for o in observers] for observers in seen] == [[StepReader]]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_model_driven_beyond_its_range_fails_that_sample_alone(
+    capture: bool, engine_for: EngineOf, requests_for: Any, keeping_sink: Any
+) -> None:
+    engine = engine_for("tiny-qwen3")
+    requests = requests_for(engine, PROMPTS)
+    third = len(requests[1].prompt_ids) + 2  # the row that chooses generated token 3
+    huge = Edit(
+        hook="resid_post.0", op="add", vector=torch.full((96,), 3e38), coefficient=10.0, positions=[third]
+    )
+    mixed = [requests[0], replace(requests[1], edits=(huge,)), requests[2]]
+    hooks = {"hooks": ["resid_mid.0"], "sink": keeping_sink()} if capture else {}
+    made = engine.generate(mixed, sampling=GREEDY, **hooks)
+    plain = engine.generate(requests, sampling=GREEDY)
+    assert [made[0], made[2]] == [plain[0], plain[2]]
+    assert isinstance(made[1].error, InterventionFailed)
+    assert "generated token 3" in str(made[1].error)
+    # what comes after the sample's end is no failure
+    assert engine.generate(mixed, sampling=SamplingSpec(max_tokens=3))[1].error is None
 
 
 def test_bad_edits_are_refused_before_anything_runs(engine_for: EngineOf, requests_for: Any) -> None:
