@@ -7,8 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from actograph.contract.resources import JobStatus
+from bench.chaos_audit import Audit, audit_job
 from bench.chaos_faults import FAULTS as FAULT_KINDS
+from storage import jobs, samples
+from storage.artifacts.store import open_store
+from storage.database import Database
+from storage.models import JobRow
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -44,3 +51,45 @@ def test_ten_faults_in_mid_drain_change_nothing(shared: Path, tmp_path: Path) ->
     assert audit["samples"] == audit["sessions"] == report["jobs"] * PROBLEMS
     # work was really lost with the workers, and no more of it than they held
     assert 0 < audit["repeats"] <= sum(fault["in_hand"] for fault in report["faults"])
+    check_that_the_audit_sees(tmp_path / "home")
+
+
+def check_that_the_audit_sees(home: Path) -> None:
+    """What the run was spared, done to its results by hand."""
+    database, store = (
+        Database(f"sqlite:///{home / 'actograph.db'}"),
+        open_store((home / "artifacts").as_uri()),
+    )
+    with database.read() as session:
+        # greedy, sampled, and the same again under fire
+        ids = session.scalars(sa.select(JobRow.id).order_by(JobRow.created_at)).all()
+        reference, again = (
+            [samples.resource(row) for row in samples.find(session, job_id, limit=PROBLEMS)[0]]
+            for job_id in (ids[0], ids[2])
+        )
+        job = jobs.resource(session, jobs.get(session, ids[2]))
+    damaged = store.local_path(f"sessions/{again[0].session_id}/activations.safetensors")
+    assert damaged is not None
+    with damaged.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    again[1] = again[1].model_copy(update={"session_id": again[2].session_id})
+    again[3] = again[3].model_copy(update={"completion": "something else"})
+    again[4] = again[4].model_copy(update={"scores": {}})
+    audit = Audit()
+    audit_job(
+        audit,
+        job=job.model_copy(update={"status": JobStatus.IN_PROGRESS}),
+        samples=[*again[:-1], again[5]],
+        expected=reference,
+        database=database,
+        store=store,
+    )
+    database.close()
+    assert not audit.is_clean()
+    assert (audit.unreadable, audit.different_token_ids) == (1, 1)
+    assert (audit.different_texts, audit.different_scores) == (1, 1)
+    # one is missing, one is there twice, and the job counts more than there are
+    assert (audit.lost, audit.duplicated, audit.unfinished_jobs) == (1, 2, 1)
