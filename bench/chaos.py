@@ -4,8 +4,8 @@
 
 `actograph up` (SQLite, files, its own broker) first runs the job greedily and sampled, undisturbed. Then
 the same two jobs are run again and again until N faults have hit, each at a random moment at which
-samples were in hand and finished ones had been seen since the fault before; the last jobs end by
-themselves. Recovery is the time from a fault to the end of the last sample that anybody held when it
+samples were in hand and finished ones had been seen since the fault before; the last job ends by
+itself. Recovery is the time from a fault to the end of the last sample that anybody held when it
 struck; faults may overlap. Exit status 1 where anything is lost, duplicated, unreadable or different,
 was run again without having been in the hand of a victim, or is left over after a sweep.
 """
@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,6 +81,8 @@ class Report:
     audit: Audit
     jobs: int
     seconds: float
+    #: longest time in the disturbed part in which no sample ended
+    longest_silence_seconds: float
     #: samples that ran again although no victim held them
     repeated_beyond_hand: int
     orphan_sessions: int
@@ -92,11 +96,14 @@ class Report:
 class Chaos:
     """One run against a started service."""
 
-    def __init__(self, stack: Stack, client: Client, spec: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, stack: Stack, client: Client, spec: dict[str, Any], *, seed: int, jobs_at_once: int
+    ) -> None:
         self._stack = stack
         self._client = client
         self._spec = spec
         self._random = random.Random(seed)
+        self._jobs_at_once = jobs_at_once
         self.injected: list[tuple[str, Injected]] = []
         #: sampling, job id
         self.jobs: list[tuple[str, str]] = []
@@ -113,8 +120,7 @@ class Chaos:
         seen = 0
         for kind in self._random.choices(names, weights, k=faults):
             gap = self._random.uniform(0.0, GAP_SECONDS)
-            self._keep_busy()
-            self._await(lambda seen=seen: self._ended() > seen, f"no progress before {kind!r}")  # type: ignore[misc]
+            self._await(partial(self._has_progressed, seen), f"no progress before {kind!r}")
             time.sleep(gap)
             self.injected.append((kind, self._inject(kind)))
             seen = self._ended()
@@ -144,6 +150,17 @@ class Chaos:
                 )
         return found
 
+    def longest_silence(self) -> float:
+        """Seconds between two samples of the disturbed jobs that ended one after the other, at most."""
+        statement = sa.select(SampleRow.finished_at).where(
+            SampleRow.job_id.in_([job_id for _, job_id in self.jobs]), SampleRow.finished_at.is_not(None)
+        )
+        with self._stack.database.read() as session:
+            times = [
+                at for at in session.scalars(statement.order_by(SampleRow.finished_at)) if at is not None
+            ]
+        return max((after - before for before, after in pairwise(times)), default=float("inf"))
+
     def _inject(self, kind: str) -> Injected:
         strike, deadline = FAULTS[kind][0], time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -161,10 +178,13 @@ class Chaos:
         return self._client.submit(self._spec | {"sampling": changes}).id
 
     def _keep_busy(self) -> None:
-        """Have a job in hand and one waiting."""
-        while self._open([job_id for _, job_id in self.jobs[-2:]]) < 2:
+        while self._open([job_id for _, job_id in self.jobs]) < self._jobs_at_once:
             name = list(SAMPLINGS)[len(self.jobs) % len(SAMPLINGS)]
             self.jobs.append((name, self._submit(name)))
+
+    def _has_progressed(self, seen: int) -> bool:
+        self._keep_busy()
+        return self._ended() > seen
 
     def _open(self, job_ids: Sequence[str]) -> int:
         """How many of these jobs have not ended."""
@@ -249,7 +269,7 @@ def run(arguments: argparse.Namespace, home: Path) -> Report:
         "capture": {"points": ["attn_in", "mlp_in"], "layers": "all"},
     }
     with service(arguments, home) as (stack, client):
-        chaos = Chaos(stack, client, spec, arguments.seed)
+        chaos = Chaos(stack, client, spec, seed=arguments.seed, jobs_at_once=arguments.jobs_at_once)
         expected = chaos.undisturbed()
         started = time.monotonic()
         chaos.disturb(arguments.faults)
@@ -257,7 +277,7 @@ def run(arguments: argparse.Namespace, home: Path) -> Report:
         got: list[tuple[str, Job, list[Sample]]] = [
             (name, client.job(job_id), list(client.samples(job_id))) for name, job_id in chaos.jobs
         ]
-        faults = chaos.faults()
+        faults, silence = chaos.faults(), chaos.longest_silence()
     audit, store = Audit(), open_store((home / "artifacts").as_uri())
     database = Database(f"sqlite:///{home / 'actograph.db'}")
     for name, job, samples in got:
@@ -274,6 +294,7 @@ def run(arguments: argparse.Namespace, home: Path) -> Report:
         audit=audit,
         jobs=len(got),
         seconds=seconds,
+        longest_silence_seconds=silence,
         repeated_beyond_hand=len(repeated - victims),
         orphan_sessions=len(found.orphans) + len(found.unknown),
         staging_leftovers=leftovers,
@@ -325,6 +346,7 @@ def show(report: Report) -> None:
         )
     outcome = Table("", "", title="Outcome", show_header=False)
     outcome.add_row("faults, jobs, seconds", f"{len(report.faults)}, {report.jobs}, {report.seconds:.0f}")
+    outcome.add_row("longest silence seconds", f"{report.longest_silence_seconds:.1f}")
     for name, value in asdict(report.audit).items():
         if name != "examples":
             outcome.add_row(name.replace("_", " "), f"{value:,.6g}")
@@ -345,6 +367,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sequence of faults")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--jobs-at-once", type=int, default=1, help="open jobs; with more, recovery waits for a job's turn"
+    )
     parser.add_argument("--lease", type=float, default=4.0, help="ACTOGRAPH_LEASE_SECONDS")
     parser.add_argument("--home", type=Path, help="a new folder to keep; default: a temporary one")
     parser.add_argument("--json", type=Path, help="write the result here")
@@ -361,6 +386,7 @@ def main() -> int:
             "model": arguments.model.name,
             "seed": arguments.seed,
             "workers": arguments.workers,
+            "jobs_at_once": arguments.jobs_at_once,
             "lease_seconds": arguments.lease,
             "reconcile_seconds": RECONCILE_SECONDS,
             "clean": report.is_clean(),
