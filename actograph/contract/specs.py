@@ -46,7 +46,7 @@ class SamplingSpec(Spec):
 
 
 class CaptureSpec(Spec):
-    """Which activations to keep. See docs/hook-points.md for the vocabulary.
+    """Which activations to keep. See docs/capture.md, and docs/hook-points.md for the names.
 
     `points` x `layers` and the explicit `hooks` are joined. Points without a layer
     (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half
