@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from actograph import tensor_files
+from actograph.client.tensors import open_folder
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.samples import LeasedSample
 from storage.session_files import SessionReader
@@ -41,6 +43,10 @@ class Captured:
         outcome = self.outcomes[sample]
         assert isinstance(outcome, Recorded), outcome
         return SessionReader(self.store, outcome.session_id)
+
+    def folder(self, sample: int) -> Path:
+        assert isinstance(self.store, LocalStore)
+        return self.store.root / "sessions" / self.reader(sample).session_id
 
     def tensor(self, sample: int, name: str) -> torch.Tensor:
         reader = self.reader(sample)
@@ -160,6 +166,9 @@ def test_chosen_rows_are_those_rows_of_all(capture: Capture, positions: Any, opt
             got, every = part.tensor(sample, hook), whole.tensor(sample, hook)
             assert torch.equal(got, every[[t - low for t in tokens]]), hook
         assert reader.row_positions() == want
+        with_numpy = open_folder(part.folder(sample))
+        assert with_numpy.row_positions is not None and with_numpy.row_positions.tolist() == want
+        assert set(with_numpy) == set(POINTS)
 
 
 def test_columns_dtype_and_rows_are_chosen_together(capture: Capture) -> None:
