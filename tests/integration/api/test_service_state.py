@@ -100,7 +100,7 @@ def test_workers_are_listed_with_their_state(service: "Service") -> None:
     found = {w["id"]: w for w in service.client.get("/v1/workers").json()["data"]}
     assert (found[first]["status"], found[first]["job_id"]) == ("busy", job_id)
     assert found[first]["memory"] == {"allocated": 5}
-    assert found[second]["error"] == {"type": "model_refused", "message": "too large"}
+    assert found[second]["error"] == {"type": "model_refused", "message": "too large", "details": None}
 
 
 def test_the_queue_counts_jobs_samples_messages_and_workers(service: "Service") -> None:
