@@ -258,3 +258,18 @@ def test_statistics_equal_those_of_the_stored_rows(capture: Capture, tensors: bo
                 assert (info.summary, info.over) == (name, len(whole))
                 got = made.tensor(sample, f"{hook}.{name}")
                 assert torch.allclose(got.double(), value.double()[None], rtol=1e-6, atol=1e-9), name
+
+
+@pytest.mark.parametrize("features", [{"first": 7}, {"indices": [90, 2]}])
+def test_every_choice_works_with_every_other(capture: Capture, features: dict[str, Any]) -> None:
+    chosen = {"positions": {"stride": 2}, "features": features}
+    rows = capture(**chosen)
+    made = capture(**chosen, reduce="mean", stats=True, dtype="float16")
+    for sample in range(len(PROMPTS)):
+        made.reader(sample).verify()
+        for hook in POINTS:
+            whole = rows.tensor(sample, hook)
+            mean = made.tensor(sample, hook)
+            assert mean.dtype == torch.float16
+            assert torch.allclose(mean.float(), whole.mean(0)[None], rtol=1e-3, atol=1e-4)
+            assert torch.allclose(made.tensor(sample, f"{hook}.mean"), whole.double().mean(0)[None])
