@@ -81,11 +81,6 @@ def get(session: Session, session_id: str) -> SessionRow:
     return row
 
 
-def exists(session: Session, session_id: str) -> bool:
-    statement = sa.select(SessionRow.id).where(SessionRow.id == session_id)
-    return session.execute(statement).first() is not None
-
-
 def find(
     session: Session,
     wanted: SessionFilter,

@@ -87,7 +87,7 @@ def test_a_session_is_shown_with_files_and_tags(database: Database, submit: Subm
     session_id = insert(database, submit(tags=["b", "a"]))
     with database.read() as session:
         (shown,) = sessions.resources_of(session, [sessions.get(session, session_id)])
-        assert sessions.exists(session, session_id)
+        assert session_id in sessions.ids(session, sessions.SessionFilter())
     assert shown.bytes == 210
     assert [f.name for f in shown.files] == ["activations.safetensors", "manifest.json"]
     assert (shown.tags, shown.condition) == (["a", "b"], None)
@@ -111,7 +111,7 @@ def test_a_deleted_session_leaves_its_sample(database: Database, submit: Submit)
         sample_id = sessions.get(session, session_id).sample_id
         sessions.delete(session, session_id)
     with database.read() as session:
-        assert not sessions.exists(session, session_id)
+        assert session_id not in sessions.ids(session, sessions.SessionFilter())
         assert samples.get(session, sample_id).session_id is None
         assert session.execute(sa.select(sa.func.count()).select_from(ArtifactRow)).scalar_one() == 0
     with pytest.raises(NotFound), database.write() as session:
