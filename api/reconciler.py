@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from api.dependencies import Services
-from storage import jobs, model_loads, workers
+from storage import job_queue, jobs, model_loads, workers
 from storage.queue_state import disk_pause
 from storage.sweep import sweep_sessions
 
@@ -89,7 +89,7 @@ class Reconciler:
 
     def _end_jobs(self) -> None:
         with self._services.database.read() as session:
-            candidates = jobs.unended(session)
+            candidates = job_queue.unended(session)
         for job_id in candidates:
             try:
                 with self._services.database.write() as session:
@@ -112,7 +112,7 @@ class Reconciler:
         with self._services.database.read() as session:
             busy = set(workers.busy_job_ids(session))
             idle = Counter(workers.idle_models(session))
-            candidates = jobs.claimable(session)
+            candidates = job_queue.claimable(session)
         wanted = []
         for job in candidates:
             if job.id not in busy:

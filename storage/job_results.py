@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph import metrics
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import jobs
+from storage import job_view
 from storage.models import JobRow, SampleRow
 
 
@@ -39,7 +39,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         job_id=row.id,
         status=JobStatus(row.status),
         task=row.spec.get("task"),
-        progress=jobs.progress(row),
+        progress=job_view.progress(row),
         conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
     )
 

@@ -1,12 +1,11 @@
 """Every query about jobs. Callers open and commit the transaction."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources
 from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
@@ -209,75 +208,6 @@ def delete(session: Session, job_id: str) -> None:
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
 
 
-def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
-    """Whether a job that is served before `priority` has samples that nobody runs."""
-    waiting = (
-        sa.select(SampleRow.id)
-        .where(SampleRow.job_id == JobRow.id, SampleRow.status == SampleStatus.PENDING)
-        .exists()
-    )
-    statement = sa.select(JobRow.id).where(
-        JobRow.status.in_(ACTIVE),
-        JobRow.priority < priority,
-        JobRow.id != job_id,
-        sa.or_(waiting, JobRow.total.is_(None)),
-    )
-    return session.execute(statement.limit(1)).first() is not None
-
-
-class WaitingJob(NamedTuple):
-    """An active job with work that somebody could begin."""
-
-    id: str
-    priority: int
-    model: str
-    kind: str = ""
-
-
-def claimable(session: Session) -> Sequence[WaitingJob]:
-    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first."""
-    moment = now(session)
-    free_sample = (
-        sa.select(SampleRow.id)
-        .where(
-            SampleRow.job_id == JobRow.id,
-            sa.or_(
-                SampleRow.status == SampleStatus.PENDING,
-                sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
-            ),
-        )
-        .exists()
-    )
-    statement = (
-        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
-        .where(
-            JobRow.status.in_(ACTIVE),
-            sa.or_(free_sample, JobRow.total.is_(None)),
-        )
-        .order_by(JobRow.priority, JobRow.created_at)
-    )
-    return [WaitingJob(*row) for row in session.execute(statement)]
-
-
-def unended(session: Session) -> Sequence[str]:
-    """Ids of jobs that `end_if_done` may be able to move on."""
-    open_sample = (
-        sa.select(SampleRow.id)
-        .where(
-            SampleRow.job_id == JobRow.id,
-            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
-        )
-        .exists()
-    )
-    statement = sa.select(JobRow.id).where(
-        sa.or_(
-            JobRow.status == JobStatus.CANCELLING,
-            sa.and_(JobRow.status.in_(ACTIVE), JobRow.total.is_not(None), ~open_sample),
-        )
-    )
-    return session.scalars(statement).all()
-
-
 def status_of(session: Session, job_id: str) -> JobStatus | None:
     """The job's status, None where it was deleted."""
     value = session.execute(sa.select(JobRow.status).where(JobRow.id == job_id)).scalar_one_or_none()
@@ -293,85 +223,6 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
             if (row.spec.get(field) or {}).get("file_id") == file_id:
                 return row.id
     return None
-
-
-def queue_positions(session: Session) -> dict[str, int]:
-    """Queued job -> its place, 1 being next."""
-    statement = (
-        sa.select(JobRow.id)
-        .where(JobRow.status == JobStatus.QUEUED)
-        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
-    )
-    return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
-
-
-def counts(session: Session) -> dict[JobStatus, int]:
-    """Number of jobs in each status that is not an end."""
-    open_ones = [status for status in JobStatus if not status.is_terminal()]
-    statement = (
-        sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(open_ones)).group_by(JobRow.status)
-    )
-    found = {row[0]: row[1] for row in session.execute(statement)}
-    return {status: found.get(status, 0) for status in open_ones}
-
-
-def open_samples(session: Session) -> dict[SampleStatus, int]:
-    """Number of samples of active jobs that have not ended."""
-    wanted = (SampleStatus.PENDING, SampleStatus.LEASED)
-    statement = (
-        sa.select(SampleRow.status, sa.func.count())
-        .join(JobRow, JobRow.id == SampleRow.job_id)
-        .where(JobRow.status.in_(ACTIVE), SampleRow.status.in_(wanted))
-        .group_by(SampleRow.status)
-    )
-    found = {row[0]: row[1] for row in session.execute(statement)}
-    return {status: found.get(status, 0) for status in wanted}
-
-
-def rate(session: Session, row: JobRow) -> float | None:
-    """Samples per second over the last units of a running job."""
-    if row.status != JobStatus.IN_PROGRESS:
-        return None
-    progress = events.last_progress(session, row.id)
-    if not progress:
-        return None
-    first, last = progress[0], progress[-1]
-    done = _done(last.data) - _done(first.data)
-    span = last.created_at - first.created_at
-    if done <= 0 or span <= 0:
-        done, span = _done(last.data), last.created_at - (row.started_at or row.created_at)
-    return done / span if span > 0 else None
-
-
-def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None = None) -> resources.Job:
-    """The job as the API shows it."""
-    if positions is None:
-        positions = queue_positions(session) if row.status == JobStatus.QUEUED else {}
-    per_second = rate(session, row)
-    left = (row.total or 0) - row.completed - row.failed
-    return resources.Job(
-        id=row.id,
-        kind=row.kind,
-        status=JobStatus(row.status),
-        model=row.model,
-        created_at=int(row.created_at),
-        started_at=_seconds(row.started_at),
-        finished_at=_seconds(row.finished_at),
-        progress=progress(row),
-        queue_position=positions.get(row.id),
-        samples_per_second=per_second,
-        eta_seconds=left / per_second if per_second else None,
-        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
-        priority=row.priority,
-        tags=row.spec.get("tags", []),
-        metadata=row.spec.get("metadata", {}),
-        spec=row.spec,
-        results_url=f"/v1/jobs/{row.id}/results",
-    )
-
-
-def progress(row: JobRow) -> resources.Progress:
-    return resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed)
 
 
 def _locked(session: Session, job_id: str) -> JobRow:
@@ -400,11 +251,3 @@ def _first_error(session: Session, job_id: str) -> dict[str, Any]:
 
 def _counts(row: JobRow) -> dict[str, Any]:
     return {"total": row.total, "completed": row.completed, "failed": row.failed}
-
-
-def _done(data: Mapping[str, Any]) -> int:
-    return int(data["completed"]) + int(data["failed"])
-
-
-def _seconds(value: float | None) -> int | None:
-    return int(value) if value is not None else None

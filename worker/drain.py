@@ -18,7 +18,7 @@ from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, 
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
-from storage import jobs, model_loads, samples, sessions, workers
+from storage import job_queue, jobs, model_loads, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
@@ -107,9 +107,9 @@ class Drain:
             if not self._stop.is_set():
                 if self._loaded not in (None, row.model):
                     chosen = self._grouping.choose(
-                        jobs.WaitingJob(job_id, priority, row.model),
+                        job_queue.WaitingJob(job_id, priority, row.model),
                         self._loaded,
-                        [job for job in jobs.claimable(session) if job.kind != model_loads.KIND],
+                        [job for job in job_queue.claimable(session) if job.kind != model_loads.KIND],
                     )
                 jobs.start(session, chosen)
                 workers.set_busy(session, self._worker_id, chosen)
@@ -191,7 +191,7 @@ class Drain:
                     return False
             self._run_unit(current, leases)
             with self._database.read() as session:
-                urgent = jobs.more_urgent_waits(session, job_id, current.priority)
+                urgent = job_queue.more_urgent_waits(session, job_id, current.priority)
             if urgent or self._stop.is_set() or time.monotonic() > deadline:
                 return True
         return False

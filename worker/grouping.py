@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from storage.jobs import WaitingJob
+from storage.job_queue import WaitingJob
 
 
 class ModelGrouping:

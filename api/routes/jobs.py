@@ -14,7 +14,7 @@ from api.dependencies import PageDep, Services, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import json_body
 from api.validation import parse_job_spec
-from storage import idempotency, job_results, jobs, pages, sessions
+from storage import idempotency, job_queue, job_results, job_view, jobs, pages, sessions
 from storage.idempotency import StoredAnswer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -73,7 +73,7 @@ def _submit(services: Services, spec: submissions.Spec, key: str | None) -> Stor
     planning.admit(services, submission)
     with services.database.write() as session:
         row = submissions.insert(session, submission)
-        answer = StoredAnswer(202, jobs.resource(session, row).model_dump(mode="json"))
+        answer = StoredAnswer(202, job_view.resource(session, row).model_dump(mode="json"))
         if key is not None:
             idempotency.finish(session, key, answer.status_code, answer.response)
     # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
@@ -106,8 +106,8 @@ def list_jobs(
             limit=page.limit,
             order=page.order,
         )
-        positions = jobs.queue_positions(session)
-        return pages.page(rows, has_more, lambda row: jobs.resource(session, row, positions))
+        positions = job_queue.queue_positions(session)
+        return pages.page(rows, has_more, lambda row: job_view.resource(session, row, positions))
 
 
 @router.get(
@@ -119,7 +119,7 @@ def list_jobs(
 )
 def get_job(services: ServicesDep, job_id: str) -> Job:
     with services.database.read() as session:
-        return jobs.resource(session, jobs.get(session, known_id(job_id, "job", "job")))
+        return job_view.resource(session, jobs.get(session, known_id(job_id, "job", "job")))
 
 
 @router.delete(
@@ -151,7 +151,7 @@ def cancel_job(services: ServicesDep, job_id: str) -> Job:
     """A worker that runs the job sees this between two tokens. Cancelling twice changes nothing."""
     known_id(job_id, "job", "job")
     with services.database.write() as session:
-        return jobs.resource(session, jobs.cancel(session, job_id))
+        return job_view.resource(session, jobs.cancel(session, job_id))
 
 
 @router.get(

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import Queue, WorkerStatus
 from api.dependencies import Services, ServicesDep
-from storage import jobs, workers
+from storage import job_queue, workers
 from storage.queue_state import disk_pause
 
 router = APIRouter(prefix="/v1/queue", tags=["queue"])
@@ -23,9 +23,9 @@ def get_queue(services: ServicesDep) -> Queue:
         return Queue(
             paused=reason is not None,
             paused_reason=reason,
-            jobs={str(status): count for status, count in jobs.counts(session).items()},
-            samples={str(status): count for status, count in jobs.open_samples(session).items()},
-            next=list(jobs.queue_positions(session))[:SHOWN_JOBS],
+            jobs={str(status): count for status, count in job_queue.counts(session).items()},
+            samples={str(status): count for status, count in job_queue.open_samples(session).items()},
+            next=list(job_queue.queue_positions(session))[:SHOWN_JOBS],
             messages=_messages(services),
             workers={str(status): statuses[status] for status in WorkerStatus},
         )

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from actograph.contract.resources import JobStatus
 from bench.chaos_audit import Audit, audit_job
 from bench.chaos_faults import FAULTS as FAULT_KINDS
-from storage import jobs, samples
+from storage import job_view, jobs, samples
 from storage.artifacts.store import open_store
 from storage.database import Database
 from storage.models import JobRow
@@ -67,7 +67,7 @@ def check_that_the_audit_sees(home: Path) -> None:
             [samples.resource(row) for row in samples.find(session, job_id, limit=PROBLEMS)[0]]
             for job_id in (ids[0], ids[2])
         )
-        job = jobs.resource(session, jobs.get(session, ids[2]))
+        job = job_view.resource(session, jobs.get(session, ids[2]))
     damaged = store.local_path(f"sessions/{again[0].session_id}/activations.safetensors")
     assert damaged is not None
     with damaged.open("r+b") as file:

@@ -213,7 +213,7 @@ def test_the_thread_outlives_what_nobody_foresaw(
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.jobs.claimable", fail)
+        patch.setattr("storage.job_queue.claimable", fail)
         wait_for(lambda: "nobody foresaw this" in caplog.text)
     job_id = service.submit()
     flush(service)

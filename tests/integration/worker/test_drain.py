@@ -15,7 +15,7 @@ from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
-from storage import job_results, jobs, migrate, samples, sessions, workers
+from storage import job_results, job_view, jobs, migrate, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.database import Database
 from storage.sample_expansion import capture_samples, evaluation_samples
@@ -246,7 +246,7 @@ def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: Bench)
     job_id = bench.submit(capture={"hooks": ["resid_post.7"]})
     bench.drain().run_slice(job_id)
     with bench.database.read() as session:
-        job = jobs.resource(session, jobs.get(session, job_id))
+        job = job_view.resource(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "unknown_hook"
     assert "layers 0 to 1" in job.error.message

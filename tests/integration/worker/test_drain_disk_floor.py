@@ -10,7 +10,7 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, samples, workers
+from storage import job_queue, jobs, migrate, samples, workers
 from storage.artifacts.store import open_store
 from storage.database import Database
 from storage.sample_expansion import capture_samples
@@ -118,7 +118,7 @@ def test_a_full_disk_stops_the_drain_between_two_units(
     drain.run_slice(row.id)
     assert state() == (JobStatus.IN_PROGRESS, [1] * 4)
     with database.read() as session:
-        assert [job.id for job in jobs.claimable(session)] == [row.id], "the reconciler finds it"
+        assert [job.id for job in job_queue.claimable(session)] == [row.id], "the reconciler finds it"
         assert workers.busy_job_ids(session) == []
     disk.room = 100
     drain.run_slice(row.id)

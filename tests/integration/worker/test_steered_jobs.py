@@ -12,7 +12,7 @@ from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import ErrorRecord, JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
 from actograph.settings import Settings
-from storage import dataset_sources, jobs, migrate, samples, vectors, workers
+from storage import dataset_sources, job_view, jobs, migrate, samples, vectors, workers
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.database import Database
 from storage.sample_expansion import capture_samples, evaluation_samples
@@ -85,7 +85,7 @@ class Place:
 
     def ended(self, job_id: str) -> tuple[JobStatus, ErrorRecord | None]:
         with self.database.read() as session:
-            job = jobs.resource(session, jobs.get(session, job_id))
+            job = job_view.resource(session, jobs.get(session, job_id))
         return job.status, job.error
 
     def keep(self, numbers: list[float], **changes: Any) -> str:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import events, files, job_results, jobs, samples, sessions
+from storage import events, files, job_queue, job_results, job_view, jobs, samples, sessions
 from storage.database import Database
 from storage.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from storage.samples import LeasedSample, NewSample, SampleResult
@@ -62,7 +62,7 @@ def log(database: Database, job_id: str) -> list[str]:
 def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     with database.read() as session:
-        shown = jobs.resource(session, jobs.get(session, job_id))
+        shown = job_view.resource(session, jobs.get(session, job_id))
     assert "inputs" not in shown.spec
     assert shown.spec["sampling"]["max_tokens"] == 512
 
@@ -79,7 +79,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
         "job.queued", "job.started", "job.progress", "job.progress", "job.finalizing", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
-        shown = jobs.resource(session, jobs.get(session, job_id))
+        shown = job_view.resource(session, jobs.get(session, job_id))
     assert (shown.progress.total, shown.progress.completed, shown.progress.failed) == (2, 1, 1)
     assert shown.started_at is not None
     assert shown.finished_at is not None
@@ -90,7 +90,7 @@ def test_it_fails_when_every_sample_failed_and_says_why(database: Database, subm
     for lease in reversed(claim(database, job_id, 2)):
         fail(database, lease)
     with database.read() as session:
-        shown = jobs.resource(session, jobs.get(session, job_id))
+        shown = job_view.resource(session, jobs.get(session, job_id))
     assert shown.status == JobStatus.FAILED
     assert shown.error is not None
     assert shown.error.type == "capture_failed"
@@ -161,10 +161,10 @@ def test_a_cancelling_job_ends_when_the_lease_of_a_dead_worker_ran_out(
     with database.write() as session:
         jobs.cancel(session, job_id)
         assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLING
-        assert list(jobs.unended(session)) == [job_id]
+        assert list(job_queue.unended(session)) == [job_id]
         session.execute(sa.update(SampleRow).values(lease_until=1.0))
         assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLED
-        assert list(jobs.unended(session)) == []
+        assert list(job_queue.unended(session)) == []
 
 
 def test_an_ended_job_is_not_cancelled(database: Database, submit: Submit) -> None:
@@ -272,13 +272,16 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
     claim(database, leased)
     complete(database, claim(database, done)[0])
     with database.read() as session:
-        assert [tuple(j)[:3] for j in jobs.claimable(session)] == [(urgent, 0, "demo"), (late, 9, "demo")]
-        assert list(jobs.unended(session)) == []
+        assert [tuple(j)[:3] for j in job_queue.claimable(session)] == [
+            (urgent, 0, "demo"),
+            (late, 9, "demo"),
+        ]
+        assert list(job_queue.unended(session)) == []
     with database.write() as session:
         session.execute(
             sa.update(SampleRow).where(SampleRow.status == SampleStatus.LEASED).values(lease_until=1.0)
         )
-        assert [j.id for j in jobs.claimable(session)] == [urgent, leased, late]
+        assert [j.id for j in job_queue.claimable(session)] == [urgent, leased, late]
 
 
 def test_more_urgent_work_is_seen_only_where_somebody_could_take_it(
@@ -287,22 +290,22 @@ def test_more_urgent_work_is_seen_only_where_somebody_could_take_it(
     mine, urgent = submit(priority=5), submit(priority=1)
     submit(priority=5)
     with database.read() as session:
-        assert jobs.more_urgent_waits(session, mine, 5)
-        assert not jobs.more_urgent_waits(session, urgent, 1)
+        assert job_queue.more_urgent_waits(session, mine, 5)
+        assert not job_queue.more_urgent_waits(session, urgent, 1)
     claim(database, urgent)
     with database.read() as session:
-        assert not jobs.more_urgent_waits(session, mine, 5)
+        assert not job_queue.more_urgent_waits(session, mine, 5)
 
 
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
     first, running, urgent = submit(2), submit(3), submit(priority=0)
     claim(database, running, 2)
     with database.read() as session:
-        assert jobs.counts(session) == {
+        assert job_queue.counts(session) == {
             JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.FINALIZING: 0, JobStatus.CANCELLING: 0,
         }  # fmt: skip
-        assert jobs.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
-        assert jobs.queue_positions(session) == {urgent: 1, first: 2}
+        assert job_queue.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
+        assert job_queue.queue_positions(session) == {urgent: 1, first: 2}
 
 
 def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Database) -> None:

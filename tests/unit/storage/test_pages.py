@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import InvalidRequest
-from storage import jobs, pages
+from storage import job_view, jobs, pages
 from storage.database import Database
 from storage.models import JobRow
 from storage.pages import Order
@@ -20,7 +20,7 @@ def walk(database: Database, order: Order, limit: int) -> list[str]:
     while True:
         with database.read() as session:
             rows, has_more = jobs.find(session, after=after, limit=limit, order=order)
-            page = pages.page(rows, has_more, lambda row: jobs.resource(session, row))
+            page = pages.page(rows, has_more, lambda row: job_view.resource(session, row))
         seen += [job.id for job in page.data]
         assert page.first_id == (page.data[0].id if page.data else None)
         if not page.has_more:

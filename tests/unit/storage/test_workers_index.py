@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.resources import ModelStructure, WorkerStatus
-from storage import events, files, jobs, samples, workers
+from storage import events, files, job_queue, samples, workers
 from storage.database import Database
 from storage.models import WorkerRow
 
@@ -120,9 +120,9 @@ def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Data
         samples.claim(session, job_id, worker_id=A, count=1, lease_seconds=600)
         assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
         assert workers.bury(session, "here", lambda _pid: True) == 0
-        assert list(jobs.claimable(session)) == []
+        assert list(job_queue.claimable(session)) == []
         assert workers.bury(session, "here", lambda _pid: False) == 1
-        assert [j.id for j in jobs.claimable(session)] == [job_id]
+        assert [j.id for j in job_queue.claimable(session)] == [job_id]
 
 
 def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:

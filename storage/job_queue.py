@@ -1,0 +1,114 @@
+"""Every query about the queue as a whole: which jobs wait, in what order, and what is open."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.resources import JobStatus, SampleStatus
+from storage.database import now
+from storage.jobs import ACTIVE
+from storage.models import JobRow, SampleRow
+
+
+def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
+    """Whether a job that is served before `priority` has samples that nobody runs."""
+    waiting = (
+        sa.select(SampleRow.id)
+        .where(SampleRow.job_id == JobRow.id, SampleRow.status == SampleStatus.PENDING)
+        .exists()
+    )
+    statement = sa.select(JobRow.id).where(
+        JobRow.status.in_(ACTIVE),
+        JobRow.priority < priority,
+        JobRow.id != job_id,
+        sa.or_(waiting, JobRow.total.is_(None)),
+    )
+    return session.execute(statement.limit(1)).first() is not None
+
+
+class WaitingJob(NamedTuple):
+    """An active job with work that somebody could begin."""
+
+    id: str
+    priority: int
+    model: str
+    kind: str = ""
+
+
+def claimable(session: Session) -> Sequence[WaitingJob]:
+    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first."""
+    moment = now(session)
+    free_sample = (
+        sa.select(SampleRow.id)
+        .where(
+            SampleRow.job_id == JobRow.id,
+            sa.or_(
+                SampleRow.status == SampleStatus.PENDING,
+                sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
+            ),
+        )
+        .exists()
+    )
+    statement = (
+        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
+        .where(
+            JobRow.status.in_(ACTIVE),
+            sa.or_(free_sample, JobRow.total.is_(None)),
+        )
+        .order_by(JobRow.priority, JobRow.created_at)
+    )
+    return [WaitingJob(*row) for row in session.execute(statement)]
+
+
+def unended(session: Session) -> Sequence[str]:
+    """Ids of jobs that `end_if_done` may be able to move on."""
+    open_sample = (
+        sa.select(SampleRow.id)
+        .where(
+            SampleRow.job_id == JobRow.id,
+            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
+        )
+        .exists()
+    )
+    statement = sa.select(JobRow.id).where(
+        sa.or_(
+            JobRow.status == JobStatus.CANCELLING,
+            sa.and_(JobRow.status.in_(ACTIVE), JobRow.total.is_not(None), ~open_sample),
+        )
+    )
+    return session.scalars(statement).all()
+
+
+def queue_positions(session: Session) -> dict[str, int]:
+    """Queued job -> its place, 1 being next."""
+    statement = (
+        sa.select(JobRow.id)
+        .where(JobRow.status == JobStatus.QUEUED)
+        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
+    )
+    return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
+
+
+def counts(session: Session) -> dict[JobStatus, int]:
+    """Number of jobs in each status that is not an end."""
+    open_ones = [status for status in JobStatus if not status.is_terminal()]
+    statement = (
+        sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(open_ones)).group_by(JobRow.status)
+    )
+    found = {row[0]: row[1] for row in session.execute(statement)}
+    return {status: found.get(status, 0) for status in open_ones}
+
+
+def open_samples(session: Session) -> dict[SampleStatus, int]:
+    """Number of samples of active jobs that have not ended."""
+    wanted = (SampleStatus.PENDING, SampleStatus.LEASED)
+    statement = (
+        sa.select(SampleRow.status, sa.func.count())
+        .join(JobRow, JobRow.id == SampleRow.job_id)
+        .where(JobRow.status.in_(ACTIVE), SampleRow.status.in_(wanted))
+        .group_by(SampleRow.status)
+    )
+    found = {row[0]: row[1] for row in session.execute(statement)}
+    return {status: found.get(status, 0) for status in wanted}
