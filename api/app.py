@@ -14,6 +14,7 @@ from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
 from api.reconciler import Reconciler
 from api.routes import (
+    comparisons,
     estimate,
     events,
     files,
@@ -71,7 +72,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, estimate, samples, events, sessions, files, interventions, models, workers, queue, health,
+        jobs, comparisons, estimate, samples, events, sessions, files, interventions, models, workers, queue,
+        health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request

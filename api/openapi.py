@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
 from actograph.contract.resources import Problem
 from actograph.contract.specs import job_spec_adapter
@@ -14,6 +15,7 @@ from api.auth import OPEN_PATHS
 REF = "#/components/schemas/{model}"
 TAGS = [
     {"name": "jobs", "description": "Evaluations and captures: submit, follow, cancel, read."},
+    {"name": "comparisons", "description": "Two conditions of a job on the same problems."},
     {"name": "sessions", "description": "What was captured: search, slice, download, delete."},
     {"name": "files", "description": "Datasets that clients upload."},
     {"name": "interventions", "description": "Vectors that jobs add, project out or put in place."},
@@ -43,7 +45,14 @@ def _document(app: FastAPI) -> dict[str, Any]:
         tags=TAGS,
     )
     spec = job_spec_adapter.json_schema(ref_template=REF)
-    _, others = models_json_schema([(Problem, "serialization"), (NewVector, "validation")], ref_template=REF)
+    _, others = models_json_schema(
+        [
+            (Problem, "serialization"),
+            (NewVector, "validation"),
+            (ActivationComparisonRequest, "validation"),
+        ],
+        ref_template=REF,
+    )
     components = found.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name, schema in {**spec.pop("$defs"), **others["$defs"], "JobSpec": spec}.items():

@@ -140,7 +140,7 @@ def show(
     from actograph.cli import job_tables
 
     with closing(client_of(ctx)) as client:
-        found = client.job(_resolve(client, job))
+        found = client.job(resolve(client, job))
         if output is Format.JSON:
             emit(found.model_dump_json())
             return
@@ -155,21 +155,21 @@ def show(
 def watch(ctx: typer.Context, job: JobArgument) -> None:
     """Follow a job to its end. Exit status: 0 completed, 1 failed, 2 cancelled."""
     with closing(client_of(ctx)) as client:
-        _watch(client, _resolve(client, job))
+        _watch(client, resolve(client, job))
 
 
 @app.command()
 def cancel(ctx: typer.Context, jobs: JobArguments) -> None:
     """End jobs; what finished is kept."""
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.cancel(_resolve(client, typed)).id)
+        each(jobs, lambda typed: client.cancel(resolve(client, typed)).id)
 
 
 @app.command("rm")
 def remove(ctx: typer.Context, jobs: JobArguments) -> None:
     """Delete ended jobs with their samples and sessions."""
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.delete_job(_resolve(client, typed)).id)
+        each(jobs, lambda typed: client.delete_job(resolve(client, typed)).id)
 
 
 def each(typed: list[str], act: Callable[[str], str]) -> None:
@@ -198,7 +198,9 @@ def _watch(client: "Client", job_id: str) -> None:
         raise exit_codes.Ended(code)
 
 
-def _resolve(client: "Client", typed: str) -> str:
+def resolve(client: "Client", typed: str) -> str:
+    """The whole id of the job that was typed."""
+
     def known() -> Iterator[str]:
         for job in client.jobs():
             yield job.id

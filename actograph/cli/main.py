@@ -7,6 +7,7 @@ import typer
 
 from actograph import __version__
 from actograph.cli import exit_codes, jobs, models, sessions
+from actograph.cli.comparisons import compare
 from actograph.cli.demo import demo
 from actograph.cli.estimate import estimate
 from actograph.cli.options import GlobalOptions
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Evaluate language models and keep their activations.",
 )
+jobs.app.command()(compare)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(models.app, name="models")

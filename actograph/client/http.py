@@ -26,6 +26,7 @@ from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnsw
 from actograph.client.event_stream import messages
 from actograph.client.transport import RETRY_STATUS, Params, Transport, backoff
 from actograph.contract import resources
+from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, VectorInfo
 from actograph.contract.resources import JobStatus, ListPage
@@ -195,6 +196,27 @@ class Client:
     def delete_job(self, job_id: str) -> resources.Deleted:
         """Remove an ended job with its samples and sessions."""
         return _read(resources.Deleted, self._transport.request("DELETE", _path("/v1/jobs", job_id)))
+
+    def comparison(
+        self, job_id: str, *, baseline: str | None = None, level: float | None = None
+    ) -> JobComparison:
+        """Every condition of a job against a baseline (its first condition where not named)."""
+        params: Params = {"baseline": baseline, "level": level}
+        answer = self._transport.request("GET", _path("/v1/jobs", job_id, "comparison"), params=params)
+        return _read(JobComparison, answer)
+
+    def compare_activations(
+        self, job_id: str, wanted: ActivationComparisonRequest, *, timeout: float = 3600.0
+    ) -> ActivationComparison:
+        """Pooled activations of a condition minus the baseline's; the service reads every session for it.
+
+        Args:
+            timeout: seconds to wait for the answer.
+        """
+        path = _path("/v1/jobs", job_id, "comparison", "activations")
+        body = wanted.model_dump(mode="json")
+        answer = self._transport.request("POST", path, json=body, timeout=timeout)
+        return _read(ActivationComparison, answer)
 
     def samples(
         self, job_id: str, *, status: str | None = None, page_size: int = PAGE_SIZE

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from actograph import tensor_files
 from actograph.contract import resources
+from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.contract.specs import job_spec_adapter
 
 CREATED_AT = 1_700_000_000
@@ -67,6 +68,8 @@ class ContractServer:
     workers: list[resources.Worker] = field(default_factory=list)
     structure: resources.ModelStructure | None = None
     estimate: resources.Estimate | None = None
+    comparison: JobComparison | None = None
+    activation_comparison: ActivationComparison | None = None
     #: what a request to load a model answers and then shows, the last one for ever
     model_loads: list[resources.ModelLoad] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -228,6 +231,15 @@ class Handler(BaseHTTPRequestHandler):
         assert self.state.estimate is not None
         return 200, self.state.estimate
 
+    def comparison(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+        assert self.state.comparison is not None
+        return 200, self.state.comparison
+
+    def activation_comparison(self, _: dict[str, str], body: bytes, job_id: str) -> tuple[int, BaseModel]:
+        ActivationComparisonRequest.model_validate_json(body)
+        assert self.state.activation_comparison is not None
+        return 200, self.state.activation_comparison
+
     def delete_file(self, _: dict[str, str], __: bytes, file_id: str) -> tuple[int, BaseModel]:
         del self.state.uploads[file_id]
         return 200, resources.Deleted(id=file_id, object="file")
@@ -375,6 +387,8 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", "/v1/jobs/([^/]+)/samples", Handler.list_samples),
     ("GET", "/v1/jobs/([^/]+)/results", Handler.job_results),
     ("GET", "/v1/jobs/([^/]+)/events", Handler.follow),
+    ("GET", "/v1/jobs/([^/]+)/comparison", Handler.comparison),
+    ("POST", "/v1/jobs/([^/]+)/comparison/activations", Handler.activation_comparison),
     ("POST", "/v1/estimate", Handler.estimate),
     ("POST", "/v1/files", Handler.upload),
     ("DELETE", "/v1/files/([^/]+)", Handler.delete_file),

@@ -1,0 +1,173 @@
+"""/v1/jobs/{id}/comparison: two conditions of a job on the same problems."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from sqlalchemy.orm import Session
+
+from actograph.contract import hooks
+from actograph.contract.comparison import (
+    ActivationComparison,
+    ActivationComparisonRequest,
+    JobComparison,
+)
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.interventions import NewVector
+from actograph.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
+from api.dependencies import ServicesDep, known_id
+from api.errors import documented
+from api.request_body import json_body
+from api.validation import parse_body
+from storage import comparisons, jobs, sessions, vectors
+from storage.models import JobRow
+from storage.pooled_activations import Direction, PairedActivations
+from storage.session_reader import SessionReader
+
+router = APIRouter(prefix="/v1/jobs", tags=["comparisons"])
+
+#: one request reads at most this; it is answered while the client waits
+MAX_READ_BYTES = 32 << 30
+
+
+@router.get(
+    "/{job_id}/comparison",
+    operation_id="get_job_comparison",
+    summary="Every condition against a baseline, problem by problem; also while the job runs",
+    response_model=JobComparison,
+    responses=documented(404, 422),
+)
+def get_job_comparison(
+    services: ServicesDep,
+    job_id: str,
+    *,
+    baseline: Annotated[
+        str | None, Query(max_length=64, description="A condition; the first where not given.")
+    ] = None,
+    level: Annotated[float, Query(gt=0, lt=1, description="Coverage of the intervals.")] = DEFAULT_LEVEL,
+    resamples: Annotated[int, Query(ge=100, le=10_000)] = DEFAULT_RESAMPLES,
+    seed: Annotated[int, Query(ge=0, le=2**31 - 1, description="Of the bootstrap.")] = 0,
+) -> JobComparison:
+    """Accuracies, McNemar's exact test, bootstrap intervals over problems, and lengths in tokens."""
+    known_id(job_id, "job", "job")
+    bootstrap = comparisons.Bootstrap(level=level, resamples=resamples, seed=seed)
+    with services.database.read() as session:
+        row = jobs.get(session, job_id)
+        return comparisons.of_job(session, row, baseline=baseline, bootstrap=bootstrap)
+
+
+@router.post(
+    "/{job_id}/comparison/activations",
+    operation_id="compare_job_activations",
+    summary="Pooled activations of a condition minus the baseline's, pair by pair",
+    response_model=ActivationComparison,
+    responses=documented(404, 413, 415, 422),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"$ref": "#/components/schemas/ActivationComparisonRequest"}}
+            },
+        }
+    },
+)
+def compare_job_activations(
+    services: ServicesDep, job_id: str, body: Annotated[bytes, Depends(json_body)]
+) -> ActivationComparison:
+    """Each session's rows are averaged over the chosen tokens; pairs share problem and epoch.
+
+    With `store_as` the mean differences are stored as vectors that interventions can name.
+    """
+    known_id(job_id, "job", "job")
+    wanted = parse_body(ActivationComparisonRequest, body)
+    with services.database.read() as session:
+        row = jobs.get(session, job_id)
+        names = comparisons.condition_names(row)
+        baseline = comparisons.baseline_of(names, wanted.baseline)
+        condition = comparisons.require_condition(names, wanted.condition, "condition")
+        if baseline == condition:
+            raise InvalidRequest(f"{condition} is the baseline itself", param="condition")
+        chosen = _hooks(row, wanted.hooks)
+        pairs = _pairs(session, job_id, baseline, condition)[: wanted.limit]
+        _check_size(session, pairs, chosen, one_row=wanted.rows in ("last", "last_prompt"))
+        model = row.model
+    found = PairedActivations(wanted.rows)
+    for first, second in pairs:
+        found.add(SessionReader(services.store, first), SessionReader(services.store, second), chosen)
+    directions = found.directions()
+    stored: dict[str, str] = {}
+    if wanted.store_as is not None:
+        about = {"job_id": job_id, "baseline": baseline, "condition": condition, "rows": str(wanted.rows)}
+        with services.database.write() as session:
+            for hook, direction in directions.items():
+                stored[hook] = vectors.insert(
+                    session, _vector(wanted.store_as, hook, model, direction, about)
+                ).id
+    return ActivationComparison(
+        job_id=job_id,
+        baseline=baseline,
+        condition=condition,
+        rows=wanted.rows,
+        pairs=found.pairs,
+        skipped=found.skipped,
+        hooks={
+            hook: direction.summary.model_copy(update={"vector_id": stored.get(hook)})
+            for hook, direction in directions.items()
+        },
+    )
+
+
+def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
+    captured = row.hooks or []
+    if not captured:
+        raise InvalidRequest(f"job {row.id} has captured nothing to compare")
+    chosen = [hooks.canonical(name) or name for name in wanted] or list(captured)
+    for name, hook in zip(wanted, chosen, strict=False):
+        if hook not in captured:
+            raise InvalidRequest(
+                f"the job has no hook {name}; it captured {', '.join(captured[:8])}", param="hooks"
+            )
+    return list(dict.fromkeys(chosen))
+
+
+def _pairs(session: Session, job_id: str, baseline: str, condition: str) -> list[tuple[str, str]]:
+    """Sessions of both conditions for the same problem and epoch, first problems first."""
+    finished = comparisons.finished_samples(session, job_id, [baseline, condition])
+    pairs = []
+    for twin, first in finished[baseline].items():
+        second = finished[condition].get(twin)
+        if second is not None and first.session_id is not None and second.session_id is not None:
+            pairs.append((first.session_id, second.session_id))
+    if not pairs:
+        raise InvalidRequest(f"{baseline} and {condition} have no problem of which both sessions are stored")
+    return pairs
+
+
+def _check_size(
+    session: Session, pairs: Sequence[tuple[str, str]], chosen: Sequence[str], *, one_row: bool
+) -> None:
+    """Raises InvalidRequest where more would be read than one answer may."""
+    row = sessions.get(session, pairs[0][0])
+    size = 0
+    for hook in chosen:
+        tensor = row.hooks.get(hook)
+        if tensor is None:
+            have = ", ".join(list(row.hooks)[:8])
+            raise InvalidRequest(
+                f"the sessions have no tensor {hook}, but {have}: capture it with its rows", param="hooks"
+            )
+        size += tensor["nbytes"] // (max(1, tensor["shape"][0]) if one_row else 1)
+    # sessions of one job are alike enough for a limit
+    size *= 2 * len(pairs)
+    if size > MAX_READ_BYTES:
+        raise InvalidRequest(
+            f"about {size} bytes would be read, one request may read {MAX_READ_BYTES}: name fewer hooks, "
+            "rows: last_prompt, or a limit",
+            param="hooks",
+        )
+
+
+def _vector(name: str, hook: str, model: str, direction: Direction, about: dict[str, str]) -> NewVector:
+    numbers = [float(number) for number in direction.vector]
+    metadata = {**about, "pairs": str(direction.summary.pairs)}
+    return NewVector(name=name, hook=hook, model=model, vector=numbers, metadata=metadata)

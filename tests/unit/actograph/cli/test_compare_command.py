@@ -1,0 +1,109 @@
+"""`actograph jobs compare`: what it asks for and how it shows the answer."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actograph.cli.main import main
+from actograph.contract.comparison import (
+    ActivationComparison,
+    ConditionComparison,
+    HookDifference,
+    JobComparison,
+    MetricDifference,
+    PairedDifference,
+)
+from actograph.contract.resources import JobStatus
+
+Run = Callable[..., tuple[int, str, str]]
+NOTHING = PairedDifference(pairs=0)
+
+
+@pytest.fixture
+def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    job = service.add_job(1)
+    metric = MetricDifference(
+        pairs=100, baseline=0.5, condition=0.75, difference=0.25, low=0.1, high=0.4,
+        only_baseline=2, only_condition=27, mcnemar_p=1.6e-06,
+    )  # fmt: skip
+    tokens = PairedDifference(pairs=100, baseline=50, condition=62, difference=12, low=9.5, high=14)
+    kind = ConditionComparison(
+        unpaired=0,
+        metrics={"exact_match,strict-match": metric},
+        prompt_tokens=NOTHING,
+        generated_tokens=tokens,
+    )
+    service.comparison = JobComparison(
+        job_id=job.id, status=JobStatus.COMPLETED, baseline="plain", level=0.95, resamples=2000,
+        conditions={"kind": kind},
+    )  # fmt: skip
+    hook = HookDifference(
+        pairs=9, width=8, baseline_norm=1, condition_norm=2, difference_norm=1.5, cosine_similarity=0.5,
+        mean_pair_norm=1.6, consistency=None, vector_id="vec_" + "1" * 32,
+    )  # fmt: skip
+    service.activation_comparison = ActivationComparison(
+        job_id=job.id, baseline="plain", condition="kind", rows="answer", pairs=10, skipped=1,
+        hooks={"resid_post.1": hook},
+    )  # fmt: skip
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main(["jobs", "compare", job.id, *map(str, arguments)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_scores_and_lengths_are_a_table(service: Any, run: Run) -> None:
+    code, out, err = run("--baseline", "plain")
+    assert (code, err) == (0, "")
+    assert service.seen[-1].query == {"baseline": "plain", "level": "0.95"}
+    lines = out.splitlines()
+    assert lines[0] == "baseline: plain"
+    assert cells(lines[3]) == [
+        "kind", "exact_match,strict-match", "100", "0.5000", "0.7500", "+0.2500",
+        "+0.1000 to +0.4000", "1.6e-06",
+    ]  # fmt: skip
+    assert cells(lines[4]) == ["kind", "prompt_tokens", "0", "N/A", "N/A", "N/A", "N/A"]
+    assert cells(lines[5])[2:] == ["100", "50.0", "62.0", "+12.0", "+9.5 to +14.0"]
+
+
+def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
+    code, out, err = run("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--rows", "answer",
+                         "--limit", 10, "--store-as", "mood")  # fmt: skip
+    assert (code, err) == (0, "")
+    sent = json.loads(service.seen[-1].body)
+    assert sent == {
+        "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "rows": "answer",
+        "limit": 10, "store_as": "mood",
+    }  # fmt: skip
+    lines = out.splitlines()
+    assert lines[0] == "kind - plain, rows: answer, 10 pairs (1 without such rows)"
+    assert cells(lines[3]) == [
+        "resid_post.1", "9", "1", "2", "1.5", "0.5000", "N/A", "vec_" + "1" * 32,
+    ]  # fmt: skip
+
+
+def test_json_is_the_answer_itself(service: Any, run: Run) -> None:
+    assert json.loads(run("--format", "json")[1]) == json.loads(service.comparison.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--store-as", "mood"], "need --activations"),
+        (["--activations", "kind", "--rows", "thoughts"], "--rows:"),
+        (["--activations", "kind", "--store-as", "no spaces"], "--store-as:"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(run: Run, arguments: list[str], says: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert says in err
