@@ -96,7 +96,11 @@ def finished_samples(
             SampleRow.generated_tokens,
             SampleRow.session_id,
         )
-        .where(SampleRow.job_id == job_id, SampleRow.status == SampleStatus.COMPLETED)
+        .where(
+            SampleRow.job_id == job_id,
+            SampleRow.status == SampleStatus.COMPLETED,
+            SampleRow.condition.in_(conditions),
+        )
         .order_by(SampleRow.sample_index, SampleRow.epoch)
     )
     found: dict[str, dict[Twin, Finished]] = {name: {} for name in conditions}

@@ -18,7 +18,7 @@ PROBLEMS = 4
 HOOKS = ("resid_post.1", "mlp_in.2")
 WIDTH = 8
 SHIFT = np.linspace(-1, 2, WIDTH)
-CONDITIONS = [{"name": "plain"}, {"name": "steered"}]
+CONDITIONS = [{"name": "plain"}, {"name": "steered"}, {"name": "other"}]
 
 Sessions = dict[tuple[str, int], NDArray[np.float32]]
 
@@ -29,13 +29,13 @@ def url(job_id: str, tail: str = "") -> str:
 
 @pytest.fixture
 def job(service: "Service") -> tuple[str, Sessions]:
-    """A finished job of two conditions; rows of the first hook by (condition, problem)."""
+    """A finished job of three conditions; rows of the first hook by (condition, problem)."""
     service.load_model()
     inputs = [{"prompt": f"prompt {i}"} for i in range(PROBLEMS)]
     job_id = service.submit(inputs=inputs, conditions=CONDITIONS, capture={"hooks": list(HOOKS)})
     generator = np.random.default_rng(0)
     rows: Sessions = {}
-    for lease in service.claim(job_id, 2 * PROBLEMS):
+    for lease in service.claim(job_id, len(CONDITIONS) * PROBLEMS):
         values = generator.normal(size=(6, WIDTH)).astype("<f4")
         if lease.condition == "steered":
             values += SHIFT.astype("<f4")
@@ -121,7 +121,7 @@ def test_what_cannot_be_compared_is_refused_and_changes_nothing(
         problem(answer, 422, says=says)
 
     refused({"condition": "plain"}, "the baseline itself")
-    refused({"condition": "loud"}, "no condition loud; the job has plain, steered")
+    refused({"condition": "loud"}, "no condition loud; the job has plain, steered, other")
     refused({"condition": "steered", "hooks": ["mlp_out.0"]}, "the job has no hook mlp_out.0")
     refused({"condition": "steered", "rows": "thoughts"}, "rows")
     refused({"condition": "steered"}, "a comparison needs two", service.submit())
