@@ -4,6 +4,7 @@ Chosen rows are counted per sample: its first chosen row is number 0, whatever i
 path counts in these numbers, and `tokens` leads back from them.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,22 +44,24 @@ class ChosenRows:
         self._judges = [chooser.of_generation(ids) for ids in prompt_ids]
         self.tokens: list[list[int]] = [list(chooser.of_prompt(ids)) for ids in prompt_ids]
         self.in_prompt = tuple(len(tokens) for tokens in self.tokens)
-        self._indices: dict[int, tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]] = {}
+        self._indices: dict[tuple[int, int], tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]] = {}
 
-    def of_prompt(self, tensor: torch.Tensor) -> Gathered:
-        """The chosen rows of the prompts, whose last tokens `tensor` [batch, tokens, width] holds."""
+    def of_prompt(self, tensor: torch.Tensor, after: int = 0) -> Gathered:
+        """The chosen rows of the prompts that `tensor` [batch, tokens, width] holds.
+
+        Its tokens are the last of the prompts, or those before the last `after` of them.
+        """
         count = tensor.shape[1]
-        if count not in self._indices:
-            places = [
-                [row - prompt + count for row in tokens[:chosen] if row >= prompt - count]
-                for prompt, tokens, chosen in zip(self._prompts, self.tokens, self.in_prompt, strict=True)
-            ]
+        if (count, after) not in self._indices:
+            held = [range(prompt - after - count, prompt - after) for prompt in self._prompts]
+            chosen = [tokens[:n] for tokens, n in zip(self.tokens, self.in_prompt, strict=True)]
+            places = [[row - h.start for row in t if row in h] for t, h in zip(chosen, held, strict=True)]
             most = max(len(p) for p in places)
             starts = tuple(most - len(p) for p in places)
             index = torch.tensor([[0] * (most - len(p)) + p for p in places], dtype=torch.long)
-            firsts = tuple(chosen - len(p) for chosen, p in zip(self.in_prompt, places, strict=True))
-            self._indices[count] = (index.to(tensor.device), starts, firsts)
-        index, starts, firsts = self._indices[count]
+            firsts = tuple(bisect_left(t, h.start) for t, h in zip(chosen, held, strict=True))
+            self._indices[count, after] = (index.to(tensor.device), starts, firsts)
+        index, starts, firsts = self._indices[count, after]
         sample = torch.arange(tensor.shape[0], device=tensor.device)
         return Gathered(tensor[sample[:, None], index], starts, firsts)
 

@@ -1,4 +1,4 @@
-"""Generation with capture: the only module that opens nnsight contexts."""
+"""The engine of one model: generation with capture, and what prefill shares with it."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +12,12 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, Unk
 from actograph.contract.interventions import check_width
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
-from worker.engine import ladder, memory
+from worker.engine import ladder, memory, tracing
 from worker.engine.interventions import Edit, Editor
+from worker.engine.layer_chunks import LayerOrder
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
+from worker.engine.prefill import Prefill
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -54,7 +56,9 @@ class Engine:
         self._discovery = discover(model)
         self.structure: ModelStructure = self._discovery.structure
         self.token_limit: int | None = None  # set where memory ran out: padded tokens that still fit
+        self.prefill_token_limit: int | None = None  # the same for texts that are only read
         self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
+        self._layer_of = self._layer_order()
         hf: Any = self.model.hf
         head = hf.get_output_embeddings()
         path = next(name for name, module in hf.named_modules() if module is head)
@@ -117,7 +121,7 @@ class Engine:
         """
         if not requests:
             return []
-        self._validate(requests, sampling, hooks, sink)
+        self._validate(requests, sampling.max_tokens, hooks, sink)
         plan = _Pass(
             requests=requests,
             sampling=sampling,
@@ -138,7 +142,7 @@ class Engine:
                 for index in batch:
                     sink.reset(index)
 
-        def attempt(batch: Sequence[int], spare: bool) -> None:
+        def attempt(batch: Sequence[int], spare: int) -> None:
             memory.reset_peak(self.model.device)
             done.update(self._run(replace(plan, options=sparing) if spare else plan, batch))
 
@@ -154,17 +158,82 @@ class Engine:
                 reset=reset,
                 observe=lambda: memory.memory_snapshot(self.model.device),
                 give_up=give_up,
-                can_spare=bool(hooks) and sparing != options,
+                spares=int(bool(hooks) and sparing != options),
             )
         if largest < len(requests):
             longest = max(len(r.prompt_ids) for r in requests) + sampling.max_tokens
             self.token_limit = max(1, largest) * longest
         return [done[i] for i in range(len(requests))]
 
+    def prefill(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        hooks: Sequence[str],
+        sink: RowSink,
+        positions: Positions = "all",
+        dtype: Dtype = "model",
+        shaping: RowShaping = _AS_COMPUTED,
+        should_stop: Callable[[], bool] = _never,
+        on_layer: Callable[[int], None] | None = None,
+        layers_per_pass: int | None = None,
+        options: BufferOptions = _NO_OPTIONS,
+    ) -> list[Generation]:
+        """Read every text in one batch, generate nothing; rows of `hooks` go to `sink` on the way.
+
+        A text of P tokens has P rows, `logits` included, which are computed a few tokens at a time.
+        The forward ends after the last hook; no key-value cache is kept. Where memory runs out the
+        batch is halved, then the layers per pass of a batch of one; a text that does not fit even
+        so comes back with an `error`. Seeds are not used.
+
+        Args:
+            should_stop: polled between layers; True cancels the batch.
+            on_layer: told each layer that is reached (a progress heartbeat).
+            layers_per_pass: layers whose rows are held at once before they go to the sink; None is all.
+
+        Returns:
+            Per request a `Generation` without generated ids, "stop" where all went well.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
+            CaptureFailed: the rows of the batch could not be read as the structure promised.
+        """
+        if not requests:
+            return []
+        if not hooks:
+            raise ValueError("prefill without hooks does nothing")
+        if positions == "generated":
+            raise InvalidRequest(
+                "prefill generates nothing, so it has no generated tokens", param="positions"
+            )
+        self._validate(requests, 0, hooks, sink)
+        job = Prefill(
+            model=self.model,
+            flat=self._discovery.flat,
+            edited_at=self._edited_at,
+            head=self._head,
+            layer_of=self._layer_of,
+            requests=requests,
+            reads=self._reads(hooks, [edit for request in requests for edit in request.edits]),
+            positions="last_prompt" if positions == "last" else positions,
+            dtype=_DTYPES.get(dtype),
+            shaping=shaping,
+            sink=sink,
+            should_stop=should_stop,
+            on_layer=on_layer,
+            layers_per_pass=max(1, layers_per_pass or len(self._order)),
+            options=options,
+        )
+        with self._lock:
+            read, largest = job.run()
+        if largest < len(requests):
+            self.prefill_token_limit = max(1, largest) * max(len(r.prompt_ids) for r in requests)
+        return read
+
     def _validate(
         self,
         requests: Sequence[GenerationRequest],
-        sampling: SamplingSpec,
+        max_tokens: int,
         hooks: Sequence[str],
         sink: RowSink | None,
     ) -> None:
@@ -180,10 +249,15 @@ class Engine:
                     f"{request.key}: token ids must be from 0 to {self.structure.vocab_size - 1}",
                     param="prompt",
                 )
-            if prompt + sampling.max_tokens > context:
+            if not max_tokens and prompt > context:
                 raise ContextLengthExceeded(
-                    f"{request.key}: prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens}) need "
-                    f"{prompt + sampling.max_tokens} tokens; the model's context is {context}",
+                    f"{request.key}: the text has {prompt} tokens; the model's context is {context}",
+                    param="prompt",
+                )
+            if prompt + max_tokens > context:
+                raise ContextLengthExceeded(
+                    f"{request.key}: prompt ({prompt} tokens) and max_tokens ({max_tokens}) need "
+                    f"{prompt + max_tokens} tokens; the model's context is {context}",
                     param="max_tokens",
                 )
             for edit in request.edits:
@@ -203,6 +277,14 @@ class Engine:
                 param="hooks",
             )
         return location
+
+    def _layer_order(self) -> LayerOrder:
+        hooks, last = self.structure.hooks, self.structure.num_layers - 1
+        return LayerOrder(
+            self._order,
+            starts=[self._order[hooks[f"resid_pre.{i}"].location] for i in range(last + 1)],
+            end=self._order[hooks[f"resid_post.{last}"].location],
+        )
 
     def _edited_at(self, hook: str) -> str:
         """Where a hook's tensor is written: the first location that shows it."""
@@ -245,7 +327,7 @@ class Engine:
         editor = self._editor(chosen)
         if not plan.reads or plan.sink is None:
             if editor is not None:
-                self._trace(inputs, [editor], editor.modules)
+                tracing.generate(self.model, inputs, [editor], editor.modules)
             else:
                 with torch.inference_mode():
                     self.model.lm.generate(**inputs)
@@ -272,9 +354,9 @@ class Engine:
             )
             modules = [place_of(location).path for location in locations]
             if editor is None:
-                self._trace(inputs, [reader], modules)
+                tracing.generate(self.model, inputs, [reader], modules)
             else:
-                self._trace(inputs, [editor, reader], [*editor.modules, *modules])
+                tracing.generate(self.model, inputs, [editor, reader], [*editor.modules, *modules])
             if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
                 tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
             errors = {**stream.errors, **_steering_errors(editor, tracker)}
@@ -337,28 +419,6 @@ class Engine:
             head=self._head,
             device=self.model.device,
         )
-
-    def _trace(
-        self, inputs: Mapping[str, Any], observers: Sequence[Editor | StepReader], modules: Sequence[str]
-    ) -> None:
-        """Generate while every step's tensors at `modules` pass the observers, in their order.
-
-        The whole padded batch is one invoke. nnsight captures the source of the innermost block,
-        so that block holds one call and nothing else. inference_mode stands alone, for nnsight
-        skips what shares its `with`.
-        """
-        lm = self.model.lm
-        data = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
-        options = {name: value for name, value in inputs.items() if name not in data}
-        with self.model.handoffs.on(modules), torch.inference_mode():  # noqa: SIM117
-            with lm.generate(**options) as tracer:
-                with tracer.invoke(**data):
-                    _attach(observers)
-
-
-def _attach(observers: Sequence[Editor | StepReader]) -> None:
-    for observer in observers:
-        observer.attach()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,7 +104,7 @@ class Editor(Cache):  # type: ignore[misc]
         location_of: where each hook's tensor is seen first.
         flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
         prompts: tokens of each row's prompt, without padding.
-        head: location of the head's output.
+        head: location of the head's output; None where no token will be chosen by it.
         device: where the model's tensors are.
     """
 
@@ -116,7 +116,7 @@ class Editor(Cache):  # type: ignore[misc]
         location_of: Mapping[str, str],
         flat: Collection[str],
         prompts: Sequence[int],
-        head: str,
+        head: str | None,
         device: torch.device,
     ) -> None:
         super().__init__(lm, modules=[], device=None)
@@ -133,7 +133,7 @@ class Editor(Cache):  # type: ignore[misc]
                 location = location_of[edit.hook]
                 site = self._sites.setdefault(location, _Site(location))
                 site.edits.append(_Planned(_change(edit, device), edit.positions, tuple(rows)))
-        self._head = self._sites.setdefault(head, _Site(head))
+        self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device
         self._first_bad = torch.full((len(self._prompts),), _NEVER, device=device)
 
@@ -196,10 +196,24 @@ class Editor(Cache):  # type: ignore[misc]
             )
         return value  # type: ignore[no-any-return]
 
-    def _prefill(self, tensor: torch.Tensor, edit: _Planned) -> None:
+    def edit_piece(self, location: str, tensor: torch.Tensor, *, start: int, padded: int) -> None:
+        """Write to tokens [start, start + n) of the padded prompts, at a location that is not traced.
+
+        Args:
+            tensor: [batch, n, ...].
+        """
+        site = self._sites.get(location)
+        for edit in site.edits if site is not None else ():
+            self._prefill(tensor, edit, start, padded)
+
+    def _prefill(
+        self, tensor: torch.Tensor, edit: _Planned, start: int = 0, padded: int | None = None
+    ) -> None:
         # row by row: the float32 copies are then no larger than one sample's
         for row in edit.rows:
-            columns = edit.columns(self._prompts[row], tensor.shape[1])
+            columns = edit.columns(self._prompts[row], padded or tensor.shape[1])
+            if padded is not None:
+                columns = _within(columns, start, tensor.shape[1])
             if isinstance(columns, slice):
                 if columns.stop > columns.start:
                     _write(tensor[row, columns], edit.change)
@@ -216,6 +230,14 @@ class Editor(Cache):  # type: ignore[misc]
             if index is None:
                 index = self._indices[rows] = torch.tensor(rows, device=tensor.device)
             tensor[index, 0] = _changed(tensor[index, 0], edit.change)
+
+
+def _within(columns: slice | list[int], start: int, count: int) -> slice | list[int]:
+    """Columns counted from `start`, without those that are not among the `count` from there on."""
+    if isinstance(columns, slice):
+        first, stop = (min(max(0, edge - start), count) for edge in (columns.start, columns.stop))
+        return slice(first, stop)
+    return [column - start for column in columns if start <= column < start + count]
 
 
 def _changed(rows: torch.Tensor, change: Change) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """What to do when memory runs out: never the same thing the same way again.
 
 Three rungs, each taken with what the failed attempt held given back: half the batch; a batch of
-one whose rows leave the device as they come; giving up on that sample, with the numbers.
+one, run more sparingly (its rows leave the device as they come, or fewer layers at a time); giving
+up on that sample, with the numbers.
 """
 
 import gc
@@ -36,25 +37,26 @@ def sparing(options: BufferOptions) -> BufferOptions:
 def descend(
     indices: Sequence[int],
     *,
-    attempt: Callable[[Sequence[int], bool], None],
+    attempt: Callable[[Sequence[int], int], None],
     reset: Callable[[Sequence[int]], None],
     observe: Callable[[], Mapping[str, int]],
     give_up: Callable[[int, Mapping[str, int]], None],
-    can_spare: bool,
+    spares: int,
 ) -> int:
     """Run `attempt` on all indices; where memory runs out, on their halves, and so on.
 
     Args:
-        attempt: runs one batch to its end, sparingly or not; raises what the allocator raised.
+        attempt: runs one batch to its end, the more sparingly the larger its second argument is (0: not);
+            raises what the allocator raised.
         reset: discards what a failed attempt left behind, before its indices are run again.
         observe: memory in use; asked while a failed attempt still holds what it had.
         give_up: told of an index that does not fit even alone, and of what was observed then.
-        can_spare: whether a batch of one can be run in a way that needs less; it is tried once.
+        spares: ways to run a batch of one that each need less than the one before; 1, 2, ... name them.
 
     Returns:
         The size of the largest batch that went through; 0 where none did.
     """
-    waiting = [(list(indices), False)]
+    waiting = [(list(indices), 0)]
     largest = 0
     while waiting:
         batch, spare = waiting.pop()
@@ -68,10 +70,10 @@ def descend(
         if len(batch) > 1:
             half = (len(batch) + 1) // 2
             log.warning("out of memory with %d samples at once (%s); on with %d", len(batch), numbers, half)
-            waiting += [(batch[half:], False), (batch[:half], False)]
-        elif can_spare and not spare:
-            log.warning("out of memory with one sample (%s); again with no rows held back", numbers)
-            waiting.append((batch, True))
+            waiting += [(batch[half:], 0), (batch[:half], 0)]
+        elif spare < spares:
+            log.warning("out of memory with one sample (%s); again, more sparingly", numbers)
+            waiting.append((batch, spare + 1))
         else:
             log.warning("out of memory with one sample (%s); giving it up", numbers)
             give_up(batch[0], seen)
@@ -79,9 +81,9 @@ def descend(
 
 
 def _failure(
-    attempt: Callable[[Sequence[int], bool], None],
+    attempt: Callable[[Sequence[int], int], None],
     batch: Sequence[int],
-    spare: bool,
+    spare: int,
     observe: Callable[[], Mapping[str, int]],
 ) -> Mapping[str, int] | None:
     """What was observed where memory ran out, None where it sufficed.

@@ -32,6 +32,9 @@ class Strip:
     first_rows: tuple[int, ...]  # row of tensor[b, starts[b]]
     ready: torch.cuda.Event | None = None
 
+    def rows(self, sample: int) -> int:
+        return self.tensor.shape[1] - self.starts[sample]
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -77,12 +80,13 @@ def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
 
 
 def expected_rows(positions: Positions, prompt: int, generated: int, tail_only: bool) -> range:
-    """The rows that a sample must have: all P+G-1, or the part that `positions` names.
+    """The rows that a sample must have: all P+G-1 (P where nothing is generated), or the part that
+    `positions` names.
 
     `tail_only` is for points that the model computes from the last prompt token on (logits).
     """
     start = prompt - 1 if tail_only else 0
-    stop = prompt + generated - 1
+    stop = prompt + max(0, generated - 1)
     if positions == "prompt":
         return range(start, prompt)
     if positions == "generated":
@@ -119,8 +123,9 @@ class RowWriter:
         options: BufferOptions,
         sink: RowSink,
         queue: "Queue[Item | None]",
+        errors: dict[int, BaseException] | None = None,
     ) -> None:
-        self.errors: dict[int, BaseException] = {}
+        self.errors: dict[int, BaseException] = {} if errors is None else errors
         self.failure: BaseException | None = None
         self.dropped = False
         self.groups: list[list[int]] = []
@@ -138,7 +143,7 @@ class RowWriter:
         self._options = options
         self._sink = sink
         self._queue = queue
-        self._strips: dict[int, Strip] = {}
+        self._strips: dict[int, list[Strip]] = {}  # of a point, one after the other
         self._blocks: list[Block] = []
         self._bytes = 0  # held for the batch
         self._sample_bytes = 0  # held for the fullest sample
@@ -184,7 +189,8 @@ class RowWriter:
         if isinstance(item, Strip):
             tensor = item.tensor.to(stored_dtype(item.tensor.dtype, self._dtype))
             self._make_room(tensor)
-            self._strips[item.point] = Strip(item.point, tensor, item.starts, item.first_rows)
+            strip = Strip(item.point, tensor, item.starts, item.first_rows)
+            self._strips.setdefault(item.point, []).append(strip)
             return
         parts: list[torch.Tensor] = []
         for part in item.parts:
@@ -236,13 +242,12 @@ class RowWriter:
         group_of = {p: i for i, group in enumerate(self.groups) for p in group}
         held: dict[_Held, list[int]] = {}
         for point, (width, dtype) in enumerate(self.shapes):
-            strip = self._strips.get(point)
-            if strip is not None:
-                first = strip.first_rows[sample]
-                prompt = strip.tensor.shape[1] - strip.starts[sample]
+            strips = [s for s in self._strips.get(point, ()) if s.rows(sample)]
+            prompt = sum(s.rows(sample) for s in strips)
+            if strips:
+                first = strips[0].first_rows[sample]
             else:
                 first = self._next_row[sample][point] or self._after_prompt[sample]
-                prompt = 0
             if prompt + decoded:
                 key = _Held(first, prompt, decoded, width, dtype, group_of.get(point, -1))
                 held.setdefault(key, []).append(point)
@@ -261,8 +266,9 @@ class RowWriter:
             rows = torch.empty(len(points), high - low, h.width, dtype=h.dtype)
             if h.prompt:
                 for place, point in enumerate(points):
-                    strip = self._strips[point]
-                    _overlap(rows[place], strip.tensor[sample, strip.starts[sample] :], h.first, low)
+                    for strip in self._strips[point]:
+                        own = strip.tensor[sample, strip.starts[sample] :]
+                        _overlap(rows[place], own, strip.first_rows[sample], low)
             if h.decoded:
                 self._copy_blocks(sample, points, h, rows, low)
             if len(hooks) > len(points):  # hooks that name the same tensor get copies of their own

@@ -42,6 +42,7 @@ class RowStream:
         ended_at: live view of the tokens after which each sample ended, None while it runs.
         prompt_ids, generated_ids: per sample, the latter a live view; for a chooser alone.
         should_stop: polled while decoding has to wait for the writer.
+        errors: takes what the sink raises, by sample; nothing is written of a sample that is in it.
 
     Raises (from any method): what made the writer fail, if it did.
     """
@@ -62,6 +63,7 @@ class RowStream:
         prompt_ids: Sequence[Sequence[int]] = (),
         generated_ids: Sequence[Sequence[int]] = (),
         should_stop: Callable[[], bool] = lambda: False,
+        errors: dict[int, BaseException] | None = None,
     ) -> None:
         self._points = tuple(points)
         self._prompts = tuple(prompt_lengths)
@@ -104,6 +106,7 @@ class RowStream:
             options=options,
             sink=sink,
             queue=self._queue,
+            errors=errors,
         )
         self._thread = threading.Thread(target=self._writer.run, name="row-writer", daemon=True)
         self._thread.start()
@@ -115,13 +118,15 @@ class RowStream:
 
     # decode thread
 
-    def prefill(self, point: int, tensor: torch.Tensor) -> None:
+    def prefill(self, point: int, tensor: torch.Tensor, *, after: int = 0) -> None:
         """Hand over a point's prompt rows: [batch, tokens, ...]; call once per point, in order.
 
-        `tokens` is the padded length, or less where the model computes the last tokens only.
+        `tokens` is the padded length, or less where the model computes the last tokens only. A
+        tensor that is made piece by piece is handed over so, each piece with the number of tokens
+        `after` it.
         """
         tokens = tensor.shape[1]
-        if tensor.shape[0] != len(self._prompts) or tokens > self._padded:
+        if tensor.shape[0] != len(self._prompts) or tokens + after > self._padded:
             raise CaptureFailed(
                 f"{self._points[point].hooks[0]}: the prompt gave a tensor of shape {tuple(tensor.shape)} "
                 f"for {len(self._prompts)} samples of {self._padded} tokens"
@@ -129,19 +134,18 @@ class RowStream:
         if tensor.ndim != 3:
             self._reshape = True
             tensor = tensor.reshape(tensor.shape[0], tokens, -1)
-        self._shapes.append((tensor.shape[2], tensor.dtype))
-        tail_only = tokens < self._padded
-        width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
-        self._writer.tail_only.append(tail_only)
-        self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
-        if self._summaries is not None:
-            self._summaries.begin(point, self._columns.of(tensor))
+        if point == len(self._shapes):
+            self._begin(point, tensor, tail_only=tokens + after < self._padded)
         if self._chosen is not None:
-            self._prefill_chosen(point, tensor)
+            found = self._chosen.of_prompt(self._columns.of(tensor), after)
+            if found.tensor.shape[1]:
+                self._strip(point, found.tensor, found.starts, found.first_rows)
             return
         if self._positions == "generated":
             return
         if self._positions in ("last", "last_prompt"):
+            if after:
+                return
             tensor = tensor[:, -1:].clone()
             tokens = 1
             if self._positions == "last":
@@ -150,9 +154,18 @@ class RowStream:
         tensor = self._columns.of(tensor)
         if _is_small_view(tensor):
             tensor = tensor.clone()
-        starts = tuple(max(0, tokens - p) for p in self._prompts)
-        first = tuple(p - (tokens - s) for p, s in zip(self._prompts, starts, strict=True))
-        self._strip(point, tensor, starts, first)
+        firsts = tuple(p - after - tokens for p in self._prompts)  # below 0: padding
+        starts = tuple(min(tokens, max(0, -first)) for first in firsts)
+        self._strip(point, tensor, starts, tuple(f + s for f, s in zip(firsts, starts, strict=True)))
+
+    def _begin(self, point: int, tensor: torch.Tensor, *, tail_only: bool) -> None:
+        """Take note of a point's shape, from the first [batch, tokens, width] of it."""
+        self._shapes.append((tensor.shape[2], tensor.dtype))
+        width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
+        self._writer.tail_only.append(tail_only)
+        self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
+        if self._summaries is not None:
+            self._summaries.begin(point, self._columns.of(tensor))
 
     def _strip(
         self, point: int, tensor: torch.Tensor, starts: tuple[int, ...], first_rows: tuple[int, ...]
@@ -163,12 +176,6 @@ class RowStream:
         if self._keeps_rows:
             host, ready = self._to_host(tensor)
             self._put(Strip(point, host, starts, first_rows, ready))
-
-    def _prefill_chosen(self, point: int, tensor: torch.Tensor) -> None:
-        assert self._chosen is not None
-        found = self._chosen.of_prompt(self._columns.of(tensor))
-        if found.tensor.shape[1]:
-            self._strip(point, found.tensor, found.starts, found.first_rows)
 
     def decode(self, values: list[torch.Tensor]) -> None:
         """Hand over one step: a tensor [batch, 1, ...] per point."""

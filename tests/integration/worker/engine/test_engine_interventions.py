@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, GPT2Config, LogitsProcessorList
 from actograph.contract.errors import InterventionFailed, InvalidRequest, UnknownHook
 from actograph.contract.interventions import Positions, TokenRange
 from actograph.contract.specs import SamplingSpec
+from worker.engine import tracing
 from worker.engine.generate import Engine
 from worker.engine.interventions import Edit
 from worker.engine.requests import Generation, GenerationRequest
@@ -424,13 +425,13 @@ def test_without_edits_nothing_is_traced(
 ) -> None:
     engine = engine_for("tiny-qwen3")
     seen: list[Sequence[Any]] = []
-    trace = engine._trace
+    trace = tracing.generate
 
-    def note(inputs: Any, observers: Sequence[Any], modules: Sequence[str]) -> None:
+    def note(model: Any, inputs: Any, observers: Sequence[Any], modules: Sequence[str]) -> None:
         seen.append(observers)
-        trace(inputs, observers, modules)
+        trace(model, inputs, observers, modules)
 
-    monkeypatch.setattr(engine, "_trace", note)
+    monkeypatch.setattr(tracing, "generate", note)
     requests = requests_for(engine, PROMPTS[:1])
     engine.generate(requests, sampling=GREEDY)
     nothing = Edit(hook="resid_post.1", op="scale", coefficient=1.0)

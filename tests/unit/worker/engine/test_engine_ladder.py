@@ -30,8 +30,8 @@ def run(sizes: Sequence[int], room: int, *, saved: int = 0, can_spare: bool = Tr
     seen = Descent()
     held = [0]
 
-    def attempt(batch: Sequence[int], spare: bool) -> None:
-        seen.tried.append((tuple(batch), spare))
+    def attempt(batch: Sequence[int], spare: int) -> None:
+        seen.tried.append((tuple(batch), bool(spare)))
         held[0] = sum(sizes[i] - saved * spare for i in batch)
         if held[0] > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -43,7 +43,7 @@ def run(sizes: Sequence[int], room: int, *, saved: int = 0, can_spare: bool = Tr
         reset=seen.reset.extend,
         observe=lambda: {"held": held[0]},
         give_up=seen.lost.__setitem__,
-        can_spare=can_spare,
+        spares=int(can_spare),
     )
     return seen
 
@@ -104,14 +104,14 @@ def test_sparing_options_hold_nothing_back_and_are_a_fixed_point() -> None:
 
 
 def test_other_errors_are_not_swallowed() -> None:
-    def attempt(batch: Sequence[int], spare: bool) -> None:
+    def attempt(batch: Sequence[int], spare: int) -> None:
         raise RuntimeError("shape mismatch")
 
     def nothing(*_: object) -> None:
         pytest.fail("no rung is taken for an error that is not of an allocator")
 
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        descend([0], attempt=attempt, reset=nothing, observe=dict, give_up=nothing, can_spare=True)
+        descend([0], attempt=attempt, reset=nothing, observe=dict, give_up=nothing, spares=1)
 
 
 def _impossible() -> None:

@@ -287,7 +287,7 @@ class Meter(Chunks):
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         writer = self.stream._writer
-        held = sum(s.tensor.nbytes for s in writer._strips.values())
+        held = sum(s.tensor.nbytes for strips in writer._strips.values() for s in strips)
         held += sum(part.nbytes for b in writer._blocks for part in b.parts)
         self.peak = max(self.peak, held)
 

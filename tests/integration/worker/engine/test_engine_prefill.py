@@ -1,0 +1,309 @@
+"""Prefill: choices of rows, steering, an early end, cancel and running out of memory, in chunks of layers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, OutOfDeviceMemory
+from actograph.contract.specs import SamplingSpec
+from worker.engine import prefill
+from worker.engine.generate import Engine
+from worker.engine.interventions import Edit
+from worker.engine.layer_chunks import chunks_of
+from worker.engine.requests import BufferOptions, GenerationRequest, RowShaping, StatisticsOptions
+from worker.engine.rows import RowStream
+from worker.row_choice import EveryKth, TheseTokens
+
+pytestmark = pytest.mark.integration
+
+EngineOf = Callable[[str], Engine]
+MODEL = "qwen3"  # three layers
+PROMPTS = [
+    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
+    "The cat",
+    "a",
+    "One day, a dog",
+]
+
+
+@pytest.fixture
+def setting(engine_of: EngineOf, requests_for: Any) -> tuple[Engine, list[GenerationRequest], list[str]]:
+    engine = engine_of(MODEL)
+    return engine, requests_for(engine, PROMPTS), list(engine.structure.hooks)
+
+
+def rows_of(sink: Any, index: int, hook: str) -> torch.Tensor:
+    tensor: torch.Tensor = sink.rows(index, hook)
+    return tensor
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+SHAPINGS: dict[str, tuple[RowShaping, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "stride": (RowShaping(chooser=EveryKth(3)), lambda x: x[::3]),
+    "tokens": (RowShaping(chooser=TheseTokens((0, -1))), lambda x: x[sorted({0, len(x) - 1})]),
+    "columns": (RowShaping(columns=(5, 2)), lambda x: x[:, [5, 2]]),
+    "mean": (RowShaping(reduce="mean"), lambda x: x.mean(0, keepdim=True)),
+    "last": (RowShaping(reduce="last"), lambda x: x[-1:]),
+}
+
+
+@pytest.mark.parametrize("name", SHAPINGS)
+def test_choices_of_rows_work_as_in_generation(
+    name: str, setting: Any, keeping_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, requests, hooks = setting
+    shaping, expected = SHAPINGS[name]
+    whole, chosen = keeping_sink(), keeping_sink()
+    engine.prefill(requests, hooks=hooks, sink=whole)
+    monkeypatch.setattr(prefill, "_LEAST_PIECE_BYTES", 2 * len(requests) * 512 * 4)
+    options = BufferOptions(device_buffer_bytes=1)  # logits: two tokens at a time
+    made = engine.prefill(
+        requests, hooks=hooks, sink=chosen, shaping=shaping, layers_per_pass=2, options=options
+    )
+    assert [g.finish_reason for g in made] == ["stop"] * len(requests)
+    for i in range(len(requests)):
+        for hook in hooks:
+            assert close(rows_of(chosen, i, hook), expected(rows_of(whole, i, hook))), hook
+
+
+@pytest.mark.parametrize("positions", ["last", "last_prompt"])
+def test_the_last_token_alone_needs_one_row_of_logits(
+    positions: Any, setting: Any, keeping_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, requests, hooks = setting
+    whole, last = keeping_sink(), keeping_sink()
+    engine.prefill(requests, hooks=hooks, sink=whole)
+    head = engine.model.hf.get_output_embeddings()
+    forward, computed = head.forward, []
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        computed.append(hidden.shape[1])
+        return forward(hidden)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(head, "forward", counted)
+    engine.prefill(requests, hooks=hooks, sink=last, positions=positions)
+    assert computed == [1]
+    for i, request in enumerate(requests):
+        assert last.first_row(i, "logits") == last.first_row(i, "embed") == len(request.prompt_ids) - 1
+        for hook in hooks:
+            assert close(rows_of(last, i, hook), rows_of(whole, i, hook)[-1:])
+
+
+def test_statistics_of_chunks_equal_those_of_one_piece(setting: Any, keeping_sink: Any) -> None:
+    engine, requests, hooks = setting
+    shaping = RowShaping(statistics=StatisticsOptions(rows=False))
+    one, chunks = keeping_sink(), keeping_sink()
+    engine.prefill(requests, hooks=hooks, sink=one, shaping=shaping)
+    engine.prefill(requests, hooks=hooks, sink=chunks, shaping=shaping, layers_per_pass=1)
+    for i, request in enumerate(requests):
+        assert one.chunks[i].keys() == chunks.chunks[i].keys()
+        assert rows_of(chunks, i, "resid_post.1.count").item() == len(request.prompt_ids)
+        for name in one.chunks[i]:
+            assert torch.equal(rows_of(chunks, i, name).nan_to_num(7), rows_of(one, i, name).nan_to_num(7))
+
+
+@contextmanager
+def calls(engine: Engine) -> Iterator[list[str]]:
+    """Which layers and which head ran."""
+    seen: list[str] = []
+    handles = []
+    for path in [*(f"model.layers.{i}" for i in range(3)), "lm_head"]:
+        module = engine.model.hf.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(lambda *_, path=path: seen.append(path)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_every_layer_runs_once_and_none_after_the_last_hook(setting: Any, keeping_sink: Any) -> None:
+    engine, requests, hooks = setting
+    below = [h for h in hooks if h.endswith((".0", ".1"))]
+    with calls(engine) as seen:
+        engine.prefill(requests, hooks=below, sink=keeping_sink(), layers_per_pass=1)
+    assert seen == ["model.layers.0", "model.layers.1"]
+    with calls(engine) as seen:
+        engine.prefill(requests, hooks=["final_norm"], sink=keeping_sink(), layers_per_pass=1)
+    assert seen == [f"model.layers.{i}" for i in range(3)]
+
+
+def test_a_chunk_is_in_the_sink_before_the_next_layer_runs(setting: Any, keeping_sink: Any) -> None:
+    engine, requests, hooks = setting
+    sink = keeping_sink()
+    seen: dict[int, set[str]] = {}
+    handles = []
+    for i in range(3):
+
+        def before(*_: Any, layer: int = i) -> None:
+            seen[layer] = set(sink.chunks.get(0, {}))
+
+        handles.append(engine.model.hf.get_submodule(f"model.layers.{i}").register_forward_pre_hook(before))
+    try:
+        engine.prefill(requests, hooks=hooks, sink=sink, layers_per_pass=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # a layer puts out what the next one takes in
+    first = {h for h in hooks if h.endswith(".0")} | {"embed", "resid_pre.1"}
+    assert seen == {0: set(), 1: first, 2: first | {h for h in hooks if h.endswith(".1")} | {"resid_pre.2"}}
+    assert set(sink.chunks[0]) == set(hooks)
+
+
+def test_edits_reach_everything_after_them_and_the_logits_piece_by_piece(
+    setting: Any, keeping_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, requests, hooks = setting
+    vector = torch.linspace(-1, 1, 32)
+    steer = Edit(hook="resid_post.0", op="add", vector=vector, coefficient=2.0)
+    erase = Edit(hook="logits", op="zero", positions=[1, 4])
+    plain, steered, generated = keeping_sink(), keeping_sink(), keeping_sink()
+    edited = [replace(requests[0], edits=(steer, erase)), *requests[1:]]
+    engine.prefill(requests, hooks=hooks, sink=plain)
+    monkeypatch.setattr(prefill, "_LEAST_PIECE_BYTES", 2 * len(requests) * 512 * 4)
+    options = BufferOptions(device_buffer_bytes=1)
+    engine.prefill(edited, hooks=hooks, sink=steered, layers_per_pass=1, options=options)
+    got, was = rows_of(steered, 0, "resid_post.0"), rows_of(plain, 0, "resid_post.0")
+    assert torch.allclose(got, was + 2 * vector, atol=1e-5)
+    logits = rows_of(steered, 0, "logits")
+    assert logits[[1, 4]].eq(0).all() and logits[[0, 2, 3, 5]].ne(0).any(1).all()
+    for hook in hooks:
+        assert close(rows_of(steered, 1, hook), rows_of(plain, 1, hook)), hook
+    # as generation edits
+    sampling = SamplingSpec(max_tokens=1)
+    engine.generate(
+        [replace(requests[0], edits=(steer,))], sampling=sampling, hooks=["final_norm"], sink=generated
+    )
+    assert torch.allclose(rows_of(generated, 0, "final_norm"), rows_of(steered, 0, "final_norm"), atol=1e-4)
+
+
+def test_cancel_is_seen_between_layers(setting: Any, keeping_sink: Any) -> None:
+    engine, requests, hooks = setting
+    reached: list[int] = []
+    made = engine.prefill(
+        requests,
+        hooks=hooks,
+        sink=keeping_sink(),
+        should_stop=lambda: len(reached) == 2,
+        on_layer=reached.append,
+    )
+    assert [g.finish_reason for g in made] == ["cancelled"] * len(requests)
+    assert reached == [0, 1]
+
+
+def test_a_sample_that_cannot_be_stored_fails_alone_with_its_first_error(
+    setting: Any, keeping_sink: Any
+) -> None:
+    engine, requests, hooks = setting
+    sink = keeping_sink(fail=[1])
+    made = engine.prefill(requests, hooks=hooks, sink=sink, layers_per_pass=1)
+    assert [g.finish_reason for g in made] == ["stop", "error", "stop", "stop"]
+    assert isinstance(made[1].error, OSError)
+    assert 1 not in sink.chunks
+
+
+def test_what_cannot_be_read_is_refused(setting: Any, keeping_sink: Any) -> None:
+    engine, requests, hooks = setting
+    too_long = replace(requests[0], prompt_ids=(5,) * 161)
+    with pytest.raises(ContextLengthExceeded, match="161 tokens; the model's context is 160"):
+        engine.prefill([too_long], hooks=hooks, sink=keeping_sink())
+    with pytest.raises(InvalidRequest, match="generates nothing"):
+        engine.prefill(requests, hooks=hooks, sink=keeping_sink(), positions="generated")
+    whole = replace(requests[0], prompt_ids=(5,) * 160)
+    assert engine.prefill([whole], hooks=["embed"], sink=keeping_sink())[0].finish_reason == "stop"
+
+
+@contextmanager
+def scarce(engine: Engine, refuses: Callable[[int, int], bool]) -> Iterator[list[int]]:
+    """Let the last layer's MLP fail as an allocator fails: (batch, tokens) -> whether."""
+    at: list[int] = []
+
+    def before(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        batch, tokens = args[0].shape[:2]
+        if refuses(batch, tokens):
+            at.append(batch)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    handle = engine.model.hf.get_submodule("model.layers.2.mlp").register_forward_pre_hook(before)
+    try:
+        yield at
+    finally:
+        handle.remove()
+        engine.prefill_token_limit = None
+
+
+def assert_same(
+    got: Any, want: Any, indices: Sequence[int], hooks: Sequence[str], dropped: Mapping[int, Any]
+) -> None:
+    for i in indices:
+        for hook in hooks:
+            assert close(rows_of(got, i, hook), rows_of(want, i, hook)), hook
+    assert not dropped.keys() & got.chunks.keys()
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: int) -> None:
+    engine, requests, hooks = setting
+    want, got = keeping_sink(), keeping_sink()
+    engine.prefill(requests, hooks=hooks, sink=want)
+    with scarce(engine, lambda batch, _: batch > most) as at:
+        made = engine.prefill(requests, hooks=hooks, sink=got, layers_per_pass=2)
+        assert engine.prefill_token_limit == most * len(requests[0].prompt_ids)
+    assert at == ([4] if most == 2 else [4, 2, 2])
+    assert all(g.error is None for g in made)
+    assert_same(got, want, range(4), hooks, {})
+
+
+def test_a_lone_sample_gets_fewer_layers_per_pass_and_then_fails_with_the_numbers(
+    setting: Any, keeping_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, requests, hooks = setting
+    want, got = keeping_sink(), keeping_sink()
+    engine.prefill(requests, hooks=hooks, sink=want)
+    sizes: list[int] = []
+
+    def noted(layers: Sequence[int], size: int, end: int) -> list[range]:
+        sizes.append(size)
+        return chunks_of(layers, size, end)
+
+    monkeypatch.setattr("worker.engine.prefill.chunks_of", noted)
+    longest = len(requests[0].prompt_ids)
+    with scarce(engine, lambda _, tokens: tokens == longest) as at:
+        made = engine.prefill(requests, hooks=hooks, sink=got, layers_per_pass=4)
+    assert at == [4, 2, 1, 1, 1]
+    assert sizes == [4, 4, 4, 2, 1, 4, 4]  # the last two: the other halves
+    error = made[0].error
+    assert isinstance(error, OutOfDeviceMemory) and f"{longest} tokens" in error.message
+    assert error.as_record()["details"]["rss_bytes"] > 0
+    assert [g.finish_reason for g in made] == ["error", "stop", "stop", "stop"]
+    assert_same(got, want, (1, 2, 3), hooks, {0: None})
+
+
+def test_memory_that_runs_out_where_rows_are_held_suffices_for_one_layer(
+    setting: Any, keeping_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, requests, hooks = setting
+    want = keeping_sink()
+    engine.prefill(requests[:1], hooks=hooks, sink=want)
+
+    attempts: list[int] = []
+
+    def refused(points: Sequence[Any], **options: Any) -> Any:
+        attempts.append(len(points))
+        if len(points) > 7:  # embed and the six tensors of a layer
+            raise MemoryError("no room for more than one layer's rows")
+        return RowStream(points, **options)
+
+    monkeypatch.setattr("worker.engine.prefill.RowStream", refused)
+    got = keeping_sink()
+    made = engine.prefill(requests[:1], hooks=hooks, sink=got)
+    assert made[0].error is None
+    assert attempts == [19, 13, 7, 6, 6, 2]
+    assert_same(got, want, (0,), hooks, {})

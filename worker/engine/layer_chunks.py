@@ -1,0 +1,186 @@
+"""The rows of one forward pass over prompts, a chunk of layers at a time.
+
+The forward runs once. Where a chunk of layers has passed, it waits until the chunk's rows have gone
+to the sink; only then does the next layer run, so that no more than one chunk's rows are held.
+Every layer is computed once and the numbers are those of an undivided forward, for every architecture:
+nothing is put back into the model.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from worker.engine import tracing
+from worker.engine.row_writer import Point
+from worker.engine.rows import RowStream
+from worker.engine.step_reader import PointReader
+
+Errors = dict[int, BaseException]
+
+
+class LayerOrder:
+    """Which layer a location belongs to, by the order in which a forward reaches it.
+
+    What comes before the first layer counts to it; what comes after the last one is beyond it.
+
+    Args:
+        order: location -> its place.
+        starts: place of each layer's input, ascending.
+        end: place of the last layer's output.
+    """
+
+    def __init__(self, order: Mapping[str, int], starts: Sequence[int], end: int) -> None:
+        self._order = order
+        self._starts = list(starts)
+        self._end = end
+
+    def __call__(self, location: str) -> int:
+        """Layer, counted from 0; the number of layers for what comes after them."""
+        place = self._order[location]
+        if place > self._end:
+            return len(self._starts)
+        return max(0, bisect_right(self._starts, place) - 1)
+
+    @property
+    def count(self) -> int:
+        return len(self._starts)
+
+
+def chunks_of(layers: Sequence[int], size: int, end: int) -> list[range]:
+    """Consecutive reads in chunks of at most `size` layers that are wanted.
+
+    Args:
+        layers: of each read, ascending.
+        end: what stands for the end of the model, which is a chunk of its own.
+    """
+    runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
+    chunks: list[range] = []
+    start = held = stop = 0
+    for layer, reads in runs:
+        if held and (held == size or layer == end):
+            chunks.append(range(start, stop))
+            start, held = stop, 0
+        stop, held = stop + reads, held + 1
+    if held:
+        chunks.append(range(start, stop))
+    return chunks
+
+
+class LayerChunks:
+    """Takes every point of the forward in order and opens a `RowStream` for each chunk in turn.
+
+    Args:
+        points: all of them, in order.
+        layers: of each point.
+        chunks: as `chunks_of` gives them.
+        samples: in the batch.
+        open_stream: makes the stream of a chunk, given its points and where errors are collected.
+        should_stop: polled between layers; True ends the forward.
+        on_layer: told at each new layer how many of its points' layers are done.
+
+    Attributes:
+        errors: sample -> what its sink raised.
+        cancelled: `should_stop` said so.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        layers: Sequence[int],
+        chunks: Sequence[range],
+        *,
+        samples: int,
+        open_stream: Callable[[Sequence[Point], Errors], RowStream],
+        should_stop: Callable[[], bool],
+        on_layer: Callable[[int], None] | None,
+    ) -> None:
+        self.errors: Errors = {}
+        self.cancelled = False
+        self._points = points
+        self._layers = layers
+        self._chunks = list(chunks)
+        self._samples = samples
+        self._open_stream = open_stream
+        self._should_stop = should_stop
+        self._on_layer = on_layer
+        self._stream: RowStream | None = None
+        self._chunk = range(0)
+        self._layer: int | None = None
+
+    def take(self, point: int, tensor: torch.Tensor, *, after: int = 0) -> None:
+        """Hand over a point's rows, or a piece of them: see `RowStream.prefill`."""
+        if self._layers[point] != self._layer:
+            self._next_layer(self._layers[point])
+        if self._stream is None:
+            self._chunk = self._chunks.pop(0)
+            self._stream = self._open_stream([self._points[p] for p in self._chunk], self.errors)
+        self._stream.prefill(point - self._chunk.start, tensor, after=after)
+        if point == self._chunk.stop - 1 and not after:
+            self._complete()
+
+    def look_for_cancel(self) -> None:
+        """End the forward where the caller wants it to stop."""
+        if self._should_stop():
+            self.cancelled = True
+            tracing.stop()
+
+    def close(self) -> None:
+        """Drop what has not been written; safe to call at any time."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _complete(self) -> None:
+        """Wait until the sink has all rows of the chunk in hand."""
+        assert self._stream is not None
+        dropped = not self._stream.finish([0] * self._samples)
+        self.close()
+        if dropped:
+            self.cancelled = True
+            tracing.stop()
+
+    def _next_layer(self, layer: int) -> None:
+        self._layer = layer
+        self.look_for_cancel()
+        if self._on_layer is not None:
+            self._on_layer(layer)
+
+
+class ChunkReader(PointReader):
+    """Passes what one forward shows to `LayerChunks`, and ends the forward after the last point.
+
+    Args:
+        by_hand: path of a module whose values are shown by a caller, and not by the trace.
+    """
+
+    def __init__(
+        self,
+        lm: Any,
+        locations: Sequence[str],
+        chunks: LayerChunks,
+        *,
+        batch: int,
+        flat: Collection[str] = (),
+        copied: Collection[int] = (),
+        by_hand: str | None = None,
+    ) -> None:
+        super().__init__(lm, locations, batch=batch, flat=flat, copied=copied)
+        self._chunks = chunks
+        self._by_hand = {f"{lm.path}.{by_hand}.{side}" for side in ("input", "output")} if by_hand else set()
+        self.ended = False
+
+    def subscriptions(self) -> dict[str, Any]:
+        return {at: what for at, what in super().subscriptions().items() if at not in self._by_hand}
+
+    def got(self, point: int, value: torch.Tensor) -> None:
+        self._chunks.take(point, value)
+        if point == self._last:
+            self.finish()
+
+    def finish(self) -> None:
+        """All points are read: run the model no further."""
+        self.ended = True
+        tracing.stop()
