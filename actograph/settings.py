@@ -72,6 +72,9 @@ class Settings(BaseSettings):
     disk_floor_bytes: int = Field(
         2 << 30, ge=0, description="With less free where artifacts are stored the queue pauses; 0 never does."
     )
+    expire_after_seconds: int = Field(
+        0, ge=0, description="Sessions are deleted so long after they were made; 0 keeps them."
+    )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")

@@ -9,14 +9,14 @@ from pydantic.json_schema import models_json_schema
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
 from actograph.contract.resources import Problem
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.auth import OPEN_PATHS
 
 REF = "#/components/schemas/{model}"
 TAGS = [
     {"name": "jobs", "description": "Evaluations and captures: submit, follow, cancel, read."},
     {"name": "comparisons", "description": "Two conditions of a job on the same problems."},
-    {"name": "sessions", "description": "What was captured: search, slice, download, delete."},
+    {"name": "sessions", "description": "What was captured: search, slice, download, change, delete."},
     {"name": "files", "description": "Datasets that clients upload."},
     {"name": "interventions", "description": "Vectors that jobs add, project out or put in place."},
     {"name": "models", "description": "Served models and their structure."},
@@ -50,6 +50,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             (Problem, "serialization"),
             (NewVector, "validation"),
             (ActivationComparisonRequest, "validation"),
+            (SessionUpdate, "validation"),
         ],
         ref_template=REF,
     )

@@ -6,22 +6,18 @@ seconds. A flushed Redis therefore costs seconds and no work.
 
 import logging
 import threading
-import time
 from collections import Counter
 
 import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from api.dependencies import Services
+from api.housekeeping import Housekeeping
 from storage import job_queue, jobs, model_loads, workers
 from storage.queue_state import disk_pause
-from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
 
-#: what a killed writer left is removed once it is certainly no writer's any more
-STAGING_SECONDS = 3600.0
-SWEEP_EVERY_SECONDS = 600.0
 #: rows of workers that ended are shown for a day
 FORGET_WORKERS_SECONDS = 24 * 3600.0
 
@@ -33,8 +29,7 @@ class Reconciler:
         self._services = services
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
-        self._swept_at = float("-inf")
-        self._sweeper: threading.Thread | None = None
+        self._housekeeping = Housekeeping(services, self._stop)
         self._failing = False
         self._paused = False
 
@@ -44,8 +39,7 @@ class Reconciler:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
-        if self._sweeper is not None:
-            self._sweeper.join(timeout=10)
+        self._housekeeping.join()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -76,9 +70,8 @@ class Reconciler:
         """
         self._expire_workers()
         self._end_jobs()
-        woken = [] if self._is_paused() else self._wake_jobs()
-        self._sweep()
-        return woken
+        self._housekeeping.tick()
+        return [] if self._is_paused() else self._wake_jobs()
 
     def _expire_workers(self) -> None:
         with self._services.database.write() as session:
@@ -133,34 +126,3 @@ class Reconciler:
         if woken:
             log.info("woke %s", ", ".join(woken))
         return woken
-
-    def _sweep(self) -> None:
-        if time.monotonic() - self._swept_at < SWEEP_EVERY_SECONDS:
-            return
-        removed = self._services.store.sweep_staging(STAGING_SECONDS)
-        self._swept_at = time.monotonic()
-        if removed:
-            log.info("removed %d leftover(s) of writers that were killed", removed)
-        # a large store takes long to list, and lost messages must not wait for that
-        if self._sweeper is None or not self._sweeper.is_alive():
-            self._sweeper = threading.Thread(target=self._sweep_sessions, name="sweeper", daemon=True)
-            self._sweeper.start()
-
-    def _sweep_sessions(self) -> None:
-        services = self._services
-        try:
-            found = sweep_sessions(services.database, services.store, delete=True, stop=self._stop)
-        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
-            log.warning("the search for superseded sessions broke off: %s", error)
-            return
-        except Exception:
-            log.exception("the search for superseded sessions failed; it is tried again")
-            return
-        if found.orphans:
-            log.info("removed %d superseded session(s), %d bytes", len(found.orphans), found.orphan_bytes)
-        if found.unknown:
-            log.warning(
-                "%d stored session(s) are not in the index and are left alone; "
-                "python -m storage.sweep --dry-run names them",
-                len(found.unknown),
-            )

@@ -25,6 +25,7 @@ from actograph.contract.specs import (
     CaptureJobSpec,
     CaptureSpec,
     EvaluationSpec,
+    ExpiresAfter,
     FileDataset,
     HubDataset,
     PathDataset,
@@ -71,6 +72,8 @@ def check(services: Services, spec: Spec) -> Submission:
     changes: dict[str, Any] = {"model": model}
     if isinstance(spec, CaptureJobSpec) and spec.capture is None:
         changes["capture"] = CaptureSpec()
+    if spec.expires_after is None and services.settings.expire_after_seconds:
+        changes["expires_after"] = ExpiresAfter(seconds=services.settings.expire_after_seconds)
     spec = spec.model_copy(update=changes)
     hook_names = _hooks(spec.capture, structure)
     with services.database.read() as session:

@@ -54,6 +54,8 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     #: canonical hook names, once the model's structure is known
     hooks: Mapped[list[str] | None]
+    #: who submitted it, see `storage.quotas`; null where the service has no keys
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class JobTagRow(Base):
@@ -103,9 +105,18 @@ class SampleRow(Base):
 class SessionRow(Base):
     __tablename__ = "sessions"
     __table_args__ = (
+        # one for each filter, in the order in which lists are shown
         sa.Index("ix_sessions_created_at_id", "created_at", "id"),
         sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
-        sa.Index("ix_sessions_model", "model"),
+        sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
+        sa.Index("ix_sessions_condition_created_at_id", "condition", "created_at", "id"),
+        sa.Index("ix_sessions_sample_index_created_at_id", "sample_index", "created_at", "id"),
+        sa.Index("ix_sessions_correct_created_at_id", "correct", "created_at", "id"),
+        sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("ix_sessions_pinned_created_at_id", "pinned", "created_at", "id"),
+        sa.Index("ix_sessions_expires_at", "expires_at"),
+        # sums are taken from it alone
+        sa.Index("ix_sessions_owner_bytes_rows", "owner", "bytes", "rows"),
     )
 
     id: Mapped[str] = _id()
@@ -125,6 +136,28 @@ class SessionRow(Base):
     hooks: Mapped[dict[str, Any]]
     #: verdict of the task's first scorer
     correct: Mapped[bool | None]
+    #: that of its job
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: it is deleted some time after; null keeps it
+    expires_at: Mapped[float | None]
+    #: neither expiry nor a deletion of many removes it
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+
+
+class SessionTagRow(Base):
+    """A tag of a session; its job's to begin with."""
+
+    __tablename__ = "session_tags"
+    __table_args__ = (
+        sa.Index("ix_session_tags_tag_created_at_session_id", "tag", "created_at", "session_id"),
+    )
+
+    session_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
+    )
+    tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    #: the session's, so that the sessions of a tag are listed without sorting
+    created_at: Mapped[float]
 
 
 class ArtifactRow(Base):
@@ -188,6 +221,8 @@ class FileRow(Base):
     bytes: Mapped[int] = mapped_column(sa.BigInteger)
     sha256: Mapped[str] = mapped_column(sa.String(64))
     created_at: Mapped[float]
+    #: who uploaded it
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class VectorRow(Base):

@@ -23,14 +23,19 @@ def fetch(
     after: str | None,
     limit: int,
     order: Order,
+    after_from: tuple[sa.orm.InstrumentedAttribute[Any], sa.orm.InstrumentedAttribute[str]] | None = None,
 ) -> tuple[Sequence[R], bool]:
     """Rows of one page, and whether more follow.
+
+    Args:
+        after_from: columns that `after` is looked up in, where they are not `key` and `id_column`.
 
     Raises:
         InvalidRequest: `after` names no row.
     """
     if after is not None:
-        start = session.execute(sa.select(key).where(id_column == after)).scalar_one_or_none()
+        its_key, its_id = after_from or (key, id_column)
+        start = session.execute(sa.select(its_key).where(its_id == after)).scalar_one_or_none()
         if start is None:
             raise InvalidRequest(f"after: no item {after}", param="after")
         here = sa.tuple_(key, id_column)

@@ -4,13 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.errors import NotFound
+from actograph.contract.errors import Conflict, NotFound
+from actograph.contract.specs import ExpiresAfter
 from storage import pages
 from storage.database import now
-from storage.models import ArtifactRow, JobTagRow, SampleRow, SessionRow
+from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.session_filter import SessionFilter
+
+__all__ = ["NewSession", "SessionFilter", "delete", "find", "get", "ids", "insert", "resources_of", "totals"]
+
+
+_hooks = TypeAdapter(dict[str, resources.TensorInfo])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +41,10 @@ class NewSession:
     correct: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionFilter:
-    """Conditions that a session must meet; None asks nothing."""
-
-    job_id: str | None = None
-    model: str | None = None
-    condition: str | None = None
-    sample_index: int | None = None
-    correct: bool | None = None
-    tag: str | None = None
-    created_after: float | None = None
-    created_before: float | None = None
-
-
 def insert(session: Session, new: NewSession) -> None:
+    """Add a session; its job gives it its owner, its tags and the time of its expiry."""
+    job = session.get_one(JobRow, new.job_id)
+    moment = now(session)
     session.add(
         SessionRow(
             id=new.id,
@@ -57,7 +54,7 @@ def insert(session: Session, new: NewSession) -> None:
             condition=new.condition,
             epoch=new.epoch,
             model=new.model,
-            created_at=now(session),
+            created_at=moment,
             prompt_tokens=new.prompt_tokens,
             generated_tokens=new.generated_tokens,
             rows=new.rows,
@@ -65,9 +62,13 @@ def insert(session: Session, new: NewSession) -> None:
             dtype=new.dtype,
             hooks={name: info.model_dump() for name, info in new.hooks.items()},
             correct=new.correct,
+            owner=job.owner,
+            expires_at=_expiry(job, moment),
         )
     )
     session.flush()
+    tags = session.scalars(sa.select(JobTagRow.tag).where(JobTagRow.job_id == new.job_id)).all()
+    session.add_all(SessionTagRow(session_id=new.id, tag=tag, created_at=moment) for tag in tags)
     session.add_all(
         ArtifactRow(session_id=new.id, name=f.name, bytes=f.bytes, sha256=f.sha256) for f in new.files
     )
@@ -90,30 +91,36 @@ def find(
     order: pages.Order = "desc",
 ) -> tuple[Sequence[SessionRow], bool]:
     """One page of sessions, newest first by default."""
+    keys = (SessionRow.created_at, SessionRow.id)
+    if wanted.leads_with_tag:
+        keys = (SessionTagRow.created_at, SessionTagRow.session_id)
     return pages.fetch(
         session,
-        sa.select(SessionRow).where(*_where(wanted)),
-        key=SessionRow.created_at,
-        id_column=SessionRow.id,
+        wanted.narrow(sa.select(SessionRow)),
+        key=keys[0],
+        id_column=keys[1],
         after=after,
         limit=limit,
         order=order,
+        after_from=(SessionRow.created_at, SessionRow.id),
     )
 
 
 def ids(session: Session, wanted: SessionFilter) -> Sequence[str]:
     """The ids of every session that fits, oldest first."""
-    statement = sa.select(SessionRow.id).where(*_where(wanted))
+    statement = wanted.narrow(sa.select(SessionRow.id))
     return session.scalars(statement.order_by(SessionRow.created_at, SessionRow.id)).all()
 
 
 def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
     row = session.execute(
-        sa.select(
-            sa.func.count(),
-            sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0),
-            sa.func.coalesce(sa.func.sum(SessionRow.rows), 0),
-        ).where(*_where(wanted))
+        wanted.narrow(
+            sa.select(
+                sa.func.count(),
+                sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0),
+                sa.func.coalesce(sa.func.sum(SessionRow.rows), 0),
+            ).select_from(SessionRow)
+        )
     ).one()
     return resources.SessionStats(sessions=row[0], bytes=int(row[1]), rows=int(row[2]))
 
@@ -123,9 +130,16 @@ def delete(session: Session, session_id: str) -> None:
 
     Raises:
         NotFound: no such session.
+        Conflict: it is pinned.
     """
     row = get(session, session_id)
-    session.execute(sa.update(SampleRow).where(SampleRow.session_id == session_id).values(session_id=None))
+    if row.pinned:
+        raise Conflict(f"session {session_id} is pinned; unpin it first")
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id == row.sample_id, SampleRow.session_id == session_id)
+        .values(session_id=None)
+    )
     session.delete(row)
     session.flush()
 
@@ -140,12 +154,17 @@ def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources
             resources.SessionFile(name=file.name, bytes=file.bytes, sha256=file.sha256)
         )
     tags: dict[str, list[str]] = {}
-    job_ids = {row.job_id for row in rows}
     for tag in session.scalars(
-        sa.select(JobTagRow).where(JobTagRow.job_id.in_(job_ids)).order_by(JobTagRow.tag)
+        sa.select(SessionTagRow).where(SessionTagRow.session_id.in_(wanted)).order_by(SessionTagRow.tag)
     ):
-        tags.setdefault(tag.job_id, []).append(tag.tag)
-    return [_resource(row, files[row.id], tags.get(row.job_id, [])) for row in rows]
+        tags.setdefault(tag.session_id, []).append(tag.tag)
+    return [_resource(row, files[row.id], tags.get(row.id, [])) for row in rows]
+
+
+def _expiry(job: JobRow, created_at: float) -> float | None:
+    """When a session of the job is deleted; None keeps it."""
+    after = job.spec.get("expires_after")
+    return created_at + ExpiresAfter.model_validate(after).seconds if isinstance(after, dict) else None
 
 
 def _resource(row: SessionRow, files: list[resources.SessionFile], tags: list[str]) -> resources.Session:
@@ -163,30 +182,11 @@ def _resource(row: SessionRow, files: list[resources.SessionFile], tags: list[st
         rows=row.rows,
         bytes=row.bytes,
         dtype=row.dtype,
-        hooks={k: resources.TensorInfo.model_validate(v) for k, v in row.hooks.items()},
+        hooks=_hooks.validate_python(row.hooks),
         files=files,
         tags=tags,
         correct=row.correct,
+        owner=row.owner,
+        expires_at=int(row.expires_at) if row.expires_at is not None else None,
+        pinned=row.pinned,
     )
-
-
-def _where(wanted: SessionFilter) -> list[sa.ColumnElement[bool]]:
-    where: list[sa.ColumnElement[bool]] = []
-    if wanted.job_id is not None:
-        where.append(SessionRow.job_id == wanted.job_id)
-    if wanted.model is not None:
-        where.append(SessionRow.model == wanted.model)
-    if wanted.condition is not None:
-        where.append(SessionRow.condition == wanted.condition)
-    if wanted.sample_index is not None:
-        where.append(SessionRow.sample_index == wanted.sample_index)
-    if wanted.correct is not None:
-        where.append(SessionRow.correct.is_(wanted.correct))
-    if wanted.tag is not None:
-        tagged = sa.select(JobTagRow.job_id).where(JobTagRow.tag == wanted.tag)
-        where.append(SessionRow.job_id.in_(tagged))
-    if wanted.created_after is not None:
-        where.append(SessionRow.created_at > wanted.created_after)
-    if wanted.created_before is not None:
-        where.append(SessionRow.created_at < wanted.created_before)
-    return where

@@ -191,6 +191,9 @@ class Session(Resource):
     files: list[SessionFile]
     tags: list[str] = Field(default_factory=list)
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
+    owner: str | None = Field(None, description="Who submitted its job; null where there are no keys.")
+    expires_at: int | None = Field(None, description="It is deleted some time after; null keeps it.")
+    pinned: bool = Field(False, description="Neither expiry nor a deletion of many removes it.")
 
 
 class SessionStats(Resource):
@@ -207,6 +210,15 @@ class SessionDeletion(Resource):
     dry_run: bool
     sessions: int
     bytes: int
+    pinned: int = Field(0, description="Sessions that fit and stay, because they are pinned.")
+
+
+class SessionChange(Resource):
+    """Sessions that a change of many reached or, with `dry_run`, would reach."""
+
+    object: Literal["activation.session.change"] = "activation.session.change"
+    dry_run: bool
+    sessions: int
 
 
 class File(Resource):

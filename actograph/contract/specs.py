@@ -16,11 +16,13 @@ from actograph.contract.row_selection import Features, Positions, Reduce, Stats
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
+MAX_TAGS = 16
 
 Dtype = Literal["model", "float32", "float16", "bfloat16"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+Tag = Annotated[str, Field(min_length=1, max_length=64)]
 LayerIndex = Annotated[int, Field(ge=0)]
 
 
@@ -145,6 +147,13 @@ def _distinct_names(value: list[C]) -> list[C]:
     return value
 
 
+class ExpiresAfter(Spec):
+    """When a job's sessions are deleted: so many seconds after each of them was created (`anchor`)."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: int = Field(ge=1, le=100 * 366 * 24 * 3600)
+
+
 class JobSpecBase(Spec):
     model: str = Field(min_length=1, max_length=1024)
     sampling: SamplingSpec = Field(default_factory=SamplingSpec)
@@ -154,8 +163,9 @@ class JobSpecBase(Spec):
     )
     epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
-    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
-        default_factory=list, max_length=16
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
+    expires_after: ExpiresAfter | Literal["never"] | None = Field(
+        None, description="When its sessions are deleted; null takes the service's own default."
     )
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
         default_factory=dict, max_length=16
@@ -214,6 +224,24 @@ class CaptureJobSpec(JobSpecBase):
         default_factory=list, max_length=64, description="Every input is run under each; none: run once."
     )
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+
+class SessionUpdate(Spec):
+    """Changes of stored sessions; a field that is not named stays as it is."""
+
+    expires_at: int | None = Field(
+        None, ge=0, le=2**53, description="Unix seconds after which it is deleted; null keeps it."
+    )
+    pinned: bool = Field(False, description="Whether expiry and deletions of many leave it alone.")
+    tags: list[Tag] = Field(
+        default_factory=list, max_length=MAX_TAGS, description="All its tags from now on."
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "SessionUpdate":
+        if not self.model_fields_set:
+            raise ValueError("name at least one of expires_at, pinned and tags")
+        return self
 
 
 JobSpec = Annotated[EvaluationSpec | CaptureJobSpec, Field(discriminator="kind")]

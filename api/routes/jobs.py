@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Header, Query
 from starlette.responses import JSONResponse
 
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.errors import ActographError, Conflict, InvalidRequest
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
 from api import planning, submissions
 from api.dependencies import PageDep, Services, ServicesDep, known_id
@@ -129,10 +129,19 @@ def get_job(services: ServicesDep, job_id: str) -> Job:
     response_model=Deleted,
     responses=documented(404, 409, 422),
 )
-def delete_job(services: ServicesDep, job_id: str) -> Deleted:
+def delete_job(
+    services: ServicesDep,
+    job_id: str,
+    include_pinned: Annotated[bool, Query(description="Even where some of its sessions are pinned.")] = False,
+) -> Deleted:
     """Removes the job, its samples and its sessions with all their files."""
     known_id(job_id, "job", "job")
     with services.database.write() as session:
+        pinned = sessions.totals(session, sessions.SessionFilter(job_id=job_id, pinned=True)).sessions
+        if pinned and not include_pinned:
+            raise Conflict(
+                f"{pinned} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
+            )
         session_ids = sessions.ids(session, sessions.SessionFilter(job_id=job_id))
         jobs.delete(session, job_id)
     for session_id in session_ids:

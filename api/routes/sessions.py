@@ -1,5 +1,6 @@
-"""/v1/activations/sessions: what was captured, searched, sliced, downloaded and deleted."""
+"""/v1/activations/sessions: what was captured, searched, sliced, downloaded, changed and deleted."""
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -7,12 +8,15 @@ from starlette.responses import Response
 
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.resources import Deleted, ListPage, SessionDeletion, SessionStats
+from actograph.contract.resources import Deleted, ListPage, SessionChange, SessionDeletion, SessionStats
+from actograph.contract.specs import SessionUpdate
 from api import downloads
 from api.dependencies import PageDep, Services, ServicesDep, known_id
 from api.errors import documented
+from api.request_body import json_body
 from api.tensor_slices import Format, answer
-from storage import pages, sessions
+from api.validation import parse_body
+from storage import pages, session_changes, sessions
 from storage.manifest import MANIFEST_NAME, SessionManifest
 from storage.session_reader import SessionReader
 from storage.sessions import SessionFilter
@@ -20,8 +24,12 @@ from storage.sessions import SessionFilter
 router = APIRouter(prefix="/v1/activations", tags=["sessions"])
 
 MAX_INT = 2**31 - 1
-#: sessions removed in one transaction
-DELETE_BATCH = 500
+UPDATE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/SessionUpdate"}}},
+    }
+}
 
 Seconds = Annotated[float | None, Query(allow_inf_nan=False, description="Unix seconds.")]
 
@@ -34,9 +42,12 @@ def _filter(
     condition: Annotated[str | None, Query(max_length=64)] = None,
     sample_index: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
     correct: Annotated[bool | None, Query(description="Verdict of the task's first scorer.")] = None,
-    tag: Annotated[str | None, Query(max_length=64, description="A tag of the session's job.")] = None,
+    tag: Annotated[str | None, Query(max_length=64)] = None,
+    owner: Annotated[str | None, Query(max_length=64, description="Who submitted the job.")] = None,
+    pinned: Annotated[bool | None, Query()] = None,
     created_after: Seconds = None,
     created_before: Seconds = None,
+    expires_before: Seconds = None,
 ) -> SessionFilter:
     return SessionFilter(
         job_id=job_id,
@@ -46,11 +57,15 @@ def _filter(
         sample_index=sample_index,
         correct=correct,
         tag=tag,
+        owner=owner,
+        pinned=pinned,
         created_after=created_after,
         created_before=created_before,
+        expires_before=expires_before,
     )
 
 
+EverythingQuery = Annotated[bool, Query(alias="all", description="Needed where no filter is given.")]
 FilterDep = Annotated[SessionFilter, Depends(_filter)]
 
 
@@ -79,32 +94,47 @@ def delete_sessions(
     services: ServicesDep,
     wanted: FilterDep,
     dry_run: Annotated[bool, Query(description="Only count what would go.")] = False,
-    everything: Annotated[bool, Query(alias="all", description="Needed where no filter is given.")] = False,
+    everything: EverythingQuery = False,
+    include_pinned: Annotated[bool, Query(description="Delete pinned sessions too.")] = False,
 ) -> SessionDeletion:
-    """Sessions that are created while this runs stay."""
-    if wanted == SessionFilter() and not everything:
-        raise InvalidRequest("name a filter, or say all=true to delete every session", param="all")
+    """Sessions that are created while this runs stay, and so do pinned ones."""
+    _require_filter(wanted, everything=everything)
+    going = session_changes.deletable(wanted, include_pinned=include_pinned)
     with services.database.read() as session:
-        ids = sessions.ids(session, wanted)
-        if dry_run:
-            totals = sessions.totals(session, wanted)
-            return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes)
-    count = size = 0
-    for start in range(0, len(ids), DELETE_BATCH):
-        gone = []
-        with services.database.write() as session:
-            for session_id in ids[start : start + DELETE_BATCH]:
-                try:
-                    row = sessions.get(session, session_id)
-                except NotFound:
-                    continue  # someone else deleted it meanwhile
-                size += row.bytes
-                sessions.delete(session, session_id)
-                gone.append(session_id)
-        for session_id in gone:
-            services.store.delete_prefix(f"sessions/{session_id}")
-        count += len(gone)
-    return SessionDeletion(dry_run=False, sessions=count, bytes=size)
+        fitting = sessions.totals(session, wanted)
+        totals = sessions.totals(session, going)
+    kept = fitting.sessions - totals.sessions
+    if dry_run:
+        return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes, pinned=kept)
+    gone = session_changes.delete_matching(
+        services.database, services.store, wanted, include_pinned=include_pinned
+    )
+    return SessionDeletion(dry_run=False, sessions=gone.sessions, bytes=gone.bytes, pinned=kept)
+
+
+@router.patch(
+    "/sessions",
+    operation_id="update_sessions",
+    summary="Change expiry, pin or tags of every session that fits",
+    response_model=SessionChange,
+    responses=documented(413, 415, 422),
+    openapi_extra=UPDATE_BODY,
+)
+def update_sessions(
+    services: ServicesDep,
+    wanted: FilterDep,
+    body: Annotated[bytes, Depends(json_body)],
+    dry_run: Annotated[bool, Query(description="Only count what would change.")] = False,
+    everything: EverythingQuery = False,
+) -> SessionChange:
+    """Sessions that are created while this runs stay as they are."""
+    change = _parse_change(body)
+    _require_filter(wanted, everything=everything)
+    if dry_run:
+        with services.database.read() as session:
+            return SessionChange(dry_run=True, sessions=sessions.totals(session, wanted).sessions)
+    count = session_changes.update_matching(services.database, wanted, change)
+    return SessionChange(dry_run=False, sessions=count)
 
 
 @router.get(
@@ -142,21 +172,48 @@ def get_session(services: ServicesDep, session_id: str) -> resources.Session:
     operation_id="delete_session_alias",
     summary="The same as DELETE /v1/activations/sessions/{session_id}",
     response_model=Deleted,
-    responses=documented(404, 422),
+    responses=documented(404, 409, 422),
 )
 @router.delete(
     "/sessions/{session_id}",
     operation_id="delete_session",
     summary="Delete a session with its files",
     response_model=Deleted,
-    responses=documented(404, 422),
+    responses=documented(404, 409, 422),
 )
 def delete_session(services: ServicesDep, session_id: str) -> Deleted:
+    """A pinned session is refused: unpin it first."""
     known_id(session_id, "ses", "session")
     with services.database.write() as session:
         sessions.delete(session, session_id)
     services.store.delete_prefix(f"sessions/{session_id}")
     return Deleted(id=session_id, object="activation.session")
+
+
+@router.patch(
+    "/session/{session_id}",
+    operation_id="update_session_alias",
+    summary="The same as PATCH /v1/activations/sessions/{session_id}",
+    response_model=resources.Session,
+    responses=documented(404, 413, 415, 422),
+    openapi_extra=UPDATE_BODY,
+)
+@router.patch(
+    "/sessions/{session_id}",
+    operation_id="update_session",
+    summary="Change a session's expiry, pin or tags",
+    response_model=resources.Session,
+    responses=documented(404, 413, 415, 422),
+    openapi_extra=UPDATE_BODY,
+)
+def update_session(
+    services: ServicesDep, session_id: str, body: Annotated[bytes, Depends(json_body)]
+) -> resources.Session:
+    known_id(session_id, "ses", "session")
+    change = _parse_change(body)
+    with services.database.write() as session:
+        session_changes.update(session, [session_id], change)
+    return _session(services, session_id)
 
 
 @router.get(
@@ -221,6 +278,18 @@ def get_session_file(services: ServicesDep, request: Request, session_id: str, n
                 filename=file.name,
             )
     raise NotFound(f"session {session_id} has the files {', '.join(f.name for f in found.files)}")
+
+
+def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
+    if wanted == SessionFilter() and not everything:
+        raise InvalidRequest("name a filter, or say all=true to mean every session", param="all")
+
+
+def _parse_change(body: bytes) -> SessionUpdate:
+    change = parse_body(SessionUpdate, body)
+    if change.expires_at is not None and change.expires_at <= time.time():
+        raise InvalidRequest("expires_at lies in the past; delete the sessions instead", param="expires_at")
+    return change
 
 
 def _session(services: Services, session_id: str) -> resources.Session:

@@ -304,13 +304,15 @@ def test_deleting_a_session_removes_row_and_files_once(
 def test_bulk_deletion_counts_first_and_takes_only_what_fits(
     service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.routes.sessions.DELETE_BATCH", 2)
+    monkeypatch.setattr("storage.session_changes.BATCH", 2)
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
     others = [service.finish(lease, tensors=tensors()) for lease in service.claim(job_id, 5)]
     store = service.services.store
     size = service.client.get(f"{BASE}/stats", params={"job_id": job_id}).json()["bytes"]
     dry = service.client.delete(BASE, params={"job_id": job_id, "dry_run": True}).json()
-    assert dry == {"object": "activation.session.deletion", "dry_run": True, "sessions": 5, "bytes": size}
+    assert dry == {
+        "object": "activation.session.deletion", "dry_run": True, "sessions": 5, "bytes": size, "pinned": 0,
+    }  # fmt: skip
     assert all(store.exists(f"sessions/{i}") for i in others)
     done = service.client.delete(BASE, params={"job_id": job_id}).json()
     assert done == {**dry, "dry_run": False}

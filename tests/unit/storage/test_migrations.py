@@ -1,6 +1,8 @@
 """The migrations make exactly the tables that the models describe, and undo them."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -40,18 +42,15 @@ def test_migrated_sqlite_is_word_for_word_what_the_models_create(tmp_path: Path)
         query = sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
         with database.engine.connect() as connection:
             rows = connection.execute(query).all()
-        # the order of constraints within a table says nothing
+        # the order of columns and constraints within a table says nothing
         return {
-            (
-                name,
-                frozenset(
-                    part.strip(" \t\n,")
-                    for part in sql.rstrip().removesuffix(")").replace("\n", "").split("\t")
-                ),
-            )
+            (name, frozenset(" ".join(part.split()) for part in re.split(r",(?![^(]*\))", body_of(sql))))
             for name, sql in rows
             if name != "alembic_version"
         }
+
+    def body_of(sql: str) -> str:
+        return sql[: sql.index("(")] + "," + sql[sql.index("(") + 1 : sql.rindex(")")]
 
     assert schema(migrated) == schema(created)
     migrated.close()
@@ -91,3 +90,34 @@ def test_an_in_memory_database_is_refused() -> None:
     for url in ("sqlite://", "sqlite:///:memory:"):
         with pytest.raises(ValueError, match="in-memory"):
             Database(url)
+
+
+def test_sessions_of_an_old_index_get_the_tags_of_their_jobs(database: Database) -> None:
+    migrate.downgrade(database, "base")
+    migrate.upgrade(database, "0002")
+    job = {"id": "job_1", "kind": "capture", "status": "completed", "model": "m", "spec": "{}"}
+    sample = {"id": "smp_1", "job_id": "job_1", "condition": "", "status": "completed", "input": "{}"}
+    stored = {"id": "ses_1", "job_id": "job_1", "sample_id": "smp_1", "condition": "", "model": "m"}
+    zeros = dict.fromkeys(("position", "sample_index", "epoch", "lease_token", "attempts"), 0)
+    ones = dict.fromkeys(("sample_index", "epoch", "prompt_tokens", "generated_tokens", "rows"), 1)
+    with database.engine.begin() as connection:
+        _insert(connection, "jobs", {**job, "priority": 5, "completed": 1, "failed": 0, "created_at": 1.0})
+        _insert(connection, "samples", {**sample, **zeros, "lease_until": 0.0})
+        sizes = {"created_at": 2.0, "bytes": 4, "dtype": "F32", "hooks": "{}"}
+        _insert(connection, "sessions", {**stored, **ones, **sizes})
+        _insert(connection, "job_tags", {"job_id": "job_1", "tag": "night"})
+    migrate.upgrade(database)
+    with database.engine.connect() as connection:
+        tags = connection.execute(sa.text("SELECT session_id, tag, created_at FROM session_tags")).all()
+        kept = connection.execute(sa.text("SELECT bytes, owner, expires_at, pinned FROM sessions")).one()
+    assert [tuple(row) for row in tags] == [("ses_1", "night", 2.0)]
+    assert (kept.bytes, kept.owner, kept.expires_at, bool(kept.pinned)) == (4, None, None, False)
+    migrate.downgrade(database, "0002")
+    with database.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM sessions")).scalar_one() == 1
+
+
+def _insert(connection: sa.Connection, table: str, row: dict[str, Any]) -> None:
+    columns = ", ".join(f'"{name}"' for name in row)
+    places = ", ".join(f":{name}" for name in row)
+    connection.execute(sa.text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), row)

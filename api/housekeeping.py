@@ -1,0 +1,92 @@
+"""Keeps the store tidy beside the reconciler: what has expired, and what killed writers left.
+
+Both may take long, on S3 above all, and lost messages must not wait for that: so they run in threads of
+their own, at most one of each.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from actograph.contract.errors import ActographError
+from api.dependencies import Services
+from storage import session_changes
+from storage.sweep import sweep_sessions
+
+log = logging.getLogger(__name__)
+
+#: what a killed writer left is removed once it is certainly no writer's any more
+STAGING_SECONDS = 3600.0
+SWEEP_EVERY_SECONDS = 600.0
+#: sessions that are deleted between two looks at whether the process ends
+EXPIRE_BATCH = 50
+
+
+class Housekeeping:
+    """`tick` starts what is due and returns at once; `stop` ends it."""
+
+    def __init__(self, services: Services, stop: threading.Event) -> None:
+        self._services = services
+        self._stop = stop
+        self._threads: dict[str, threading.Thread] = {}
+        self._swept_at = float("-inf")
+
+    def tick(self) -> None:
+        """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
+        with self._services.database.read() as session:
+            due = session_changes.expired(session).sessions
+        if due:
+            self._start("expiry", self._expire)
+        if time.monotonic() - self._swept_at >= SWEEP_EVERY_SECONDS:
+            self._swept_at = time.monotonic()
+            self._start("sweeper", self._sweep)
+
+    def join(self, timeout: float = 10) -> None:
+        """Wait for what runs; it ends soon once the stop event is set."""
+        for thread in self._threads.values():
+            thread.join(timeout)
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        running = self._threads.get(name)
+        if running is None or not running.is_alive():
+            self._threads[name] = threading.Thread(
+                target=self._guarded, args=(name, work), name=name, daemon=True
+            )
+            self._threads[name].start()
+
+    @staticmethod
+    def _guarded(name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
+            log.warning("the %s broke off: %s", name, error)
+        except Exception:
+            log.exception("the %s failed; it is tried again", name)
+
+    def _expire(self) -> None:
+        services, total = self._services, session_changes.Count()
+        while not self._stop.is_set():
+            gone = session_changes.expire(services.database, services.store, limit=EXPIRE_BATCH)
+            if not gone.sessions:
+                break
+            total = session_changes.Count(total.sessions + gone.sessions, total.bytes + gone.bytes)
+        if total.sessions:
+            log.info("deleted %d expired session(s), %d bytes", total.sessions, total.bytes)
+
+    def _sweep(self) -> None:
+        services = self._services
+        removed = services.store.sweep_staging(STAGING_SECONDS)
+        if removed:
+            log.info("removed %d leftover(s) of writers that were killed", removed)
+        found = sweep_sessions(services.database, services.store, delete=True, stop=self._stop)
+        if found.orphans:
+            log.info("removed %d superseded session(s), %d bytes", len(found.orphans), found.orphan_bytes)
+        if found.unknown:
+            log.warning(
+                "%d stored session(s) are not in the index and are left alone; "
+                "actograph store gc --dry-run names them",
+                len(found.unknown),
+            )

@@ -1,0 +1,220 @@
+"""Expiry, pins, tags and deletion of many through the API, on real session folders."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.settings import Settings
+from storage import session_changes
+from storage.session_files import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+BASE = "/v1/activations/sessions"
+Make = Callable[..., list[str]]
+
+
+@pytest.fixture
+def make(service: "Service") -> Make:
+    """Finishes a job of `verdicts` samples; the ids of their sessions."""
+
+    def finish(*verdicts: bool | None, **spec: Any) -> list[str]:
+        job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(len(verdicts))], **spec)
+        rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
+        leases = service.claim(job_id, len(verdicts))
+        made = [service.finish(x, tensors=rows, correct=v) for x, v in zip(leases, verdicts, strict=True)]
+        return [session_id for session_id in made if session_id is not None]
+
+    return finish
+
+
+def show(service: "Service", session_id: str) -> dict[str, Any]:
+    answer = service.client.get(f"{BASE}/{session_id}")
+    assert answer.status_code == 200, answer.text
+    shown: dict[str, Any] = answer.json()
+    return shown
+
+
+def expire(service: "Service") -> int:
+    return session_changes.expire(service.database, service.services.store).sessions
+
+
+def test_a_job_says_when_its_sessions_expire(service: "Service", make: Make) -> None:
+    (kept,) = make(None)
+    (timed,) = make(None, expires_after={"anchor": "created_at", "seconds": 3600})
+    assert show(service, kept)["expires_at"] is None
+    shown = show(service, timed)
+    assert shown["expires_at"] - shown["created_at"] in (3600, 3601)
+    job = service.client.get(f"/v1/jobs/{shown['job_id']}").json()
+    assert job["spec"]["expires_after"] == {"anchor": "created_at", "seconds": 3600}
+    assert expire(service) == 0
+
+
+def test_the_default_expiry_is_the_services_and_a_job_can_decline_it(
+    start: "Start", settings: Settings
+) -> None:
+    service = start(settings.model_copy(update={"expire_after_seconds": 60}))
+    spec = service.client.get(f"/v1/jobs/{service.submit()}").json()["spec"]
+    assert spec["expires_after"] == {"anchor": "created_at", "seconds": 60}
+    spec = service.client.get(f"/v1/jobs/{service.submit(expires_after='never')}").json()["spec"]
+    assert spec["expires_after"] == "never"
+
+
+@pytest.mark.parametrize("value", [{"seconds": 0}, {"seconds": 9, "anchor": "x"}, "soon", 5])
+def test_an_expiry_that_cannot_be_read_is_refused(
+    service: "Service", problem: "Problem", value: object
+) -> None:
+    body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "expires_after": value}
+    answer = service.client.post("/v1/jobs", json=body)
+    assert "/expires_after" in problem(answer, 422, "invalid_request")["errors"][0]["pointer"]
+
+
+def test_what_has_expired_goes_and_the_jobs_log_says_so(service: "Service", make: Make) -> None:
+    gone, pinned, prolonged = make(None, None, None, expires_after={"seconds": 1})
+    (other,) = make(None)
+    assert service.client.patch(f"{BASE}/{pinned}", json={"pinned": True}).json()["pinned"] is True
+    later = int(time.time()) + 1000
+    changed = service.client.patch(f"/v1/activations/session/{prolonged}", json={"expires_at": later}).json()
+    assert (changed["expires_at"], changed["pinned"]) == (later, False)
+    deadline = time.monotonic() + 10
+    while not expire(service):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert expire(service) == 0
+    assert service.client.get(f"{BASE}/{gone}").status_code == 404
+    store = service.services.store
+    assert not store.exists(f"sessions/{gone}")
+    assert all(store.exists(f"sessions/{i}") for i in (pinned, prolonged, other))
+    job_id = show(service, pinned)["job_id"]
+    log = service.client.get(f"/v1/jobs/{job_id}/events", params={"after": 0}).text
+    assert "job.completed" in log
+    with service.database.read() as session:
+        from storage import events
+
+        (event,) = [e for e in events.after(session, job_id, 0) if e.event == "sessions.expired"]
+    assert event.data["sessions"] == 1
+    assert event.data["bytes"] > 6 * 8 * 4
+    kept = service.client.patch(f"{BASE}/{prolonged}", json={"expires_at": None}).json()
+    assert kept["expires_at"] is None
+
+
+def test_the_service_expires_sessions_by_itself(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
+    job_id = service.submit(expires_after={"seconds": 1})
+    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
+    session_id = service.finish(*service.claim(job_id), tensors=rows)
+    deadline = time.monotonic() + 15
+    while service.services.store.exists(f"sessions/{session_id}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert service.client.get(f"{BASE}/{session_id}").status_code == 404
+
+
+def test_pinned_sessions_outlive_deletions(service: "Service", make: Make, problem: "Problem") -> None:
+    pinned, plain = make(True, True)
+    job_id = show(service, pinned)["job_id"]
+    service.client.patch(f"{BASE}/{pinned}", json={"pinned": True})
+    problem(service.client.delete(f"{BASE}/{pinned}"), 409, "conflict", says="pinned")
+    problem(service.client.delete(f"/v1/jobs/{job_id}"), 409, "conflict", says="1 sessions")
+    for dry_run in (True, False):
+        done = service.client.delete(BASE, params={"job_id": job_id, "dry_run": dry_run}).json()
+        assert (done["sessions"], done["pinned"]) == (1, 1)
+    assert service.client.get(f"{BASE}/{plain}").status_code == 404
+    assert show(service, pinned)["pinned"] is True
+    done = service.client.delete(BASE, params={"job_id": job_id, "include_pinned": True}).json()
+    assert (done["sessions"], done["pinned"]) == (1, 0)
+    (pinned,) = make(None)
+    service.client.patch(f"{BASE}/{pinned}", json={"pinned": True})
+    job_id = show(service, pinned)["job_id"]
+    assert service.client.delete(f"/v1/jobs/{job_id}", params={"include_pinned": True}).status_code == 200
+    assert not service.services.store.exists(f"sessions/{pinned}")
+
+
+def test_tags_of_sessions_are_their_own(service: "Service", make: Make) -> None:
+    first, second = make(None, None, tags=["night"])
+    changed = service.client.patch(f"{BASE}/{first}", json={"tags": ["b", "a", "b"]}).json()
+    assert changed["tags"] == ["a", "b"]
+    assert show(service, second)["tags"] == ["night"]
+
+    def tagged(tag: str, **more: Any) -> list[str]:
+        found = service.client.get(BASE, params={"tag": tag, "order": "asc", **more}).json()
+        return [item["id"] for item in found["data"]]
+
+    assert (tagged("night"), tagged("a")) == ([second], [first])
+    count = service.client.patch(BASE, params={"tag": "night"}, json={"tags": ["night", "a"]}).json()
+    assert (count["sessions"], count["dry_run"]) == (1, False)
+    assert tagged("a", limit=1) == [first]
+    assert tagged("a", limit=1, after=first) == [second]
+    assert tagged("a", job_id=show(service, first)["job_id"]) == [first, second]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"correct": "true"},
+        {"correct": "false"},
+        {"tag": "night"},
+        {"condition": "b"},
+        {"sample_index": 1},
+        {"model": "demo"},
+        {"pinned": "true", "include_pinned": "true"},
+        {"pinned": "false"},
+        {"created_after": 1.0},
+        {"created_before": 2.0**40},
+        {"expires_before": 2.0**40},
+        {"tag": "night", "correct": "true", "condition": "a"},
+        {"job_id": "JOB", "correct": "true", "tag": "night"},
+    ],
+)
+def test_a_dry_run_tells_what_the_deletion_does(
+    service: "Service", make: Make, params: dict[str, Any]
+) -> None:
+    conditions = [{"name": "a"}, {"name": "b"}]
+    spec = service.submit(
+        inputs=[{"prompt": "x"}, {"prompt": "y"}],
+        conditions=conditions,
+        tags=["night"],
+        expires_after={"seconds": 500},
+    )
+    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
+    for place, lease in enumerate(service.claim(spec, 4)):
+        service.finish(lease, tensors=rows, correct=place % 2 == 0)
+    other, _ = make(True, False)
+    service.client.patch(f"{BASE}/{other}", json={"pinned": True})
+    wanted = {k: spec if v == "JOB" else v for k, v in params.items()}
+    before = service.client.get(f"{BASE}/stats").json()
+    fitting = service.client.get(
+        f"{BASE}/stats", params={k: v for k, v in wanted.items() if k != "include_pinned"}
+    ).json()
+    dry = service.client.delete(BASE, params=wanted | {"dry_run": True}).json()
+    done = service.client.delete(BASE, params=wanted).json()
+    after = service.client.get(f"{BASE}/stats").json()
+    assert done == dry | {"dry_run": False}
+    assert done["sessions"] > 0
+    assert done["sessions"] + done["pinned"] == fitting["sessions"]
+    assert before["sessions"] - after["sessions"] == done["sessions"]
+    assert before["bytes"] - after["bytes"] == done["bytes"]
+    assert len(list(service.services.store.list_prefixes("sessions"))) == after["sessions"]
+
+
+def test_changes_that_say_nothing_or_nonsense_are_refused(
+    service: "Service", make: Make, problem: "Problem"
+) -> None:
+    (session_id,) = make(None)
+    url = f"{BASE}/{session_id}"
+    problem(service.client.patch(url, json={}), 422)
+    problem(service.client.patch(url, json={"expires_at": 5}), 422, pointer="/expires_at", says="past")
+    problem(service.client.patch(url, json={"pinned": None}), 422, pointer="/pinned")
+    problem(service.client.patch(url, json={"tags": ["x" * 65]}), 422, pointer="/tags/0")
+    problem(service.client.patch(url, json={"rows": 5}), 422, pointer="/rows")
+    problem(service.client.patch(BASE, json={"pinned": True}), 422, pointer="/all")
+    missing = f"{BASE}/ses_{'0' * 32}"
+    problem(service.client.patch(missing, json={"pinned": True}), 404, "not_found")
+    dry = service.client.patch(BASE, json={"pinned": True}, params={"all": True, "dry_run": True}).json()
+    assert dry == {"object": "activation.session.change", "dry_run": True, "sessions": 1}
+    assert show(service, session_id)["pinned"] is False
