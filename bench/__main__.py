@@ -6,6 +6,7 @@ import sys
 PROGRAMS = (
     ["bench.capture_throughput"],
     ["bench.session_files"],
+    ["bench.session_listing", "--rounds", "10"],
     ["bench.peak_memory"],
 )
 
