@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.settings import Settings
 from api.served_models import ServedModels
+from api.structures import Structures
 from storage import ids
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
@@ -27,6 +28,7 @@ class Services:
     store: ArtifactStore
     broker: Broker
     models: ServedModels
+    structures: Structures = field(default_factory=Structures)
     started_at: float = field(default_factory=time.time)
     #: set when the process has been asked to end; open event streams end on it
     stopping: threading.Event = field(default_factory=threading.Event)

@@ -104,10 +104,9 @@ def admit(services: Services, submission: Submission) -> None:
 def _known(services: Services, submission: Submission) -> _Known:
     model = submission.spec.model
     with services.database.read() as session:
-        structure = workers.structure(session, model)
         holders = workers.memory_of_holders(session, model)
     return _Known(
-        structure=structure,
+        structure=submission.structure,
         memory=max(holders, key=lambda memory: memory.get("device_available_bytes", 0), default={}),
         disk_bytes=queue_state.writable_bytes(services.store, services.settings.disk_floor_bytes),
     )

@@ -33,7 +33,7 @@ from actograph.contract.specs import (
 from actograph.dataset_rows import DatasetRow
 from api import interventions
 from api.dependencies import Services
-from storage import dataset_sources, files, jobs, samples, workers
+from storage import dataset_sources, files, jobs, samples
 from storage.models import JobRow
 from storage.sample_expansion import capture_samples, evaluation_samples
 from storage.samples import NewSample
@@ -52,6 +52,8 @@ class Submission:
     """A job that passed every check and can be inserted."""
 
     spec: Spec
+    #: None where no worker has loaded the model yet
+    structure: ModelStructure | None
     hooks: list[str] | None
     samples: Callable[[], Iterator[NewSample]]
     #: how many they are; None where only the worker can read the dataset
@@ -68,7 +70,7 @@ def check(services: Services, spec: Spec) -> Submission:
     """
     model = services.models.require(spec.model)
     with services.database.read() as session:
-        structure = workers.structure(session, model)
+        structure = services.structures.find(session, model)
     changes: dict[str, Any] = {"model": model}
     if isinstance(spec, CaptureJobSpec) and spec.capture is None:
         changes["capture"] = CaptureSpec()
@@ -86,6 +88,7 @@ def check(services: Services, spec: Spec) -> Submission:
         total = _check_count(len(spec.inputs) * max(1, len(spec.conditions)) * spec.epochs)
         return Submission(
             spec=spec,
+            structure=structure,
             hooks=hook_names,
             samples=lambda: capture_samples(capture_spec),
             total=total,
@@ -97,6 +100,7 @@ def check(services: Services, spec: Spec) -> Submission:
     uploads = tuple((field, ref.file_id) for field, ref in refs if isinstance(ref, FileDataset))
     return Submission(
         spec=spec,
+        structure=structure,
         hooks=hook_names,
         samples=lambda: evaluation_samples(evaluation, rows or ()),
         total=None if rows is None else len(rows) * len(spec.conditions) * spec.epochs,

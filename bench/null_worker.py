@@ -92,7 +92,7 @@ class NullHolder:
 
 
 # the child process imports this module again, and finds the fake here as its parent did
-worker.process.ModelHolder = NullHolder  # type: ignore[assignment,misc]
+worker.process.ModelHolder = NullHolder  # type: ignore[assignment,attr-defined]
 
 if __name__ == "__main__":
     sys.exit(main())

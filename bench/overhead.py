@@ -136,21 +136,16 @@ def urgent(service: Service) -> dict[str, float]:
             raise SystemExit("the long job ended too soon")
         client.cancel(long_job)
     with service.database.read() as session:
-        begun = sorted(
-            set(
-                session.scalars(
-                    sa.select(SampleRow.started_at).where(
-                        SampleRow.job_id == long_job, SampleRow.started_at.is_not(None)
-                    )
-                )
-            )
-        )
+        begun = set(session.scalars(sa.select(SampleRow.started_at).where(SampleRow.job_id == long_job)))
         found = session.execute(
             sa.select(SampleRow.job_id, SampleRow.started_at).where(SampleRow.job_id.in_(made))
         ).all()
-    started = {row.job_id: row.started_at for row in found}
+    started: dict[str, float] = {row.job_id: row.started_at for row in found}
     waits = [started[job_id] - at for job_id, at in zip(made, asked, strict=True)]
-    units = [sum(at < b < started[job_id] for b in begun) for job_id, at in zip(made, asked, strict=True)]
+    units = [
+        sum(b is not None and at < b < started[job_id] for b in begun)
+        for job_id, at in zip(made, asked, strict=True)
+    ]
     return {
         "urgent_jobs": len(made),
         "unit_ms": 1e3 * UNIT_SECONDS,

@@ -46,7 +46,7 @@ class Service:
             "PYTHONUNBUFFERED": "1",
             **(environment or {}),
         }
-        self._supervisor = Supervisor(lambda line: sys.stderr.write(f"{line}\n"))
+        self._supervisor = Supervisor(_report)
         self.database = Database(self.settings.effective_database_url)
         self.url = f"http://127.0.0.1:{self._port}"
         self.api: Child | None = None
@@ -93,3 +93,7 @@ class Service:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(f"the service did not start; logs: {self._home / 'logs'}")
                 time.sleep(0.1)
+
+
+def _report(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -6,6 +6,7 @@ reconciler wakes jobs again whose message is gone.
 
 import base64
 import json
+import time
 from typing import Any
 
 import redis
@@ -20,6 +21,9 @@ PRIORITIES = list(range(10))
 SEPARATOR = ":"
 #: a time slice is about a minute; no message may come near this
 VISIBILITY_TIMEOUT_SECONDS = 3600
+
+#: a broker that has just taken a message is there
+TRUST_SECONDS = 1.0
 
 
 def celery_app(broker_url: str) -> Celery:
@@ -65,6 +69,7 @@ class Broker:
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=5, socket_connect_timeout=5, retry=None
         )
+        self._answered_at = float("-inf")
 
     def wake(self, job_id: str, priority: int) -> bool:
         """Say that a job may have work. False where the broker cannot be reached.
@@ -73,10 +78,13 @@ class Broker:
         """
         try:
             # kombu tries a broker that is away for seconds; a ping says so at once
-            self._redis.ping()
+            if time.monotonic() > self._answered_at + TRUST_SECONDS:
+                self._redis.ping()
             self._celery.send_task(DRAIN_TASK, args=[job_id], priority=priority, retry=False)
         except (redis.RedisError, KombuError, OSError):
+            self._answered_at = float("-inf")
             return False
+        self._answered_at = time.monotonic()
         return True
 
     def waiting_job_ids(self) -> set[str]:

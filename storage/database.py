@@ -6,7 +6,7 @@ writers wait for each other instead of failing half-way, plain `BEGIN` for reads
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
+from storage.write_turns import WriteTurns
 
 _READ_ONLY = "actograph_read_only"
 BUSY_TIMEOUT_MS = 30_000
@@ -28,6 +29,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._turns: WriteTurns | None = None
         if self.is_sqlite:
             if not self.url.database or self.url.database == ":memory:":
                 raise ValueError("an in-memory database cannot be shared between processes; name a file")
@@ -35,13 +37,15 @@ class Database:
             self.engine = sa.create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
+            self._turns = WriteTurns(Path(self.url.database))
         else:
             self.engine = sa.create_engine(self.url, pool_pre_ping=True)
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that commits when the block ends and rolls back when it raises."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+        turn = self._turns.turn() if self._turns is not None else nullcontext()
+        with turn, Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
@@ -61,6 +65,8 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._turns is not None:
+            self._turns.close()
 
 
 def now(session: Session) -> float:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus
 from storage import events
-from storage.job_queue import queue_positions
+from storage.job_queue import queue_position
 from storage.models import JobRow
 
 
@@ -29,8 +29,7 @@ def rate(session: Session, row: JobRow) -> float | None:
 
 def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None = None) -> resources.Job:
     """The job as the API shows it."""
-    if positions is None:
-        positions = queue_positions(session) if row.status == JobStatus.QUEUED else {}
+    place = positions.get(row.id) if positions is not None else queue_position(session, row)
     per_second = rate(session, row)
     left = (row.total or 0) - row.completed - row.failed
     return resources.Job(
@@ -42,7 +41,7 @@ def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None 
         started_at=_seconds(row.started_at),
         finished_at=_seconds(row.finished_at),
         progress=progress(row),
-        queue_position=positions.get(row.id),
+        queue_position=place,
         samples_per_second=per_second,
         eta_seconds=left / per_second if per_second else None,
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,

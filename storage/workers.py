@@ -162,8 +162,7 @@ def structure(session: Session, model: str) -> resources.ModelStructure | None:
 
 def loaded_at(session: Session, model: str) -> float | None:
     """When a worker last loaded this model."""
-    row = session.get(ModelRow, model)
-    return row.loaded_at if row else None
+    return session.execute(sa.select(ModelRow.loaded_at).where(ModelRow.name == model)).scalar_one_or_none()
 
 
 def resource(row: WorkerRow) -> resources.Worker:

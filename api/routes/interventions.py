@@ -11,7 +11,7 @@ from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import json_body
 from api.validation import parse_body
-from storage import pages, vectors, workers
+from storage import pages, vectors
 
 router = APIRouter(prefix="/v1/interventions", tags=["interventions"])
 
@@ -35,7 +35,7 @@ def store_vector(services: ServicesDep, body: Annotated[bytes, Depends(json_body
     if new.model is not None:
         new = new.model_copy(update={"model": services.models.require(new.model)})
     with services.database.write() as session:
-        structure = None if new.model is None else workers.structure(session, new.model)
+        structure = None if new.model is None else services.structures.find(session, new.model)
         if structure is not None:
             hook = resolve_hook(new.hook, structure, "hook")
             if hook in structure.hooks:

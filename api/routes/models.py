@@ -47,7 +47,7 @@ def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
             f"model {request.model_id[:200]!r} is not served here; served: {served}", param="model_id"
         )
     with services.database.read() as session:
-        structure = workers.structure(session, model)
+        structure = services.structures.find(session, model)
     if structure is not None:
         resolve_savepoints(request.options, structure)
     with services.database.write() as session:
@@ -99,7 +99,7 @@ def get_model_structure(
     if name is None:
         raise NotFound("no model is served; set ACTOGRAPH_MODEL")
     with services.database.read() as session:
-        found = workers.structure(session, name)
+        found = services.structures.find(session, name)
     if found is None:
         raise NotFound(f"no worker has loaded {name} yet; /v1/workers shows how far they are")
     return found
