@@ -306,6 +306,8 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
         }  # fmt: skip
         assert job_queue.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
         assert job_queue.queue_positions(session) == {urgent: 1, first: 2}
+        places = [job_queue.queue_position(session, jobs.get(session, i)) for i in (urgent, first, running)]
+        assert places == [1, 2, None]
 
 
 def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Database) -> None:
