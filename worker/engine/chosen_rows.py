@@ -44,7 +44,9 @@ class ChosenRows:
         self._judges = [chooser.of_generation(ids) for ids in prompt_ids]
         self.tokens: list[list[int]] = [list(chooser.of_prompt(ids)) for ids in prompt_ids]
         self.in_prompt = tuple(len(tokens) for tokens in self.tokens)
-        self._indices: dict[tuple[int, int], tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]] = {}
+        self._indices: dict[
+            tuple[int, int, torch.device], tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
+        ] = {}
 
     def of_prompt(self, tensor: torch.Tensor, after: int = 0) -> Gathered:
         """The chosen rows of the prompts that `tensor` [batch, tokens, width] holds.
@@ -52,7 +54,8 @@ class ChosenRows:
         Its tokens are the last of the prompts, or those before the last `after` of them.
         """
         count = tensor.shape[1]
-        if (count, after) not in self._indices:
+        key = (count, after, tensor.device)
+        if key not in self._indices:
             held = [range(prompt - after - count, prompt - after) for prompt in self._prompts]
             chosen = [tokens[:n] for tokens, n in zip(self.tokens, self.in_prompt, strict=True)]
             places = [[row - h.start for row in t if row in h] for t, h in zip(chosen, held, strict=True)]
@@ -60,8 +63,8 @@ class ChosenRows:
             starts = tuple(most - len(p) for p in places)
             index = torch.tensor([[0] * (most - len(p)) + p for p in places], dtype=torch.long)
             firsts = tuple(bisect_left(t, h.start) for t, h in zip(chosen, held, strict=True))
-            self._indices[count, after] = (index.to(tensor.device), starts, firsts)
-        index, starts, firsts = self._indices[count, after]
+            self._indices[key] = (index.to(tensor.device), starts, firsts)
+        index, starts, firsts = self._indices[key]
         sample = torch.arange(tensor.shape[0], device=tensor.device)
         return Gathered(tensor[sample[:, None], index], starts, firsts)
 
@@ -84,19 +87,16 @@ class ChosenRows:
         return sum(row >= self._prompts[sample] - 1 for row in self.tokens[sample])
 
 
-def gather_steps(block: torch.Tensor, points: int, kept: Sequence[Sequence[bool]]) -> torch.Tensor:
-    """[batch, points * steps, width] without the steps that a sample does not keep.
+def gather_steps(block: torch.Tensor, kept: Sequence[Sequence[bool]]) -> torch.Tensor:
+    """[steps, batch, points, width] without the steps that a sample does not keep.
 
-    Returns: [batch, points * most, width], `most` being the steps of the sample that keeps most; the
+    Returns: [most, batch, points, width], `most` being the steps of the sample that keeps most; the
     rows of a sample that keeps fewer come first, and what follows them is meaningless.
     """
-    per_sample = [[step for step, keeps in enumerate(kept) if keeps[b]] for b in range(block.shape[0])]
+    batch = block.shape[1]
+    per_sample = [[step for step, keeps in enumerate(kept) if keeps[b]] for b in range(batch)]
     most = max(len(steps) for steps in per_sample)
-    batch, _, width = block.shape
     if all(len(steps) == len(kept) for steps in per_sample):
         return block
     index = torch.tensor([steps + [0] * (most - len(steps)) for steps in per_sample], device=block.device)
-    rows = block.view(batch, points, len(kept), width)
-    sample = torch.arange(batch, device=block.device)[:, None, None]
-    point = torch.arange(points, device=block.device)[None, :, None]
-    return rows[sample, point, index[:, None, :]].reshape(batch, points * most, width)
+    return block[index.T, torch.arange(batch, device=block.device)]

@@ -1,7 +1,7 @@
 """The writer's half of the row path: keeps rows in host memory, hands chunks to the sink."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
 
@@ -9,6 +9,7 @@ import torch
 
 from actograph.contract.errors import CaptureFailed
 from worker.engine.chosen_rows import ChosenRows
+from worker.engine.host_memory import host_copy, host_empty
 from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
 
 log = logging.getLogger(__name__)
@@ -38,16 +39,15 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """k decode steps of all points, one tensor per group of equal width and dtype.
+    """Decode steps of all points, one tensor per group of points: [steps, batch, points, width].
 
-    A part is [batch, points of the group * k, width], or still the tensors that make it up.
     Sample b's first `counts[b]` steps are rows of its own; what follows is padding.
     """
 
-    steps: int
     counts: tuple[int, ...]
-    parts: tuple[torch.Tensor | list[torch.Tensor], ...]
-    ready: torch.cuda.Event | None = None
+    parts: tuple[torch.Tensor, ...]
+    ready: tuple[torch.cuda.Event, ...] = ()
+    give_back: Callable[[], None] | None = None  # to be called when the parts are needed no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,9 @@ class RowWriter:
 
     def clear(self) -> None:
         self._strips.clear()
+        for block in self._blocks:
+            if block.give_back is not None:
+                block.give_back()
         self._blocks.clear()
         self._bytes = self._sample_bytes = 0
 
@@ -184,20 +187,24 @@ class RowWriter:
             if self._keeps_rows:
                 self._complete(item.generated)
             return
-        if item.ready is not None:
-            item.ready.synchronize()
         if isinstance(item, Strip):
+            if item.ready is not None:
+                item.ready.synchronize()
             tensor = item.tensor.to(stored_dtype(item.tensor.dtype, self._dtype))
             self._make_room(tensor)
             strip = Strip(item.point, tensor, item.starts, item.first_rows)
             self._strips.setdefault(item.point, []).append(strip)
             return
-        parts: list[torch.Tensor] = []
-        for part in item.parts:
-            tensor = part if isinstance(part, torch.Tensor) else torch.cat(part, dim=1)
-            parts.append(tensor.to(stored_dtype(tensor.dtype, self._dtype)))
-        self._make_room(*parts)
-        self._blocks.append(Block(item.steps, item.counts, tuple(parts)))
+        for copied in item.ready:
+            copied.synchronize()
+        dtypes = [stored_dtype(part.dtype, self._dtype) for part in item.parts]
+        if any(part.dtype != dtype for part, dtype in zip(item.parts, dtypes, strict=True)):
+            parts = tuple(host_copy(part, dtype) for part, dtype in zip(item.parts, dtypes, strict=True))
+            if item.give_back is not None:
+                item.give_back()
+            item = Block(item.counts, parts)
+        self._make_room(*item.parts)
+        self._blocks.append(item)
 
     def _make_room(self, *tensors: torch.Tensor) -> None:
         """Account for tensors about to be kept; hand out what is held where they do not fit."""
@@ -263,7 +270,7 @@ class RowWriter:
             if low >= high:
                 continue
             hooks = [(place, hook) for place, p in enumerate(points) for hook in self._points[p].hooks]
-            rows = torch.empty(len(points), high - low, h.width, dtype=h.dtype)
+            rows = host_empty((len(points), high - low, h.width), h.dtype)
             if h.prompt:
                 for place, point in enumerate(points):
                     for strip in self._strips[point]:
@@ -272,7 +279,9 @@ class RowWriter:
             if h.decoded:
                 self._copy_blocks(sample, points, h, rows, low)
             if len(hooks) > len(points):  # hooks that name the same tensor get copies of their own
-                rows = rows[[place for place, _ in hooks]]
+                places = torch.tensor([place for place, _ in hooks])
+                each = host_empty((len(hooks), *rows.shape[1:]), h.dtype)
+                rows = torch.index_select(rows, 0, places, out=each)
             for i, (_, hook) in enumerate(hooks):
                 chunk[hook] = self._chunk(sample, low, rows[i])
             for p in points:
@@ -294,9 +303,7 @@ class RowWriter:
         chosen = None if list(points) == members else [members.index(p) for p in points]
         row = held.first + held.prompt
         for block in self._blocks:
-            part = block.parts[held.group]
-            assert isinstance(part, torch.Tensor)
-            rows = part[sample].view(len(members), block.steps, held.width)[:, : block.counts[sample]]
+            rows = block.parts[held.group][: block.counts[sample], sample].transpose(0, 1)
             _overlap(out, rows if chosen is None else rows[chosen], row, low)
             row += block.counts[sample]
 

@@ -2,14 +2,15 @@
 
     decode thread                                   writer thread
     prefill: one tensor per point, as it is read -> unpadded slices of it
-    decode:  references for k steps, then one
-             block per width and dtype           -> one block [batch, points, k, width]
+    decode:  copied step by step into one
+             block per width and dtype           -> the block [k, batch, points, width]
                                                     every so often: a chunk per sample -> sink
 
-On a GPU a tensor or block is copied to pinned memory on a side stream, and the decode loop
-never waits for it. A bounded queue between the threads makes decoding wait for a slow disk. The
-writer keeps at most `host_buffer_bytes` of a batch, then hands every sample's rows to the sink
-and frees them; so neither host nor device memory depends on max_tokens.
+On a GPU a tensor or block is copied to pinned memory on a side stream, and the decode loop never
+waits for it; a model on several devices has blocks and side streams on each of them. A bounded queue
+between the threads makes decoding wait for a slow disk. The writer keeps at most `host_buffer_bytes`
+of a batch, then hands every sample's rows to the sink and frees them; so neither host nor device
+memory depends on max_tokens. What is held on the host lies outside malloc's heap (`host_memory`).
 """
 
 import threading
@@ -21,8 +22,10 @@ import torch
 from actograph.contract.errors import CaptureFailed
 from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.columns import Columns
+from worker.engine.host_memory import host_copy
 from worker.engine.requests import BufferOptions, Positions, RowShaping, RowSink
 from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
+from worker.engine.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.summaries import Summaries
 
 _POLL_SECONDS = 0.1
@@ -83,16 +86,14 @@ class RowStream:
         self._options = options
         self._ended_at = ended_at
         self._should_stop = should_stop
-        self._shapes: list[tuple[int, torch.dtype]] = []  # width and dtype per point
-        self._groups: list[list[int]] = []  # points of equal width and dtype
-        self._reshape = False
-        self._pending: list[list[torch.Tensor]] = []
+        self._widths: list[int] = []  # per point
+        self._groups: list[Group] = []
+        self._blocks: StepBlocks | None = None  # from the first decode step on
         self._pending_kept: list[tuple[bool, ...]] = []  # with a chooser: which samples keep the step
         self._steps = 0  # decode steps taken
-        self._block_steps = 0
         self._latest: list[torch.Tensor] = []  # positions="last": the newest step
         self._last: dict[int, list[torch.Tensor]] = {}  # the same, of samples that ended
-        self._copy_stream: torch.cuda.Stream | None = None
+        self._copy_streams: dict[torch.device, torch.cuda.Stream] = {}
         self._keep_decode = positions in ("all", "generated")
         self._queue: Queue[Item | None] = Queue(options.queue_blocks)
         self._writer = RowWriter(
@@ -132,9 +133,8 @@ class RowStream:
                 f"for {len(self._prompts)} samples of {self._padded} tokens"
             )
         if tensor.ndim != 3:
-            self._reshape = True
             tensor = tensor.reshape(tensor.shape[0], tokens, -1)
-        if point == len(self._shapes):
+        if point == len(self._widths):
             self._begin(point, tensor, tail_only=tokens + after < self._padded)
         if self._chosen is not None:
             found = self._chosen.of_prompt(self._columns.of(tensor), after)
@@ -160,7 +160,7 @@ class RowStream:
 
     def _begin(self, point: int, tensor: torch.Tensor, *, tail_only: bool) -> None:
         """Take note of a point's shape, from the first [batch, tokens, width] of it."""
-        self._shapes.append((tensor.shape[2], tensor.dtype))
+        self._widths.append(tensor.shape[2])
         width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
         self._writer.tail_only.append(tail_only)
         self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
@@ -179,8 +179,8 @@ class RowStream:
 
     def decode(self, values: list[torch.Tensor]) -> None:
         """Hand over one step: a tensor [batch, 1, ...] per point."""
-        if not self._block_steps:
-            self._begin_decode(values)
+        if self._blocks is None:
+            self._blocks = self._begin_decode(values)
         self._steps += 1
         if self._chosen is not None:
             kept = self._chosen.judge(self._steps - 1, self._ended_at)
@@ -188,8 +188,8 @@ class RowStream:
                 return
             self._pending_kept.append(kept)
         if self._keep_decode:
-            self._pending.append(values)
-            if len(self._pending) >= self._block_steps:
+            self._blocks.add(values)
+            if self._blocks.full:
                 self._flush()
         elif self._positions == "last":
             self._keep_last(values)
@@ -198,11 +198,6 @@ class RowStream:
     def copied_points(self) -> frozenset[int]:
         """Points whose tensors must be copied when they are read: the model overwrites them."""
         return frozenset(i for i, p in enumerate(self._points) if p.changed_later)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether decode rows are stored just as they are."""
-        return self._columns.all and self._chosen is None and self._summaries is None
 
     @property
     def dropped(self) -> bool:
@@ -215,7 +210,7 @@ class RowStream:
         Returns:
             False where rows were dropped on the way: the batch must count as cancelled.
         """
-        if self._pending:
+        if self._blocks is not None and self._blocks.steps:
             self._flush()
         if self._positions == "last":
             self._finish_last(generated)
@@ -235,7 +230,8 @@ class RowStream:
             except Full:
                 continue
             self._thread.join()
-        self._pending.clear()
+        if self._blocks is not None:
+            self._blocks.clear()
         self._pending_kept.clear()
         self._latest.clear()
         self._last.clear()
@@ -243,26 +239,26 @@ class RowStream:
             self._summaries.clear()
         self._writer.clear()
 
-    def _begin_decode(self, values: list[torch.Tensor]) -> None:
-        groups: dict[tuple[int, torch.dtype], list[int]] = {}
-        for i, (value, shape) in enumerate(zip(values, self._shapes, strict=True)):
-            if value.shape[:2] != (len(self._prompts), 1) or value[0, 0].numel() != shape[0]:
+    def _begin_decode(self, values: Sequence[torch.Tensor]) -> StepBlocks:
+        for i, (value, width) in enumerate(zip(values, self._widths, strict=True)):
+            if value.shape[:2] != (len(self._prompts), 1) or value[0, 0].numel() != width:
                 raise CaptureFailed(
                     f"{self._points[i].hooks[0]}: a decode step gave a tensor of shape "
-                    f"{tuple(value.shape)}, not one row of {shape[0]} per sample"
+                    f"{tuple(value.shape)}, not one row of {width} per sample"
                 )
-            groups.setdefault((shape[0], value.dtype), []).append(i)
-        self._groups = list(groups.values())
-        self._writer.groups = self._groups
+        self._groups = groups_of(values)
+        self._writer.groups = [list(group.points) for group in self._groups]
         step_bytes = sum(v.numel() * v.element_size() for v in values)
         fit = self._options.device_buffer_bytes // max(step_bytes, 1)
-        self._block_steps = max(1, min(fit, self._options.max_block_steps))
+        steps = max(1, min(fit, self._options.max_block_steps))
+        return StepBlocks(self._groups, batch=len(self._prompts), steps=steps)
 
     def _flush(self) -> None:
         """Move the pending steps on as one block."""
-        pending, self._pending = self._pending, []
+        assert self._blocks is not None
+        blocks, give_back = self._blocks.take()
         kept, self._pending_kept = self._pending_kept, []
-        steps = len(pending)
+        steps = blocks[0].shape[0]
         if self._chosen is not None:
             counts = tuple(map(sum, zip(*kept, strict=True)))
         else:
@@ -271,38 +267,41 @@ class RowStream:
                 steps if end is None else min(steps, max(0, end - 1 - first)) for end in self._ended_at
             )
         if not any(counts):
+            give_back()
             return
-        parts: list[torch.Tensor | list[torch.Tensor]] = []
-        ready = None
-        for group in self._groups:
-            # point-major, so that a point's k rows of a sample lie side by side
-            tensors = [values[i] for i in group for values in pending]
-            if self._reshape:
-                tensors = [t.reshape(t.shape[0], 1, -1) for t in tensors]
-            if self._is_plain and not tensors[0].is_cuda:
-                parts.append(tensors)
-                continue
-            block = self._columns.of(torch.cat(tensors, dim=1))
+        lent = False  # whether the writer gets a block itself
+        parts: list[torch.Tensor] = []
+        copies: list[torch.cuda.Event] = []
+        for group, block in zip(self._groups, blocks, strict=True):
+            rows = self._columns.of(block)
             if self._chosen is not None:
-                block = gather_steps(block, len(group), kept)
+                rows = gather_steps(rows, kept)
             if self._summaries is not None:
-                self._summaries.of_steps(group, block, counts)
-            if self._keeps_rows:
-                host, ready = self._to_host(block)
-                parts.append(host)
-        if not self._keeps_rows:
-            return
-        self._put(Block(max(counts) if self._chosen is not None else steps, counts, tuple(parts), ready))
+                self._summaries.of_steps(group.points, rows, counts)
+            if not self._keeps_rows:
+                continue
+            if rows.is_cuda:
+                rows, ready = self._to_host(rows)
+                copies += [ready] if ready is not None else []
+            elif rows is block:
+                lent = True
+            else:
+                rows = host_copy(rows, stored_dtype(rows.dtype, self._dtype))
+            parts.append(rows)
+        if not lent:
+            give_back()
+        if self._keeps_rows:
+            self._put(Block(counts, tuple(parts), tuple(copies), give_back if lent else None))
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself."""
-        if tensor.is_cuda:
-            tensor = tensor.to(stored_dtype(tensor.dtype, self._dtype))
         if not tensor.is_cuda:
             return tensor, None
-        if self._copy_stream is None:
-            self._copy_stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-        stream = self._copy_stream
+        tensor = tensor.to(stored_dtype(tensor.dtype, self._dtype))
+        stream = self._copy_streams.get(tensor.device)
+        if stream is None:
+            stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+            self._copy_streams[tensor.device] = stream
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):

@@ -63,8 +63,8 @@ class Summaries:
         self._add((point,), rows.unsqueeze(1), valid, [count - start for start in starts])
 
     def of_steps(self, points: Sequence[int], block: torch.Tensor, counts: Sequence[int]) -> None:
-        """Rows of several points, [batch, points * rows, width]: sample b has the first `counts[b]`."""
-        rows = block.view(self._batch, len(points), -1, block.shape[2])
+        """Rows of several points, [rows, batch, points, width]: sample b has the first `counts[b]`."""
+        rows = block.permute(1, 2, 0, 3)
         valid = None
         if min(counts) < rows.shape[2]:
             valid = torch.arange(rows.shape[2]) < torch.tensor(counts)[:, None]

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -310,17 +311,24 @@ def test_memory_does_not_grow_with_max_tokens(tokens: int) -> None:
         ended_at=[None, None],
     )
     sink.stream = stream
-    pending = 0
+    made: dict[int, int] = {}  # every block that was ever allocated, kept alive by the pool or the writer
     for p in range(2):
         stream.prefill(p, torch.zeros(2, 4, 16))
     for _ in range(tokens - 1):
-        stream.decode([torch.zeros(2, 1, 16), torch.zeros(2, 1, 16)])
-        pending = max(pending, len(stream._pending))
+        values = [torch.zeros(2, 1, 16), torch.zeros(2, 1, 16)]
+        of_the_step = [weakref.ref(value) for value in values]
+        stream.decode(values)
+        del values
+        assert all(ref() is None for ref in of_the_step), "the model's tensors must not outlive their step"
+        blocks: Any = stream._blocks
+        made |= {block.data_ptr(): block.nbytes for block in blocks._filling}
     stream.finish((tokens, tokens))
     stream.close()
     assert not stream.errors
-    assert pending * 2 * 2 * 16 * 4 <= 2_000
+    assert max(made.values()) <= 2_000
     assert sink.peak <= 20_000
+    # what the writer holds, what waits in the queue, one in each thread's hand
+    assert sum(made.values()) <= 20_000 + (options.queue_blocks + 2) * 2_000
 
 
 def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait() -> None:
