@@ -1,7 +1,7 @@
 """The writer's half of the row path: keeps rows in host memory, hands chunks to the sink."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
 
@@ -47,7 +47,6 @@ class Block:
     counts: tuple[int, ...]
     parts: tuple[torch.Tensor, ...]
     ready: tuple[torch.cuda.Event, ...] = ()
-    give_back: Callable[[], None] | None = None  # to be called when the parts are needed no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +167,6 @@ class RowWriter:
 
     def clear(self) -> None:
         self._strips.clear()
-        for block in self._blocks:
-            if block.give_back is not None:
-                block.give_back()
         self._blocks.clear()
         self._bytes = self._sample_bytes = 0
 
@@ -190,21 +186,20 @@ class RowWriter:
         if isinstance(item, Strip):
             if item.ready is not None:
                 item.ready.synchronize()
-            tensor = item.tensor.to(stored_dtype(item.tensor.dtype, self._dtype))
+            tensor = self._stored(item.tensor)
             self._make_room(tensor)
             strip = Strip(item.point, tensor, item.starts, item.first_rows)
             self._strips.setdefault(item.point, []).append(strip)
             return
         for copied in item.ready:
             copied.synchronize()
-        dtypes = [stored_dtype(part.dtype, self._dtype) for part in item.parts]
-        if any(part.dtype != dtype for part, dtype in zip(item.parts, dtypes, strict=True)):
-            parts = tuple(host_copy(part, dtype) for part, dtype in zip(item.parts, dtypes, strict=True))
-            if item.give_back is not None:
-                item.give_back()
-            item = Block(item.counts, parts)
-        self._make_room(*item.parts)
-        self._blocks.append(item)
+        parts = tuple(self._stored(part) for part in item.parts)
+        self._make_room(*parts)
+        self._blocks.append(Block(item.counts, parts))
+
+    def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = stored_dtype(tensor.dtype, self._dtype)
+        return tensor if tensor.dtype == dtype else host_copy(tensor, dtype)
 
     def _make_room(self, *tensors: torch.Tensor) -> None:
         """Account for tensors about to be kept; hand out what is held where they do not fit."""
@@ -271,11 +266,8 @@ class RowWriter:
                 continue
             hooks = [(place, hook) for place, p in enumerate(points) for hook in self._points[p].hooks]
             rows = host_empty((len(points), high - low, h.width), h.dtype)
-            if h.prompt:
-                for place, point in enumerate(points):
-                    for strip in self._strips[point]:
-                        own = strip.tensor[sample, strip.starts[sample] :]
-                        _overlap(rows[place], own, strip.first_rows[sample], low)
+            if low < h.first + h.prompt:
+                self._copy_strips(sample, points, h, rows, low)
             if h.decoded:
                 self._copy_blocks(sample, points, h, rows, low)
             if len(hooks) > len(points):  # hooks that name the same tensor get copies of their own
@@ -294,6 +286,23 @@ class RowWriter:
             return RowChunk(row, rows)
         tokens = tuple(self._chosen.tokens[sample][row : row + rows.shape[0]])
         return RowChunk(tokens[0], rows, tokens)
+
+    def _copy_strips(
+        self, sample: int, points: Sequence[int], held: _Held, out: torch.Tensor, low: int
+    ) -> None:
+        """Copy the prompt rows of `points` to `out` [points, rows, width], which starts at row `low`."""
+        pieces = [self._strips[p] for p in points]
+        if any(len(strips) > 1 for strips in pieces):  # a prompt that was read in several pieces
+            for place, strips in enumerate(pieces):
+                for strip in strips:
+                    own = strip.tensor[sample, strip.starts[sample] :]
+                    _overlap(out[place], own, strip.first_rows[sample], low)
+            return
+        count = min(held.first + held.prompt - low, out.shape[1])
+        skipped = low - held.first
+        starts = [strip.starts[sample] + skipped for (strip,) in pieces]
+        rows = [s.tensor[sample, start : start + count] for (s,), start in zip(pieces, starts, strict=True)]
+        torch.stack(rows, out=out[:, :count])
 
     def _copy_blocks(
         self, sample: int, points: Sequence[int], held: _Held, out: torch.Tensor, low: int

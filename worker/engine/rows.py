@@ -256,7 +256,7 @@ class RowStream:
     def _flush(self) -> None:
         """Move the pending steps on as one block."""
         assert self._blocks is not None
-        blocks, give_back = self._blocks.take()
+        blocks = self._blocks.take()
         kept, self._pending_kept = self._pending_kept, []
         steps = blocks[0].shape[0]
         if self._chosen is not None:
@@ -267,9 +267,7 @@ class RowStream:
                 steps if end is None else min(steps, max(0, end - 1 - first)) for end in self._ended_at
             )
         if not any(counts):
-            give_back()
             return
-        lent = False  # whether the writer gets a block itself
         parts: list[torch.Tensor] = []
         copies: list[torch.cuda.Event] = []
         for group, block in zip(self._groups, blocks, strict=True):
@@ -283,15 +281,11 @@ class RowStream:
             if rows.is_cuda:
                 rows, ready = self._to_host(rows)
                 copies += [ready] if ready is not None else []
-            elif rows is block:
-                lent = True
-            else:
+            elif rows is not block:
                 rows = host_copy(rows, stored_dtype(rows.dtype, self._dtype))
             parts.append(rows)
-        if not lent:
-            give_back()
         if self._keeps_rows:
-            self._put(Block(counts, tuple(parts), tuple(copies), give_back if lent else None))
+            self._put(Block(counts, tuple(parts), tuple(copies)))
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself."""

@@ -1,7 +1,6 @@
 """Decode steps gathered into blocks, so that no tensor of the model outlives its step."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +29,8 @@ def groups_of(values: Sequence[torch.Tensor]) -> list[Group]:
 class StepBlocks:
     """Fills one block per group, step by step.
 
-    A block is [steps, batch, points of the group, width]. On a CPU the blocks are used again as
-    soon as they are given back; on a GPU a copy may still be reading them, and the allocator knows.
+    A block is [steps, batch, points of the group, width]. Freed, it is used again: on a CPU by
+    `host_memory`, on a GPU by torch's allocator, which knows what a side stream still reads.
 
     Args:
         steps: most that a block holds.
@@ -42,7 +41,6 @@ class StepBlocks:
         self._batch = batch
         self._most = steps
         self._filling: list[torch.Tensor] = []
-        self._free: list[deque[torch.Tensor]] = [deque() for _ in groups]
         self.steps = 0  # in the blocks that are being filled
 
     @property
@@ -52,37 +50,25 @@ class StepBlocks:
     def add(self, values: Sequence[torch.Tensor]) -> None:
         """Copy one step: a tensor [batch, 1, ...] per point."""
         if not self.steps:
-            self._filling = [self._block(i) for i in range(len(self._groups))]
+            self._filling = [self._block(group) for group in self._groups]
         for group, block in zip(self._groups, self._filling, strict=True):
             tensors = [values[point] for point in group.points]
-            if tensors[0].ndim != 3 or any(t.ndim != 3 for t in tensors):
+            if any(t.ndim != 3 for t in tensors):
                 tensors = [t.reshape(self._batch, 1, -1) for t in tensors]
             torch.cat(tensors, dim=1, out=block[self.steps])
         self.steps += 1
 
-    def take(self) -> tuple[list[torch.Tensor], Callable[[], None]]:
-        """The filled part of each group's block, and what gives the blocks back; begins anew."""
+    def take(self) -> list[torch.Tensor]:
+        """The filled part of each group's block; what comes next goes into new ones."""
         blocks, steps = self._filling, self.steps
-        self._filling, self.steps = [], 0
-
-        def give_back() -> None:
-            for free, group, block in zip(self._free, self._groups, blocks, strict=True):
-                if group.device.type == "cpu":
-                    free.append(block)
-
-        return [block[:steps] for block in blocks], give_back
+        self.clear()
+        return [block[:steps] for block in blocks]
 
     def clear(self) -> None:
         self._filling, self.steps = [], 0
-        for free in self._free:
-            free.clear()
 
-    def _block(self, group: int) -> torch.Tensor:
-        try:
-            return self._free[group].popleft()
-        except IndexError:
-            of = self._groups[group]
-            shape = (self._most, self._batch, len(of.points), of.width)
-            if of.device.type == "cpu":
-                return host_empty(shape, of.dtype)
-            return torch.empty(shape, dtype=of.dtype, device=of.device)
+    def _block(self, group: Group) -> torch.Tensor:
+        shape = (self._most, self._batch, len(group.points), group.width)
+        if group.device.type == "cpu":
+            return host_empty(shape, group.dtype)
+        return torch.empty(shape, dtype=group.dtype, device=group.device)
