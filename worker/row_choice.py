@@ -12,7 +12,7 @@ from actograph.contract.hooks import point_of
 from actograph.contract.row_selection import Positions, Stride
 from storage.manifest import Segment
 from worker.engine.requests import Positions as NamedPositions
-from worker.engine.requests import RowChooser
+from worker.engine.row_chooser import RowChooser
 from worker.segments import Markup, SegmentFollower
 
 

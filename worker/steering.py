@@ -11,7 +11,9 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import (
     Intervention,
+    Positions,
     StoredVector,
+    TokenRange,
     check_stored,
     check_width,
     each,
@@ -20,8 +22,10 @@ from actograph.contract.interventions import (
 )
 from storage import vectors
 from storage.manifest import AppliedIntervention
+from worker import row_choice
 from worker.engine.generate import Engine
 from worker.engine.interventions import Edit
+from worker.segments import Markup
 
 
 class _Condition(BaseModel):
@@ -60,8 +64,10 @@ def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: E
     conditions = [_Condition.model_validate(value) for value in spec.get("conditions") or ()]
     if not job and not any(c.interventions for c in conditions):
         return UNSTEERED
+    markup = Markup(engine.model.tokenizer)
     ready = [
-        _ready(session, intervention, model, engine, param) for param, intervention in each(job, conditions)
+        _ready(session, intervention, model, engine, param=param, markup=markup)
+        for param, intervention in each(job, conditions)
     ]
     own, rest = ready[: len(job)], ready[len(job) :]
     found: dict[str, Sequence[tuple[Edit, AppliedIntervention]]] = {} if conditions else {"": own}
@@ -75,7 +81,7 @@ def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: E
 
 
 def _ready(
-    session: Session, intervention: Intervention, model: str, engine: Engine, param: str
+    session: Session, intervention: Intervention, model: str, engine: Engine, *, param: str, markup: Markup
 ) -> tuple[Edit, AppliedIntervention]:
     hook = resolve_hook(intervention.hook, engine.structure, f"{param}.hook")
     numbers = intervention.vector
@@ -91,7 +97,7 @@ def _ready(
         op=intervention.op,
         coefficient=intervention.coefficient,
         vector=None if numbers is None else torch.tensor(numbers, dtype=torch.float32),
-        positions=intervention.positions,
+        **edited_tokens(intervention.positions, markup),
     )
     record = AppliedIntervention(
         hook=hook,
@@ -102,6 +108,14 @@ def _ready(
         vector_sha256=None if numbers is None else vector_sha256(numbers),
     )
     return edit, record
+
+
+def edited_tokens(positions: Positions, markup: Markup) -> dict[str, Any]:
+    """The fields of an `Edit` that say which tokens it changes."""
+    match positions:
+        case TokenRange() | "all" | "prompt" | "generated" | "last_prompt":
+            return {"positions": positions}
+    return {"chooser": row_choice.chooser(positions, markup)}
 
 
 def _stored(session: Session, vector_id: str, param: str) -> StoredVector:

@@ -7,13 +7,14 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.resources import ModelStructure, Resource
+from actograph.contract.row_selection import Segment, Segments, Stride, Tokens
 
 MAX_WIDTH = 1_000_000
 MAX_INTERVENTIONS = 64
@@ -52,12 +53,22 @@ class TokenRange(_Sent):
         return self
 
 
+def _known_in_the_pass(value: Any) -> Any:
+    """Refuse the one kind of capture positions of which nobody knows in the pass that they have come."""
+    if value == "last":
+        raise ValueError(
+            "'last' is the last token that is run, and which one that is shows only when the generation has "
+            "ended, too late to change it; last_prompt is the prompt's last token, generated all after it"
+        )
+    return value
+
+
 NamedPositions = Literal["all", "prompt", "generated", "last_prompt"]
-Positions = (
-    NamedPositions
-    | Annotated[list[TokenIndex], Field(min_length=1, max_length=10_000)]  # token indices
-    | TokenRange
-)
+#: capture's positions but for "last", and ranges
+Positions = Annotated[
+    NamedPositions | Segment | Stride | TokenRange | Tokens | Segments,
+    BeforeValidator(_known_in_the_pass),
+]
 
 
 class Intervention(_Sent):
@@ -73,7 +84,11 @@ class Intervention(_Sent):
     vector: Vector | None = Field(None, description="As many numbers as the hook is wide.")
     vector_id: VectorId | None = Field(None, description="A stored vector, in place of `vector`.")
     coefficient: Number = 1.0
-    positions: Positions = "all"
+    positions: Positions = Field(
+        "all",
+        description="Tokens whose rows are changed: a name, one segment or several, {stride: k}, "
+        "{start, stop}, or token numbers (negative ones count from the end of the prompt).",
+    )
 
     @model_validator(mode="after")
     def _fits_the_op(self) -> "Intervention":

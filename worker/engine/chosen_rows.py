@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine.requests import RowChooser
+from worker.engine.row_chooser import RowChooser
 
 
 @dataclass(frozen=True, slots=True)

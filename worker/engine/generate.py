@@ -324,7 +324,7 @@ class Engine:
             device=self.model.device,
         )
         inputs = self._inputs(chosen, max(lengths), sampling, tracker)
-        editor = self._editor(chosen)
+        editor = self._editor(chosen, tracker.tokens)
         if not plan.reads or plan.sink is None:
             if editor is not None:
                 tracing.generate(self.model, inputs, [editor], editor.modules)
@@ -405,7 +405,9 @@ class Engine:
             inputs["logits_processor"] = LogitsProcessorList([sampler])
         return inputs
 
-    def _editor(self, requests: Sequence[GenerationRequest]) -> Editor | None:
+    def _editor(
+        self, requests: Sequence[GenerationRequest], generated_ids: Sequence[Sequence[int]]
+    ) -> Editor | None:
         """What makes the requests' edits; None where nothing is to be changed."""
         edits = [[edit for edit in request.edits if not edit.changes_nothing] for request in requests]
         if not any(edits):
@@ -415,7 +417,8 @@ class Engine:
             edits,
             location_of={edit.hook: self._edited_at(edit.hook) for own in edits for edit in own},
             flat=self._discovery.flat,
-            prompts=[len(request.prompt_ids) for request in requests],
+            prompt_ids=[request.prompt_ids for request in requests],
+            generated_ids=generated_ids,
             head=self._head,
             device=self.model.device,
         )

@@ -18,8 +18,9 @@ from nnsight.intervention.interleaver import Mediator
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed, InterventionFailed
-from actograph.contract.interventions import Op, Positions, TokenRange
+from actograph.contract.interventions import NamedPositions, Op, TokenRange
 from worker.engine.locations import place_of
+from worker.engine.row_chooser import FollowedChoice, RowChooser
 
 _NEVER = 1 << 40
 
@@ -34,7 +35,8 @@ class Edit:
     op: Op
     coefficient: float = 1.0
     vector: torch.Tensor | None = None  # float32 [width], on the CPU
-    positions: Positions = "all"
+    positions: NamedPositions | TokenRange = "all"
+    chooser: RowChooser | None = None  # instead of `positions`, for tokens that need not be consecutive
 
     @property
     def changes_nothing(self) -> bool:
@@ -49,15 +51,16 @@ class _Planned:
     """One edit of some rows of the batch."""
 
     change: Change
-    positions: Positions
+    positions: NamedPositions | TokenRange
     rows: tuple[int, ...]
+    choices: Mapping[int, FollowedChoice] | None  # of each row, where there is a chooser
 
-    def columns(self, prompt: int, tokens: int) -> slice | list[int]:
+    def columns(self, row: int, prompt: int, tokens: int) -> slice | list[int]:
         """What to change among the last `tokens` tokens of a prompt of `prompt` (left-padded)."""
         shift = tokens - prompt
+        if self.choices is not None:
+            return [t + shift for t in self.choices[row].in_prompt if t + shift >= 0]
         positions = self.positions
-        if isinstance(positions, list):
-            return [t + shift for t in positions if max(0, -shift) <= t < prompt]
         start, stop = 0, prompt
         if isinstance(positions, TokenRange):
             start, stop = positions.start, prompt if positions.stop is None else min(positions.stop, prompt)
@@ -70,15 +73,15 @@ class _Planned:
 
     def at(self, prompts: Sequence[int], step: int) -> tuple[int, ...]:
         """Rows to change in decode step `step`, whose token is `prompt + step - 1`."""
-        positions = self.positions
+        choices, positions = self.choices, self.positions
+        if choices is not None:
+            return tuple(row for row in self.rows if choices[row].holds(step - 1))
         if isinstance(positions, str):
             return self.rows if positions in ("all", "generated") else ()
         return tuple(row for row in self.rows if _holds(positions, prompts[row] + step - 1))
 
 
-def _holds(positions: list[int] | TokenRange, token: int) -> bool:
-    if isinstance(positions, list):
-        return token in positions
+def _holds(positions: TokenRange, token: int) -> bool:
     return positions.start <= token and (positions.stop is None or token < positions.stop)
 
 
@@ -103,7 +106,8 @@ class Editor(Cache):  # type: ignore[misc]
         edits: of each row of the batch, in the order in which they apply.
         location_of: where each hook's tensor is seen first.
         flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
-        prompts: tokens of each row's prompt, without padding.
+        prompt_ids: of each row, without padding.
+        generated_ids: live view of what each row has generated, for choosers; empty where nothing will be.
         head: location of the head's output; None where no token will be chosen by it.
         device: where the model's tensors are.
     """
@@ -115,24 +119,32 @@ class Editor(Cache):  # type: ignore[misc]
         *,
         location_of: Mapping[str, str],
         flat: Collection[str],
-        prompts: Sequence[int],
+        prompt_ids: Sequence[Sequence[int]],
+        generated_ids: Sequence[Sequence[int]],
         head: str | None,
         device: torch.device,
     ) -> None:
         super().__init__(lm, modules=[], device=None)
-        self._prompts = tuple(prompts)
+        self._prompts = tuple(map(len, prompt_ids))
         self._flat = flat
         self._indices: dict[tuple[int, ...], torch.Tensor] = {}
         self._path = lm.path
         self._sites: dict[str, _Site] = {}
+        chosen: dict[RowChooser, dict[int, FollowedChoice]] = {}
         alike: dict[tuple[Edit, ...], list[int]] = {}
         for row, own in enumerate(edits):
             alike.setdefault(tuple(own), []).append(row)
         for group, rows in alike.items():
             for edit in group:
                 location = location_of[edit.hook]
+                choices = None
+                if edit.chooser is not None:
+                    choices = chosen.setdefault(edit.chooser, {})
+                    for row in rows:
+                        if row not in choices:
+                            choices[row] = FollowedChoice(edit.chooser, prompt_ids[row], generated_ids[row])
                 site = self._sites.setdefault(location, _Site(location))
-                site.edits.append(_Planned(_change(edit, device), edit.positions, tuple(rows)))
+                site.edits.append(_Planned(_change(edit, device), edit.positions, tuple(rows), choices))
         self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device
         self._first_bad = torch.full((len(self._prompts),), _NEVER, device=device)
@@ -211,7 +223,7 @@ class Editor(Cache):  # type: ignore[misc]
     ) -> None:
         # row by row: the float32 copies are then no larger than one sample's
         for row in edit.rows:
-            columns = edit.columns(self._prompts[row], padded or tensor.shape[1])
+            columns = edit.columns(row, self._prompts[row], padded or tensor.shape[1])
             if padded is not None:
                 columns = _within(columns, start, tensor.shape[1])
             if isinstance(columns, slice):

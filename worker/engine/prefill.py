@@ -169,7 +169,8 @@ class Prefill:
             edits,
             location_of={edit.hook: self.edited_at(edit.hook) for own in edits for edit in own},
             flat=self.flat,
-            prompts=[len(request.prompt_ids) for request in requests],
+            prompt_ids=[request.prompt_ids for request in requests],
+            generated_ids=[()] * len(requests),
             head=None,
             device=self.model.device,
         )

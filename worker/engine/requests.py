@@ -1,12 +1,13 @@
 """What goes into the engine and what comes out of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
 from worker.engine.interventions import Edit
+from worker.engine.row_chooser import RowChooser
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
@@ -69,21 +70,6 @@ class RowSink(Protocol):
 
     def reset(self, index: int) -> None:
         """Discard every chunk of request `index`: it will be run again from its start."""
-        ...
-
-
-class RowChooser(Protocol):
-    """Chooses tokens whose rows are kept, knowing only what came before each of them."""
-
-    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        """Rows of the prompt to keep, ascending."""
-        ...
-
-    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
-        """A judge for one sample: whether to keep row `row`, whose token is `token_id`.
-
-        It is asked once for every generated token that is run, in their order.
-        """
         ...
 
 

@@ -1,5 +1,6 @@
 """Steered jobs through the drain: conditions side by side, records in the manifest, lost vectors."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +169,46 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
     }  # fmt: skip
     assert [i.model_dump() for i in place.reader(done[0]).manifest.interventions] == [record]
     assert [i.model_dump() for i in place.reader(done[1]).manifest.interventions] == [record, own]
+
+
+@pytest.mark.parametrize("kind", ["capture", "evaluation"])
+def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str) -> None:
+    """Both job kinds; the rows that moved are those of the segment in the session's own manifest."""
+    numbers = [((i * 29) % 13 - 6) / 2.0 for i in range(96)]
+    thinking = {"hook": "mlp_out.1", "op": "add", "vector": numbers, "positions": ["think"]}
+    question = "12+13?<think>\n"
+    given: dict[str, Any] = {"inputs": [{"prompt": question}]}
+    if kind == "evaluation":
+        rows = Path(place.settings.data_roots[0]) / "rows.jsonl"
+        rows.write_text(f'{{"question": {json.dumps(question)}, "answer": "#### 25"}}\n')
+        given = {"inputs": None, "dataset": {"path": "rows.jsonl"}, "enable_thinking": True}
+    job_id = place.submit(
+        kind=kind,
+        **given,
+        sampling={"max_tokens": 40},
+        capture={"hooks": ["resid_mid.1", "mlp_in.1", "resid_post.1"]},
+        conditions=[{"name": "plain"}, {"name": "steered", "interventions": [thinking]}],
+    )
+    done = {s.condition: s for s in place.run(job_id)}
+    assert place.ended(job_id) == (JobStatus.COMPLETED, None)
+    for condition, sample in done.items():
+        reader = place.reader(sample)
+        manifest, rows_of = reader.manifest, {h: place.rows(sample, h) for h in reader.manifest.tensors}
+        # what the MLP added, less what it adds to the same input without the edit
+        mlp: Any = place.engine.model.hf.get_submodule("model.layers.1.mlp")
+        with torch.inference_mode():
+            added = rows_of["resid_post.1"] - rows_of["resid_mid.1"] - mlp(rows_of["mlp_in.1"])
+        moved = set((added.abs().amax(-1) > 0.5).nonzero().flatten().tolist())
+        run = range(len(added))
+        thought = {
+            t for s in manifest.segments if s.name == "think" for t in range(s.start, s.stop) if t in run
+        }
+        assert thought
+        assert moved == (thought if condition == "steered" else set())
+        if moved:
+            want = torch.tensor(numbers).expand(len(moved), -1)
+            assert torch.allclose(added[sorted(moved)], want, atol=1e-3)
+            assert manifest.interventions[0].positions == ["think"]
 
 
 def test_an_evaluation_without_capture_is_steered_too(place: Place) -> None:

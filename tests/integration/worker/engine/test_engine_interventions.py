@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, LogitsProcessorList
 
 from actograph.contract.errors import InterventionFailed, InvalidRequest, UnknownHook
-from actograph.contract.interventions import Positions, TokenRange
+from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine import tracing
 from worker.engine.generate import Engine
@@ -18,6 +18,7 @@ from worker.engine.interventions import Edit
 from worker.engine.requests import Generation, GenerationRequest
 from worker.engine.sampling import GumbelSampler
 from worker.engine.step_reader import StepReader
+from worker.row_choice import TheseTokens
 
 pytestmark = pytest.mark.integration
 
@@ -77,7 +78,10 @@ def apply(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
     return (x - edit.coefficient * torch.outer(x @ v / (v @ v), v)).to(rows.dtype)
 
 
-def chosen(positions: Positions, prompt: int, token: int) -> bool:
+def chosen(edit: Edit, prompt: int, token: int) -> bool:
+    if isinstance(edit.chooser, TheseTokens):
+        return token in edit.chooser.tokens
+    positions = edit.positions
     match positions:
         case "all":
             return True
@@ -89,7 +93,6 @@ def chosen(positions: Positions, prompt: int, token: int) -> bool:
             return token == prompt - 1
         case TokenRange():
             return positions.start <= token and (positions.stop is None or token < positions.stop)
-    return token in positions
 
 
 class Plain:
@@ -103,7 +106,7 @@ class Plain:
     def changed(self, edit: Edit, value: torch.Tensor) -> torch.Tensor:
         tokens = value.shape[1]
         first = self.now + self.tokens - tokens  # the head may be given the last token alone
-        mask = torch.tensor([chosen(edit.positions, self.prompt, first + i) for i in range(tokens)])
+        mask = torch.tensor([chosen(edit, self.prompt, first + i) for i in range(tokens)])
         new = value.clone()
         if mask.any():
             new[0, mask] = apply(edit, value[0, mask].reshape(int(mask.sum()), -1)).reshape(
@@ -262,7 +265,14 @@ def test_every_point_equals_plain_hooks(
 @pytest.mark.parametrize("op", ["add", "scale", "zero", "replace", "project_out"])
 @pytest.mark.parametrize(
     "positions",
-    ["all", "prompt", "generated", "last_prompt", [0, 2, 5, 21, 40], TokenRange(start=1, stop=30)],
+    [
+        "all",
+        "prompt",
+        "generated",
+        "last_prompt",
+        TheseTokens((0, 2, 5, 21, 40)),
+        TokenRange(start=1, stop=30),
+    ],
     ids=str,
 )
 def test_every_operation_at_every_kind_of_position(
@@ -275,7 +285,7 @@ def test_every_operation_at_every_kind_of_position(
         op=op,
         vector=vector(engine, hook) if op in ("add", "replace", "project_out") else None,
         coefficient={"scale": -1.5, "zero": 1.0}.get(op, 0.75),
-        positions=positions,
+        **({"chooser": positions} if isinstance(positions, TheseTokens) else {"positions": positions}),
     )
     requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
     check(engine, requests, GREEDY, keeping_sink)
@@ -314,7 +324,7 @@ def test_samples_of_one_batch_may_differ(engine_for: EngineOf, requests_for: Any
     """A steered sample's unsteered twin in the same batch has the bits of a run of its own."""
     engine = engine_for("tiny-qwen3")
     first = Edit(hook="resid_post.0", op="add", vector=vector(engine, "resid_post.0"), positions="generated")
-    second = Edit(hook="resid_post.0", op="zero", positions=[1, 33])
+    second = Edit(hook="resid_post.0", op="zero", chooser=TheseTokens((1, 33)))
     plain = requests_for(engine, PROMPTS)
     mixed = [
         plain[0],
@@ -386,7 +396,7 @@ def test_what_changes_nothing_leaves_every_bit(
         Edit(hook="resid_post.1", op="add", vector=v, coefficient=0.0),
         Edit(hook="resid_post.1", op="project_out", vector=v, coefficient=0.0),
         Edit(hook="resid_post.1", op="scale", coefficient=1.0),
-        Edit(hook="resid_post.1", op="add", vector=v, positions=[5000]),
+        Edit(hook="resid_post.1", op="add", vector=v, chooser=TheseTokens((5000,))),
     )
     requests = requests_for(engine, PROMPTS)
     hooks = list(engine.structure.hooks)
@@ -449,7 +459,11 @@ def test_a_model_driven_beyond_its_range_fails_that_sample_alone(
     requests = requests_for(engine, PROMPTS)
     third = len(requests[1].prompt_ids) + 2  # the row that chooses generated token 3
     huge = Edit(
-        hook="resid_post.0", op="add", vector=torch.full((96,), 3e38), coefficient=10.0, positions=[third]
+        hook="resid_post.0",
+        op="add",
+        vector=torch.full((96,), 3e38),
+        coefficient=10.0,
+        chooser=TheseTokens((third,)),
     )
     mixed = [requests[0], replace(requests[1], edits=(huge,)), requests[2]]
     hooks = {"hooks": ["resid_mid.0"], "sink": keeping_sink()} if capture else {}

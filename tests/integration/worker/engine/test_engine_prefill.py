@@ -163,7 +163,7 @@ def test_edits_reach_everything_after_them_and_the_logits_piece_by_piece(
     engine, requests, hooks = setting
     vector = torch.linspace(-1, 1, 32)
     steer = Edit(hook="resid_post.0", op="add", vector=vector, coefficient=2.0)
-    erase = Edit(hook="logits", op="zero", positions=[1, 4])
+    erase = Edit(hook="logits", op="zero", chooser=TheseTokens((1, 4)))
     plain, steered, generated = keeping_sink(), keeping_sink(), keeping_sink()
     edited = [replace(requests[0], edits=(steer, erase)), *requests[1:]]
     engine.prefill(requests, hooks=hooks, sink=plain)

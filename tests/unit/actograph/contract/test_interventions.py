@@ -19,6 +19,7 @@ from actograph.contract.interventions import (
     vector_sha256,
 )
 from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.row_selection import Stride
 from actograph.contract.specs import job_spec_adapter
 
 VEC = "vec_" + "a" * 32
@@ -81,8 +82,10 @@ def test_accepted_and_the_same_after_storing(value: dict[str, Any]) -> None:
         ({"vector": [1e39]}, "less than or equal to 3402823"),
         ({"coefficient": float("nan")}, "finite"),
         ({"vector": None, "vector_id": "vec_1"}, "pattern"),
-        ({"positions": "last"}, "generated"),
-        ({"positions": [-1]}, "greater than or equal to 0"),
+        ({"positions": "last"}, "only when the generation has ended, too late to change it"),
+        ({"positions": [3, 3]}, "positions must differ"),
+        ({"positions": ["think", "elsewhere"]}, "tool_result"),
+        ({"positions": {"stride": 0}}, "greater than or equal to 1"),
         ({"positions": []}, "at least 1"),
         ({"positions": {"start": 3, "stop": 3}}, "larger than start"),
         ({"positions": {"from": 3}}, "not permitted"),
@@ -99,6 +102,9 @@ def test_refused(change: dict[str, Any], says: str) -> None:
 def test_positions_are_read_as_what_they_are() -> None:
     assert Intervention.model_validate(ADD | {"positions": [3, 1]}).positions == [3, 1]
     assert Intervention.model_validate(ADD | {"positions": {"stop": 4}}).positions == TokenRange(stop=4)
+    assert Intervention.model_validate(ADD | {"positions": {"stride": 4}}).positions == Stride(stride=4)
+    for positions in ("think", ["prompt", "tool_result"], [0, -1]):
+        assert Intervention.model_validate(ADD | {"positions": positions}).positions == positions
 
 
 def test_a_hook_by_any_of_its_names_and_no_router() -> None:

@@ -1,0 +1,215 @@
+"""Interventions on segments, strides and listed tokens: exactly the rows that the session names are changed.
+
+The edit sits in the last layer, so that no other row's keys or values can carry it: a plain
+forward over the same tokens gives the rows as they were without it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3Config
+
+from actograph.contract.row_selection import Stride
+from actograph.contract.specs import SamplingSpec
+from worker.engine.generate import Engine
+from worker.engine.interventions import Edit
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+from worker.row_choice import TheseTokens, due_tokens
+from worker.segments import Markup, segments
+from worker.steering import edited_tokens
+
+pytestmark = pytest.mark.integration
+
+#: they end inside a thought, behind one, and without any
+PROMPTS = [
+    "12+13?<think>\n",
+    "Tom has 34 books and Mia has 57.<think>\n9+2=11</think>",
+    "The cat",
+    "1+1<think>",
+]
+GREEDY = SamplingSpec(max_tokens=40)
+SAMPLED = SamplingSpec(max_tokens=40, temperature=1.0)
+EVERY: list[Any] = [
+    "prompt", "think", "answer", ["think", "answer"], ["prompt", "think"], "tool_call", ["tool_result"],
+    Stride(stride=3), [0, -1, 20, 31],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine_for(engine_of: Callable[[str], Engine], random_engine_of: Any, shared: Any) -> Any:
+    made: dict[str, Engine] = {}
+
+    def make(name: str) -> Engine:
+        if name == "tiny-qwen3":
+            return engine_of(name)
+        if name not in made:
+            # the tokenizer whose marks are single tokens, so that random weights write them now and then
+            tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
+            config = Qwen3Config(
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                vocab_size=len(tokenizer),
+                max_position_embeddings=160,
+                eos_token_id=1,
+                tie_word_embeddings=False,
+            )
+            engine = random_engine_of(config, tokenizer, name)
+            marks = [tokenizer.convert_tokens_to_ids(m) for m in ("<think>", "</think>", "<tool_call>")]
+            with torch.no_grad():  # or so rarely that no test would see one
+                head = engine.model.hf.get_output_embeddings().weight
+                head[marks] = head[marks] * 4
+            made[name] = engine
+        return made[name]
+
+    return make
+
+
+def steered(
+    engine: Engine, requests: Sequence[GenerationRequest], positions: Any, markup: Markup
+) -> tuple[list[GenerationRequest], torch.Tensor, str]:
+    layer = engine.structure.num_layers - 1
+    generator = torch.Generator().manual_seed(4)
+    vector = torch.randn(engine.structure.hidden_size, generator=generator)
+    edit = Edit(hook=f"mlp_out.{layer}", op="add", vector=vector, **edited_tokens(positions, markup))
+    return [replace(r, edits=(edit,)) for r in requests], vector, f"resid_post.{layer}"
+
+
+def moved(engine: Engine, generation: Generation, rows: torch.Tensor, hook: str, reference: Any) -> set[int]:
+    """Tokens whose row is not what a plain forward over the same tokens gives."""
+    apart = (rows - reference(engine, generation, [hook])[hook]).abs().amax(-1)
+    return set((apart > 0.05).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "random"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("positions", EVERY, ids=str)
+def test_exactly_the_rows_that_the_manifest_names_are_changed(
+    name: str,
+    positions: Any,
+    *,
+    sampling: SamplingSpec,
+    engine_for: Any,
+    requests_for: Any,
+    keeping_sink: Any,
+    reference: Any,
+) -> None:
+    engine = engine_for(name)
+    markup = Markup(engine.model.tokenizer)
+    requests, vector, hook = steered(engine, requests_for(engine, PROMPTS, seed=5), positions, markup)
+    sink = keeping_sink()
+    made = engine.generate(requests, sampling=sampling, hooks=[hook], sink=sink)
+    for i, generation in enumerate(made):
+        named = segments(markup, generation.prompt_ids, generation.generated_ids)
+        prompt, count = len(generation.prompt_ids), len(generation.generated_ids)
+        wanted = positions
+        if isinstance(positions, list) and isinstance(positions[0], int):
+            # an edit of a token that is not there is no edit; a capture of one would fail
+            wanted = [t for t in positions if isinstance(t, int) and -prompt <= t < prompt + count - 1]
+        due = set(due_tokens(hook, wanted, prompt, count, named))
+        rows = sink.rows(i, hook)
+        assert moved(engine, generation, rows, hook, reference) == due
+        if due:
+            plain = reference(engine, generation, [hook])[hook]
+            places = sorted(due)
+            assert torch.allclose(rows[places] - plain[places], vector.expand(len(due), -1), atol=2e-3)
+        # alone: the same tokens, and the same rows
+        alone = keeping_sink()
+        assert engine.generate([requests[i]], sampling=sampling, hooks=[hook], sink=alone) == [generation]
+        assert torch.allclose(alone.rows(0, hook), rows, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "random"])
+def test_the_samples_have_thoughts_and_answers_of_their_own(
+    name: str, engine_for: Any, requests_for: Any
+) -> None:
+    """Or the test above would prove little: segments begin and end inside the generation."""
+    engine = engine_for(name)
+    markup = Markup(engine.model.tokenizer)
+    requests, _, _ = steered(engine, requests_for(engine, PROMPTS, seed=5), "think", markup)
+    for sampling in (GREEDY, SAMPLED):
+        made = engine.generate(requests, sampling=sampling)
+        runs = [[s.name for s in segments(markup, g.prompt_ids, g.generated_ids)] for g in made]
+        assert any("think" in names and "answer" in names for names in runs), runs
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "random"])
+@pytest.mark.parametrize("positions", ["think", "answer", ["prompt", "think"]], ids=str)
+def test_a_segment_equals_its_tokens_by_number(
+    name: str, positions: Any, engine_for: Any, requests_for: Any, keeping_sink: Any
+) -> None:
+    """In an early layer too, where later tokens see the change: bit by bit the run with listed tokens."""
+    engine = engine_for(name)
+    markup = Markup(engine.model.tokenizer)
+    vector = torch.randn(engine.structure.hidden_size, generator=torch.Generator().manual_seed(1))
+    edit = Edit(hook="resid_post.0", op="add", vector=vector, **edited_tokens(positions, markup))
+    hooks = ["resid_mid.0", "resid_post.0", "resid_post.1", "logits"]
+    requests = requests_for(engine, PROMPTS, seed=9)
+    sink, again = keeping_sink(), keeping_sink()
+    made = engine.generate(
+        [replace(r, edits=(edit,)) for r in requests], sampling=SAMPLED, hooks=hooks, sink=sink
+    )
+    listed = []
+    for request, g in zip(requests, made, strict=True):
+        named = segments(markup, g.prompt_ids, g.generated_ids)
+        tokens = due_tokens("resid_post.0", positions, len(g.prompt_ids), len(g.generated_ids), named)
+        listed.append(replace(request, edits=(replace(edit, chooser=TheseTokens(tuple(tokens))),)))
+    assert engine.generate(listed, sampling=SAMPLED, hooks=hooks, sink=again) == made
+    for i in range(len(requests)):
+        for hook in hooks:
+            assert torch.equal(sink.rows(i, hook), again.rows(i, hook)), hook
+
+
+def test_within_a_step_points_before_the_hook_do_not_show_the_edit(
+    engine_for: Any, requests_for: Any, keeping_sink: Any, reference: Any
+) -> None:
+    engine = engine_for("tiny-qwen3")
+    markup = Markup(engine.model.tokenizer)
+    requests, _, _ = steered(engine, requests_for(engine, PROMPTS, seed=5), ["think", "answer"], markup)
+    last = engine.structure.num_layers - 1
+    hooks = list(engine.structure.hooks)
+    sink = keeping_sink()
+    made = engine.generate(requests, sampling=GREEDY, hooks=hooks, sink=sink)
+    for i, generation in enumerate(made):
+        plain = reference(engine, generation, hooks)
+        first = len(generation.prompt_ids)
+        for place, hook in enumerate(hooks):
+            shift = sink.first_row(i, hook)
+            same = torch.isclose(sink.rows(i, hook), plain[hook][shift:], atol=1e-3).all(-1)
+            assert bool(same[: first - shift].all()), hook
+            shows = place >= hooks.index(f"mlp_out.{last}")
+            assert bool((~same[first - shift :]).all() if shows else same.all()), hook
+
+
+def test_memory_that_runs_out_midway_leaves_the_edits_right(
+    engine_for: Any, requests_for: Any, keeping_sink: Any
+) -> None:
+    """The batch is halved and run again: what was followed of the first attempt must not count twice."""
+    engine = engine_for("tiny-qwen3")
+    markup = Markup(engine.model.tokenizer)
+    requests, _, hook = steered(engine, requests_for(engine, PROMPTS, seed=5), "think", markup)
+    want, sink, due = keeping_sink(), keeping_sink(), [9]
+    made = engine.generate(requests, sampling=SAMPLED, hooks=[hook], sink=want)
+
+    def fail(*_: Any) -> None:
+        due[0] -= 1
+        if not due[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    handle = engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(fail)
+    try:
+        again = engine.generate(
+            requests, sampling=SAMPLED, hooks=[hook], sink=sink, options=BufferOptions(max_block_steps=4)
+        )
+    finally:
+        handle.remove()
+        engine.token_limit = None
+    assert sink.resets and again == made
+    for i in range(len(requests)):
+        assert torch.allclose(sink.rows(i, hook), want.rows(i, hook), atol=1e-4)
