@@ -51,6 +51,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         services = open_services(settings)
         reconciler = Reconciler(services)
         app.state.services = services
+        app.state.reconciler = reconciler
         reconciler.start()
         try:
             yield

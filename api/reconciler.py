@@ -30,6 +30,8 @@ class Reconciler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
         self._housekeeping = Housekeeping(services, self._stop)
+        #: one round was made, well or not
+        self.has_looked = threading.Event()
         self._failing = False
         self._paused = False
 
@@ -44,6 +46,7 @@ class Reconciler:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._attempt()
+            self.has_looked.set()
             self._stop.wait(self._services.settings.reconcile_seconds)
 
     def _attempt(self) -> None:

@@ -1,9 +1,23 @@
 """Fixtures that every tier shares. A real input that is absent skips locally and fails in CI."""
 
 import os
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import psycopg
 import pytest
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.engine import make_url
+
+from bench.servers import Unavailable, swift
+from bench.servers.postgres import PostgresServer
+from bench.servers.swift import SwiftServer
+from storage import migrate
+from storage.database import Database
+from storage.models import Base
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ACTOGRAPH_TEST_SHARED", REPO.parent / "shared"))
@@ -13,7 +27,7 @@ for name in [n for n in os.environ if n.startswith("ACTOGRAPH_")]:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def unavailable(reason: str) -> None:
+def unavailable(reason: str) -> NoReturn:
     """Skip where a developer lacks something; fail where CI does."""
     if os.environ.get("CI"):
         pytest.fail(reason)
@@ -26,3 +40,95 @@ def shared() -> Path:
     if not (SHARED / "models").is_dir():
         unavailable(f"no real inputs in {SHARED}; set ACTOGRAPH_TEST_SHARED")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """URL of a Postgres on which databases may be made: TEST_POSTGRES_URL, or a server of our own."""
+    if given := os.environ.get("TEST_POSTGRES_URL"):
+        yield given
+        return
+    try:
+        server = PostgresServer()
+        server.create()
+    except Unavailable as error:
+        unavailable(str(error))
+    yield server.url
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def new_postgres(postgres_server: str) -> Iterator[Callable[[], str]]:
+    """Makes empty databases that last as long as the tests; returns a URL."""
+    server = make_url(postgres_server)
+    address = server.set(drivername="postgresql").render_as_string(hide_password=False)
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"actograph_test_{secrets.token_hex(6)}")
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(made[-1])))
+        return server.set(database=made[-1]).render_as_string(hide_password=False)
+
+    yield make
+    with psycopg.connect(address, autocommit=True) as connection:
+        for database in made:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database)))
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(new_postgres: Callable[[], str]) -> str:
+    """A database at the newest schema; tests use it in turn, through `postgres_url`."""
+    database = Database(url := new_postgres())
+    migrate.upgrade(database)
+    database.close()
+    return url
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres: str) -> str:
+    """A database at the newest schema with nothing in it."""
+    database = Database(migrated_postgres)
+    if migrate.current(database) != migrate.head():  # an earlier test took it back
+        migrate.upgrade(database)
+    with database.engine.begin() as connection:
+        # what an earlier test left open must not hold this one up
+        connection.execute(
+            sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+        # much faster on small tables than TRUNCATE
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(sa.delete(table))
+    database.close()
+    return migrated_postgres
+
+
+@pytest.fixture(scope="session")
+def swift_server() -> Iterator[SwiftServer]:
+    """A running S3 server."""
+    server = SwiftServer()
+    try:
+        server.create()
+    except Unavailable as error:
+        unavailable(str(error))
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def s3_environment(swift_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The AWS environment in which boto3 finds the server, and nothing else of this machine."""
+    wanted = swift.environment(swift_server.url, os.environ)
+    for name in [name for name in os.environ if name not in wanted]:
+        monkeypatch.delenv(name)
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3_bucket(swift_server: SwiftServer, s3_environment: None) -> str:
+    """A new, empty bucket."""
+    return swift_server.new_bucket()

@@ -1,7 +1,9 @@
-"""The real application on a real SQLite file, a real store and a real Redis; only workers are missing."""
+"""The real application on a real index, a real store and a real Redis; only workers are missing.
+
+The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database too.
+"""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,8 +29,11 @@ from storage.models import JobRow, SampleRow
 from storage.samples import LeasedSample, SampleResult
 from storage.session_files import SessionWriter, TensorRows
 
-#: a Postgres to run the same tests on; its tables are dropped
-POSTGRES = os.environ.get("TEST_POSTGRES_URL", "")
+#: the modules whose routes live on the index
+ON_BOTH = {
+    "test_job_submission", "test_job_lifecycle", "test_event_stream", "test_reconciler", "test_service_state",
+    "test_sessions_api", "test_session_sweep", "test_uploads",
+}  # fmt: skip
 
 MODEL = "demo"
 CONTEXT = 1024
@@ -48,18 +53,28 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "index_url" in metafunc.fixturenames:
+        both = Path(str(metafunc.module.__file__)).stem in ON_BOTH
+        metafunc.parametrize("index_url", ["sqlite", "postgres"] if both else ["sqlite"], indirect=True)
+
+
 @pytest.fixture
-def settings(tmp_path: Path, migrated: Path, redis_url: str) -> Settings:
+def index_url(request: pytest.FixtureRequest) -> str:
+    """An empty Postgres index; "" for SQLite in the home folder."""
+    return str(request.getfixturevalue("postgres_url")) if request.param == "postgres" else ""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, migrated: Path, redis_url: str, index_url: str) -> Settings:
     home = tmp_path / "home"
     (home / "data").mkdir(parents=True)
     shutil.copy(migrated, home / "actograph.db")
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
-    if POSTGRES:
-        _empty(POSTGRES)
     return Settings(
         home=home,
-        database_url=POSTGRES,
+        database_url=index_url,
         broker_url=redis_url,
         model=f"{MODEL}=example/demo-model",
         allowed_models=("other=example/other",),
@@ -67,15 +82,6 @@ def settings(tmp_path: Path, migrated: Path, redis_url: str) -> Settings:
         # the thread makes one round at the start; tests ask for the others themselves
         reconcile_seconds=3600,
     )
-
-
-def _empty(url: str) -> None:
-    database = Database(url)
-    with database.engine.begin() as connection:
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
-    migrate.upgrade(database)
-    database.close()
 
 
 def structure(model: str = MODEL, **changes: Any) -> ModelStructure:
@@ -271,6 +277,8 @@ def start() -> Iterator[Start]:
         )
         client.__enter__()
         opened.append(client)
+        # its first round must not come between two steps of a test
+        assert app.state.reconciler.has_looked.wait(30)
         return Service(client, app)
 
     yield start_one

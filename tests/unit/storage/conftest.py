@@ -1,20 +1,16 @@
-"""A database for each test: SQLite, and Postgres too where TEST_POSTGRES_URL names one to be emptied."""
+"""A database for each test: once SQLite, once Postgres."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
 from storage import jobs, migrate, samples
 from storage.database import Database
 from storage.sample_expansion import capture_samples
-
-POSTGRES = os.environ.get("TEST_POSTGRES_URL")
 
 
 @pytest.fixture(scope="session")
@@ -27,18 +23,13 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgres"] if POSTGRES else ["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         shutil.copy(empty_database, tmp_path / "test.db")
         opened = Database(f"sqlite:///{tmp_path / 'test.db'}")
     else:
-        assert POSTGRES is not None
-        opened = Database(POSTGRES)
-        with opened.engine.begin() as connection:
-            connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-            connection.execute(sa.text("CREATE SCHEMA public"))
-        migrate.upgrade(opened)
+        opened = Database(request.getfixturevalue("postgres_url"))
     yield opened
     opened.close()
 

@@ -1,0 +1,128 @@
+"""The whole service on Postgres and S3: drained, listed, sliced by range, downloaded, deleted."""
+
+import hashlib
+import os
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from actograph.client import Client
+from actograph.contract.resources import Session
+from actograph.demo import PROBLEMS
+from bench.servers import swift
+from bench.servers.faulty_proxy import FaultyProxy
+from bench.servers.swift import SwiftServer
+from storage.artifacts.s3 import S3Store
+
+pytestmark = [pytest.mark.e2e, pytest.mark.integration]
+
+LIMIT = 6
+HOOK = "resid_post.1"
+
+
+@pytest.fixture
+def proxy(swift_server: SwiftServer) -> Iterator[FaultyProxy]:
+    """Between the service and the store, to see what is asked."""
+    with FaultyProxy(swift_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def service(
+    up: Callable[..., Any],
+    new_postgres: Callable[[], str],
+    swift_server: SwiftServer,
+    proxy: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    environment = swift.environment(proxy.url, os.environ)
+    for name in [name for name in os.environ if name not in environment]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ACTOGRAPH_DATABASE_URL", new_postgres())
+    monkeypatch.setenv("ACTOGRAPH_ARTIFACT_URL", f"s3://{swift_server.new_bucket()}/lab/one")
+    monkeypatch.setenv("ACTOGRAPH_LOG_LEVEL", "debug")
+    started = up()
+    started.await_ready()
+    return started
+
+
+def test_a_job_on_postgres_and_s3(service: Any, proxy: FaultyProxy, tmp_path: Path) -> None:
+    bucket, _, prefix = os.environ["ACTOGRAPH_ARTIFACT_URL"].removeprefix("s3://").partition("/")
+    store = S3Store(bucket, prefix)
+    with Client(service.url, "") as client, httpx.Client(base_url=service.url, timeout=60) as plain:
+        job = client.submit(
+            {
+                "kind": "evaluation",
+                "model": "demo",
+                "dataset": {"file_id": client.upload_file(PROBLEMS).id},
+                "limit": LIMIT,
+                "sampling": {"max_tokens": 64},
+                "capture": {"points": ["resid_post"], "layers": "all"},
+            }
+        )
+        assert [event.event for event in client.events(job.id)][-1] == "job.completed", client.job(job.id)
+        found = list(client.sessions(job_id=job.id))
+        assert len(found) == LIMIT
+        assert {p.prefix for p in store.list_prefixes("sessions")} == {f"sessions/{s.id}" for s in found}
+        one = found[0]
+        check_slices(client, proxy, store, one)
+        check_download(client, plain, one, tmp_path)
+        assert client.delete_session(one.id).deleted
+        assert plain.get(f"/v1/activations/sessions/{one.id}").status_code == 404
+        assert {p.prefix for p in store.list_prefixes("sessions")} == {f"sessions/{s.id}" for s in found[1:]}
+        answer = plain.request("DELETE", "/v1/activations/sessions", params={"job_id": job.id})
+        assert answer.json()["sessions"] == LIMIT - 1
+        assert list(store.list_prefixes("sessions")) == []
+        assert "[+]store ok" in plain.get("/readyz?verbose").text
+    assert service.stop() == 0
+    assert not (service.home / "actograph.db").exists()
+    assert not (service.home / "artifacts").exists()
+    check_that_no_secret_was_said(service)
+
+
+def check_slices(client: Client, proxy: FaultyProxy, store: S3Store, session: Session) -> None:
+    """After the first look at a session, a slice is one request for exactly its bytes."""
+    whole = client.tensor(session.id, HOOK)
+    assert whole.shape == (session.rows, session.hooks[HOOK].shape[1])
+    row_bytes = whole.shape[1] * 4
+    for start, stop in ((0, 1), (3, 8), (session.rows - 2, session.rows)):
+        proxy.take_requests()
+        assert np.array_equal(client.tensor(session.id, HOOK, (start, stop)), whole[start:stop])
+        asked = [
+            r for r in proxy.take_requests() if urllib.parse.urlsplit(r.target).path.endswith(".safetensors")
+        ]
+        assert [r.method for r in asked] == ["GET"]
+        first, last = (int(n) for n in asked[0].range.removeprefix("bytes=").split("-"))
+        assert last - first + 1 == (stop - start) * row_bytes
+
+
+def check_download(client: Client, plain: httpx.Client, session: Session, folder: Path) -> None:
+    """A file comes from the store itself, by a URL that is signed for a while."""
+    for file in session.files:
+        path = f"/v1/activations/sessions/{session.id}/files/{file.name}"
+        answer = plain.get(path)
+        assert answer.status_code == 307
+        url = answer.headers["location"]
+        assert urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)["X-Amz-Expires"] == ["900"]
+        body = httpx.get(url).content
+        assert hashlib.sha256(body).hexdigest() == file.sha256
+        part = httpx.get(url, headers={"Range": "bytes=1-4"})
+        assert (part.status_code, part.content) == (206, body[1:5])
+        assert client.download(session.id, file, folder / file.name).read_bytes() == body
+
+
+def check_that_no_secret_was_said(service: Any) -> None:
+    """Not even at the debug level."""
+    password = urllib.parse.urlsplit(os.environ["ACTOGRAPH_DATABASE_URL"]).password
+    said = service.said() + "".join(p.read_text() for p in (service.home / "logs").glob("*.log"))
+    assert password is not None
+    assert password not in said
+    assert len(said) > 1000
+    assert swift.SECRET_KEY not in said
