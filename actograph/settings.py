@@ -62,6 +62,11 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(
         600.0, gt=0, description="A worker without progress for so long ends itself and is restarted."
     )
+    max_consecutive_failures: int = Field(
+        10,
+        ge=0,
+        description="A job stops after so many failed samples in a row, where it says nothing; 0: never.",
+    )
     reconcile_seconds: float = Field(
         5.0, gt=0, description="Pause between two searches for jobs whose message or worker was lost."
     )

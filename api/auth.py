@@ -6,6 +6,7 @@ from hashlib import sha256
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actograph.contract.errors import Unauthorized
@@ -26,19 +27,17 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                self._admit(scope)
+                scope.setdefault("state", {})["caller"] = self._admit(scope)
             except Unauthorized as error:
                 await actograph_problem(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> None:
-        """Raises Unauthorized."""
+    def _admit(self, scope: Scope) -> str:
+        """Who it is, as `caller` says. Raises Unauthorized."""
         headers = Headers(scope=scope)
         if self._digests:
-            if not self._has_key(headers.get("authorization", "")):
-                raise Unauthorized
-            return
+            return self._holder(headers.get("authorization", ""))
         client = scope.get("client")
         if client is None or not is_loopback(client[0]):
             raise Unauthorized(
@@ -52,13 +51,22 @@ class Authentication:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise Unauthorized("without API keys pages of other origins are not served")
+        return "local"
 
-    def _has_key(self, header: str) -> bool:
+    def _holder(self, header: str) -> str:
+        """Who bears a key that is known. Raises Unauthorized."""
         scheme, _, key = header.partition(" ")
         digest = sha256(key.strip().encode(errors="surrogateescape")).digest()
         # every key is compared, so that the time says nothing about which one was near
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        if scheme.lower() != "bearer" or not any(matches):
+            raise Unauthorized
+        return f"key:{digest.hex()[:8]}"
+
+
+def caller(request: Request) -> str:
+    """Who asks: `local`, or `key:` with the beginning of the key's digest, which tells keys apart."""
+    return str(request.state.caller)
 
 
 def is_loopback(host: str | None) -> bool:

@@ -6,14 +6,14 @@ seconds. A flushed Redis therefore costs seconds and no work.
 
 import logging
 import threading
-from collections import Counter
 
 import sqlalchemy as sa
 
-from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
+from actograph.contract.errors import ActographError, NotFound
 from api.dependencies import Services
 from api.housekeeping import Housekeeping
-from storage import job_queue, jobs, model_loads, workers
+from api.waking import wake_jobs
+from storage import job_control, job_queue, jobs, queue_pause, workers
 from storage.queue_state import disk_pause
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,10 @@ class Reconciler:
         self._expire_workers()
         self._end_jobs()
         self._housekeeping.tick()
-        return [] if self._is_paused() else self._wake_jobs()
+        woken = [] if self._is_paused() else wake_jobs(self._services)
+        if woken:
+            log.info("woke %s", ", ".join(woken))
+        return woken
 
     def _expire_workers(self) -> None:
         with self._services.database.write() as session:
@@ -84,6 +87,9 @@ class Reconciler:
             log.warning("%d worker(s) fell silent and count as offline", expired)
 
     def _end_jobs(self) -> None:
+        with self._services.database.write() as session:
+            for job_id in job_control.fail_overdue(session):
+                log.warning("job %s has passed its deadline", job_id)
         with self._services.database.read() as session:
             candidates = job_queue.unended(session)
         for job_id in candidates:
@@ -94,38 +100,12 @@ class Reconciler:
                 continue  # deleted since
 
     def _is_paused(self) -> bool:
-        """Whether the disk is too full to begin anything; said when it begins and when it ends."""
+        """Whether nothing is to be begun; a full disk is said when it begins and when it ends."""
         reason = disk_pause(self._services.store, self._services.settings.disk_floor_bytes)
         if reason is not None and not self._paused:
             log.warning("the queue is paused: %s", reason)
         elif reason is None and self._paused:
             log.warning("the queue goes on: there is space on the disk again")
         self._paused = reason is not None
-        return self._paused
-
-    def _wake_jobs(self) -> list[str]:
-        """Wake jobs that nobody runs, and bring idle workers to those that one worker runs alone."""
         with self._services.database.read() as session:
-            busy = set(workers.busy_job_ids(session))
-            idle = Counter(workers.idle_models(session))
-            candidates = job_queue.claimable(session)
-        wanted = []
-        for job in candidates:
-            if job.id not in busy:
-                wanted.append(job)
-            elif job.kind != model_loads.KIND and idle[job.model] > 0:
-                idle[job.model] -= 1
-                wanted.append(job)
-        if not wanted:
-            return []
-        waiting = self._services.broker.waiting_job_ids()
-        woken: list[str] = []
-        for job in wanted:
-            if job.id in waiting:
-                continue
-            if not self._services.broker.wake(job.id, job.priority):
-                raise ServiceUnavailable("the broker does not answer")
-            woken.append(job.id)
-        if woken:
-            log.info("woke %s", ", ".join(woken))
-        return woken
+            return self._paused or queue_pause.holds(session)

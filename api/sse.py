@@ -40,6 +40,12 @@ class Look:
         """Nothing follows any more."""
         return not self.events and (self.status is None or self.status.is_terminal())
 
+    @property
+    def has_last(self) -> bool:
+        """Nothing follows after these. The end before a retry is no last event."""
+        is_ended = self.status is None or self.status.is_terminal()
+        return is_ended and (not self.events or self.events[-1].event in LAST_EVENTS)
+
 
 def look(services: Services, job_id: str, after: int) -> Look:
     """The next entries after event `after`."""
@@ -62,9 +68,7 @@ async def follow(services: Services, job_id: str, after: int, first: Look) -> As
         for event in found.events:
             yield encode(event)
             after, sent_at = event.id, time.monotonic()
-            if event.event in LAST_EVENTS:
-                return
-        if found.is_over or services.stopping.is_set():
+        if found.has_last or services.stopping.is_set():
             return
         if len(found.events) < BATCH:
             await anyio.sleep(POLL_SECONDS)

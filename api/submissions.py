@@ -76,6 +76,8 @@ def check(services: Services, spec: Spec) -> Submission:
         changes["capture"] = CaptureSpec()
     if spec.expires_after is None and services.settings.expire_after_seconds:
         changes["expires_after"] = ExpiresAfter(seconds=services.settings.expire_after_seconds)
+    if spec.max_consecutive_failures is None:
+        changes["max_consecutive_failures"] = services.settings.max_consecutive_failures
     spec = spec.model_copy(update=changes)
     hook_names = _hooks(spec.capture, structure)
     with services.database.read() as session:

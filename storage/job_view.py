@@ -46,6 +46,7 @@ def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None 
         eta_seconds=left / per_second if per_second else None,
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
         priority=row.priority,
+        deadline_at=_seconds(row.deadline_at),
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,

@@ -15,6 +15,7 @@ from storage.ids import new_job_id
 from storage.models import FileRow, JobRow, JobTagRow, SampleRow
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
+OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
 
 
 def create(
@@ -27,6 +28,7 @@ def create(
     total: int | None,
 ) -> JobRow:
     """Insert a queued job. `total` is None where the worker has yet to read the dataset."""
+    moment = now(session)
     row = JobRow(
         id=new_job_id(),
         kind=kind,
@@ -38,7 +40,8 @@ def create(
         total=total,
         completed=0,
         failed=0,
-        created_at=now(session),
+        created_at=moment,
+        deadline_at=deadline(spec.deadline_seconds, moment),
         hooks=list(hooks) if hooks is not None else None,
     )
     session.add(row)
@@ -77,6 +80,25 @@ def find(
     return pages.fetch(
         session, statement, key=JobRow.created_at, id_column=JobRow.id, after=after, limit=limit, order=order
     )
+
+
+def lock(session: Session, job_id: str) -> JobRow:
+    """The job as it is now, held until the transaction ends, so that nobody ends it meanwhile.
+
+    Whoever changes samples of a job takes this first: with one order of locks Postgres finds no deadlock.
+
+    Raises:
+        NotFound: no such job.
+    """
+    row = session.execute(
+        sa.select(JobRow)
+        .where(JobRow.id == job_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFound(f"no job {job_id}")
+    return row
 
 
 def start(session: Session, job_id: str) -> bool:
@@ -126,7 +148,7 @@ def cancel(session: Session, job_id: str) -> JobRow:
         NotFound: no such job.
         Conflict: it has already completed or failed.
     """
-    row = _locked(session, job_id)
+    row = lock(session, job_id)
     status = JobStatus(row.status)
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
@@ -140,13 +162,14 @@ def cancel(session: Session, job_id: str) -> JobRow:
 
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
-    """End an active job as failed, with the reason."""
+    """End an active job as failed, with the reason; samples that have not ended are cancelled."""
     moved = session.execute(
         sa.update(JobRow)
         .where(JobRow.id == job_id, JobRow.status.in_(ACTIVE))
         .values(status=JobStatus.FAILED, finished_at=now(session), error=error.as_record())
     )
     if changed(moved):
+        _cancel_rest(session, job_id)
         events.append(session, job_id, "job.failed", {"error": error.as_record()})
 
 
@@ -156,19 +179,11 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     A cancelling job ends once no worker holds a live lease on its samples. A job of which
     every sample failed has failed, with the reason of its first sample.
     """
-    row = _locked(session, job_id)
+    row = lock(session, job_id)
     status = JobStatus(row.status)
     if status.is_terminal() or (row.total is None and status is not JobStatus.CANCELLING):
         return status
     moment = now(session)
-    open_samples = session.execute(
-        sa.select(SampleRow.id)
-        .where(
-            SampleRow.job_id == job_id,
-            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
-        )
-        .limit(1)
-    ).first()
     if status is JobStatus.CANCELLING:
         live = session.execute(
             sa.select(sa.func.count()).where(
@@ -179,17 +194,18 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
         ).scalar_one()
         if live == 0:
             row.status, row.finished_at = JobStatus.CANCELLED, moment
-            events.append(session, job_id, "job.cancelled", _counts(row))
-    elif open_samples is None:
-        events.append(session, job_id, "job.finalizing", _counts(row))
+            _cancel_rest(session, job_id)
+            events.append(session, job_id, "job.cancelled", counts_of(row))
+    elif not has_open_samples(session, job_id):
+        events.append(session, job_id, "job.finalizing", counts_of(row))
         row.finished_at = moment
         if row.completed == 0 and row.failed > 0:
             row.status = JobStatus.FAILED
             row.error = _first_error(session, job_id)
-            events.append(session, job_id, "job.failed", _counts(row) | {"error": row.error})
+            events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
         else:
             row.status = JobStatus.COMPLETED
-            events.append(session, job_id, "job.completed", _counts(row))
+            events.append(session, job_id, "job.completed", counts_of(row))
     session.flush()
     return JobStatus(row.status)
 
@@ -202,7 +218,7 @@ def delete(session: Session, job_id: str) -> None:
     Raises:
         Conflict: a worker is running it.
     """
-    row = _locked(session, job_id)
+    row = lock(session, job_id)
     if row.status in (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING):
         raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
@@ -212,6 +228,22 @@ def status_of(session: Session, job_id: str) -> JobStatus | None:
     """The job's status, None where it was deleted."""
     value = session.execute(sa.select(JobRow.status).where(JobRow.id == job_id)).scalar_one_or_none()
     return JobStatus(value) if value is not None else None
+
+
+def has_open_samples(session: Session, job_id: str) -> bool:
+    """Whether a sample of the job waits or is being run."""
+    statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN)).limit(1)
+    return session.execute(statement).first() is not None
+
+
+def counts_of(row: JobRow) -> dict[str, Any]:
+    """What the job's events tell of its samples."""
+    return {"total": row.total, "completed": row.completed, "failed": row.failed}
+
+
+def deadline(seconds: float | None, moment: float) -> float | None:
+    """When a job that is queued now fails, where its spec has `deadline_seconds`."""
+    return None if seconds is None else moment + seconds
 
 
 def refers_to_file(session: Session, file_id: str) -> str | None:
@@ -225,19 +257,6 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
     return None
 
 
-def _locked(session: Session, job_id: str) -> JobRow:
-    """The job as it is now, held until the transaction ends, so that nobody ends it meanwhile."""
-    row = session.execute(
-        sa.select(JobRow)
-        .where(JobRow.id == job_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    ).scalar_one_or_none()
-    if row is None:
-        raise NotFound(f"no job {job_id}")
-    return row
-
-
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:
     error = session.execute(
         sa.select(SampleRow.error)
@@ -249,5 +268,16 @@ def _first_error(session: Session, job_id: str) -> dict[str, Any]:
     return {"type": reason["type"], "message": f"every sample failed; the first: {reason['message']}"}
 
 
-def _counts(row: JobRow) -> dict[str, Any]:
-    return {"total": row.total, "completed": row.completed, "failed": row.failed}
+def _cancel_rest(session: Session, job_id: str) -> None:
+    """Samples that have not ended never will; who still runs one finds its lease gone."""
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN))
+        .values(
+            status=SampleStatus.CANCELLED,
+            lease_token=SampleRow.lease_token + 1,
+            lease_until=0.0,
+            worker_id=None,
+            started_at=None,
+        )
+    )

@@ -56,6 +56,12 @@ class JobRow(Base):
     hooks: Mapped[list[str] | None]
     #: who submitted it, see `storage.quotas`; null where the service has no keys
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: when the job fails if it has not ended; null: never
+    deadline_at: Mapped[float | None]
+    #: when its last slice began, by which jobs of one priority take turns
+    served_at: Mapped[float | None]
+    #: samples that failed one after the other, up to the last one that ended
+    failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
 
 
 class JobTagRow(Base):
@@ -242,6 +248,17 @@ class VectorRow(Base):
     sha256: Mapped[str] = mapped_column(sa.String(64))
     details: Mapped[dict[str, Any]]
     created_at: Mapped[float]
+
+
+class QueuePauseRow(Base):
+    """The pause that somebody asked for, while it lasts."""
+
+    __tablename__ = "queue_pauses"
+
+    kind: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    reason: Mapped[str | None] = mapped_column(sa.String(500))
+    paused_by: Mapped[str] = mapped_column(sa.String(64))
+    paused_at: Mapped[float]
 
 
 class IdempotencyRow(Base):

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, LeaseLost, NotFound
+from actograph.contract.errors import ActographError, LeaseLost, NotFound, WorkerLost
 from actograph.contract.resources import SampleStatus
-from storage import jobs, pages
+from storage import job_control, jobs, pages
 from storage.database import changed, now
 from storage.ids import new_sample_id
 from storage.models import JobRow, SampleRow
@@ -102,8 +102,12 @@ def claim(
     Samples that already cost a worker are claimed one by one, and failed in the end, so that
     one bad sample cannot kill workers for ever. Jobs that are not active yield nothing.
     """
+    try:
+        job = jobs.lock(session, job_id)
+    except NotFound:
+        return []
     moment = now(session)
-    if jobs.status_of(session, job_id) not in jobs.ACTIVE:
+    if job.status not in jobs.ACTIVE:
         return []
     while True:
         candidates = session.execute(
@@ -116,6 +120,8 @@ def claim(
         if not candidates or candidates[0].attempts < MAX_ATTEMPTS:
             break
         _give_up(session, job_id, candidates[0].id, candidates[0].attempts)
+        if jobs.status_of(session, job_id) not in jobs.ACTIVE:
+            return []
     if candidates and candidates[0].attempts >= ALONE_AFTER_ATTEMPTS:
         ids = [candidates[0].id]
     else:
@@ -152,6 +158,8 @@ def claim(
 
 def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: float) -> set[str]:
     """Prolong leases; returns the ids of the samples that are still ours."""
+    if not leases or not lock_job(session, leases):
+        return set()
     until = now(session) + lease_seconds
     held = set()
     for lease in leases:
@@ -163,6 +171,8 @@ def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: fl
 
 def release(session: Session, leases: Sequence[LeasedSample]) -> None:
     """Give unfinished samples back; this claim does not count as an attempt."""
+    if not leases or not lock_job(session, leases):
+        return
     for lease in leases:
         session.execute(
             sa.update(SampleRow)
@@ -293,14 +303,21 @@ def _ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
+def lock_job(session: Session, leases: Sequence[LeasedSample]) -> bool:
+    """Hold the job of these leases; False where it was deleted."""
+    try:
+        jobs.lock(session, leases[0].job_id)
+    except NotFound:
+        return False
+    return True
+
+
 def _give_up(session: Session, job_id: str, sample_id: str, attempts: int) -> None:
-    error = {
-        "type": "worker_lost",
-        "message": f"the worker ended {attempts} times while it ran this sample; its log has the reason",
-    }
+    error = WorkerLost(f"the worker ended {attempts} times while it ran this sample; its log has the reason")
     session.execute(
         sa.update(SampleRow)
         .where(SampleRow.id == sample_id)
-        .values(status=SampleStatus.FAILED, error=error, finished_at=now(session))
+        .values(status=SampleStatus.FAILED, error=error.as_record(), finished_at=now(session))
     )
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(failed=JobRow.failed + 1))
+    job_control.follow_failures(session, job_id, [error])

@@ -18,7 +18,7 @@ from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, 
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
-from storage import job_queue, jobs, model_loads, samples, sessions, workers
+from storage import job_control, job_queue, jobs, model_loads, queue_pause, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
@@ -84,8 +84,8 @@ class Drain:
     def run_slice(self, job_id: str) -> None:
         """Work on a job until it has nothing left, its slice is over, or the worker stops.
 
-        While the disk is nearly full nothing is begun. The message is gone then, but the job is
-        not: the reconciler wakes it once there is space.
+        While the queue is paused nothing is begun. The message is gone then, but the job is not: it is
+        woken once the queue goes on.
         """
         if self._is_paused():
             return
@@ -178,6 +178,9 @@ class Drain:
         deadline = time.monotonic() + self._settings.slice_seconds
         while not self._is_paused():
             with self._database.write() as session:
+                # a pause or a deadline that came since is seen here at the latest
+                if queue_pause.holds(session) or job_control.fail_overdue(session, job_id):
+                    return False
                 leases = samples.claim(
                     session,
                     job_id,
@@ -200,7 +203,9 @@ class Drain:
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
         if reason is not None:
             logger.warning("nothing new is begun: %s", reason)
-        return reason is not None
+            return True
+        with self._database.read() as session:
+            return queue_pause.holds(session)
 
     def _prepare(self, job_id: str) -> Slice:
         """Load the model if need be, read what the spec names, resolve its hooks.
@@ -280,11 +285,13 @@ class Drain:
                 if jobs.status_of(session, current.job_id) is not None:
                     jobs.end_if_done(session, current.job_id)
                 return
+            samples.lock_job(session, leases)
             lost = [o for o in outcomes if not self._commit(session, current, o)]
             kept = [o for o in outcomes if o not in lost]
             if kept:
                 failed = sum(o.error is not None for o in kept)
                 jobs.count_finished(session, current.job_id, completed=len(kept) - failed, failed=failed)
+                job_control.follow_failures(session, current.job_id, [o.error for o in kept])
                 jobs.end_if_done(session, current.job_id)
         for outcome in lost:
             if outcome.recorded is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from storage import jobs, samples
+from storage import job_control, jobs, samples
 from storage.database import Database
 from storage.samples import LeasedSample
 from worker.stop_signal import StopSignal
@@ -77,17 +77,22 @@ class LeaseKeeper:
                 self._end_process(STALLED)
                 return
             try:
-                self._look_for_cancel()
+                self._look_for_end()
                 if time.monotonic() - renewed_at > self._lease_seconds / 3:
                     self._renew()
                     renewed_at = time.monotonic()
             except SQLAlchemyError:
                 logger.warning("the leases could not be renewed; trying again", exc_info=True)
 
-    def _look_for_cancel(self) -> None:
+    def _look_for_end(self) -> None:
+        """Whether the job was cancelled, has failed elsewhere or has passed its deadline."""
+        job_id = self._leases[0].job_id
         with self._database.read() as session:
-            status = jobs.status_of(session, self._leases[0].job_id)
-        if status not in jobs.ACTIVE:
+            status, is_overdue = job_control.state(session, job_id)
+        if is_overdue:
+            with self._database.write() as session:
+                job_control.fail_overdue(session, job_id)
+        if is_overdue or status not in jobs.ACTIVE:
             self._cancelled.set()
 
     def _renew(self) -> None:

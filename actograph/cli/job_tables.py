@@ -1,5 +1,6 @@
 """Jobs and their results as tables."""
 
+import time
 from collections.abc import Sequence
 
 from actograph.cli import tables
@@ -54,6 +55,7 @@ def describe(job: Job) -> str:
         "status": status_text(job),
         "priority": str(job.priority),
         "tags": ", ".join(job.tags),
+        "deadline": _moment(job.deadline_at),
         "created": tables.age(job.created_at) + " ago",
         "started": tables.age(job.started_at) + " ago" if job.started_at is not None else "",
         "took": _took(job),
@@ -86,6 +88,10 @@ def _took(job: Job) -> str:
     if job.started_at is None or job.finished_at is None:
         return ""
     return tables.duration(job.finished_at - job.started_at)
+
+
+def _moment(seconds: int | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _figure(value: float | None) -> str:

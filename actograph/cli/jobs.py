@@ -1,4 +1,4 @@
-"""`actograph jobs`: submit, list, show, watch, cancel, remove."""
+"""`actograph jobs`: submit, list, show, watch, cancel, retry, remove."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -163,6 +163,21 @@ def cancel(ctx: typer.Context, jobs: JobArguments) -> None:
     """End jobs; what finished is kept."""
     with closing(client_of(ctx)) as client:
         each(jobs, lambda typed: client.cancel(resolve(client, typed)).id)
+
+
+@app.command()
+def retry(
+    ctx: typer.Context,
+    jobs: JobArguments,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the one job to its end.")] = False,
+) -> None:
+    """Run what failed or was never run in ended jobs; completed samples are kept."""
+    if watch and len(jobs) != 1:
+        raise InvalidRequest("--watch follows one job; name one")
+    with closing(client_of(ctx)) as client:
+        each(jobs, lambda typed: client.retry(resolve(client, typed)).id)
+        if watch:
+            _watch(client, resolve(client, jobs[0]))
 
 
 @app.command("rm")

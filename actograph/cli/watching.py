@@ -15,6 +15,7 @@ _STATUS_OF = {
     "job.failed": "failed",
     "job.cancelling": "cancelling",
     "job.cancelled": "cancelled",
+    "job.retried": "queued",
 }
 
 

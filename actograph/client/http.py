@@ -193,6 +193,16 @@ class Client:
         """Ask for the end of a job; samples that finished are kept."""
         return _read(resources.Job, self._transport.request("POST", _path("/v1/jobs", job_id, "cancel")))
 
+    def retry(self, job_id: str) -> resources.Job:
+        """Run the samples of an ended job that failed or were never run; the others are kept.
+
+        Raises:
+            ApiError: 409 where the job has not ended, or every sample has completed.
+        """
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        path = _path("/v1/jobs", job_id, "retry")
+        return _read(resources.Job, self._transport.request("POST", path, headers=headers))
+
     def delete_job(self, job_id: str) -> resources.Deleted:
         """Remove an ended job with its samples and sessions."""
         return _read(resources.Deleted, self._transport.request("DELETE", _path("/v1/jobs", job_id)))
@@ -249,12 +259,13 @@ class Client:
                 ) as response:
                     if response.status_code == _NO_CONTENT:
                         return
+                    ended = False
                     for message in messages(response.iter_lines()):
                         event = _event(message.data)
-                        after = event.id
+                        after, ended = event.id, event.event in LAST_EVENTS
                         yield event
-                        if event.event in LAST_EVENTS:
-                            return
+                    if ended:  # and not by a retry that began the job anew
+                        return
                     failures, answered_at = 0, time.monotonic()
             except (ApiError, ServiceUnreachable) as error:
                 if isinstance(error, ApiError) and error.status not in RETRY_STATUS:
@@ -363,6 +374,15 @@ class Client:
     def queue(self) -> resources.Queue:
         """What waits and what runs."""
         return _read(resources.Queue, self._transport.request("GET", "/v1/queue"))
+
+    def pause_queue(self, reason: str | None = None) -> resources.Queue:
+        """Have workers begin nothing new, until `resume_queue`; jobs are still accepted."""
+        answer = self._transport.request("POST", "/v1/queue/pause", json={"reason": reason})
+        return _read(resources.Queue, answer)
+
+    def resume_queue(self) -> resources.Queue:
+        """End the pause that was asked for; `paused` of the answer tells whether another one holds."""
+        return _read(resources.Queue, self._transport.request("POST", "/v1/queue/resume"))
 
     def ready(self) -> bool:
         """Whether requests will be served: database, broker and a worker with its model are there."""

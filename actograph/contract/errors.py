@@ -148,6 +148,24 @@ class ModelRefused(ActographError):
     code = "model_refused"
 
 
+class WorkerLost(ActographError):
+    """The worker ended while it ran this sample."""
+
+    code = "worker_lost"
+
+
+class DeadlineExceeded(ActographError):
+    """The job's deadline passed before it ended."""
+
+    code = "deadline_exceeded"
+
+
+class TooManyFailures(ActographError):
+    """Too many samples failed one after the other."""
+
+    code = "too_many_failures"
+
+
 class LeaseLost(ActographError):
     """Another worker holds this sample now; its result is not ours to commit."""
 

@@ -32,6 +32,7 @@ class SampleStatus(StrEnum):
     LEASED = "leased"  # a worker runs it until its lease ends
     COMPLETED = "completed"  # text, scores and session are stored
     FAILED = "failed"  # ended with an error, which is stored
+    CANCELLED = "cancelled"  # its job ended before it did; a retry of the job runs it
 
 
 class WorkerStatus(StrEnum):
@@ -89,6 +90,7 @@ class Job(Resource):
     eta_seconds: float | None = None
     error: ErrorRecord | None = None
     priority: int
+    deadline_at: int | None = Field(None, description="When it fails if it has not ended; null: never.")
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
     spec: dict[str, Any]
@@ -358,12 +360,27 @@ class Estimate(Resource):
     assumptions: list[str] = Field(default_factory=list, description="What the numbers rest on.")
 
 
+class QueuePause(Resource):
+    """One of the reasons for which the queue may stand still."""
+
+    kind: Literal["manual", "disk"] = Field(
+        description="manual: asked for, and ended by `POST /v1/queue/resume`; disk: the artifact store is "
+        "nearly full, ended by free space."
+    )
+    reason: str | None = None
+    by: str | None = Field(None, description="Who asked: `local`, or `key:` and a digest's beginning.")
+    since: int | None = Field(None, description="null where nobody noted when it began.")
+
+
 class Queue(Resource):
     """What waits and what runs."""
 
     object: Literal["queue"] = "queue"
     paused: bool = Field(False, description="Workers finish what they hold and begin nothing new.")
-    paused_reason: str | None = Field(None, description="Why it is paused; it resumes by itself.")
+    paused_reason: str | None = Field(None, description="Every reason why it is paused, in words.")
+    pauses: list[QueuePause] = Field(
+        default_factory=list, description="What holds the queue; it goes on once the list is empty."
+    )
     jobs: dict[str, int] = Field(description="Number of jobs in each status that is not an end.")
     samples: dict[str, int] = Field(description="pending and leased samples of those jobs.")
     next: list[str] = Field(description="Ids of the next queued jobs, the first one first.")

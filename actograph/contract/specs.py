@@ -163,6 +163,20 @@ class JobSpecBase(Spec):
     )
     epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
+    max_consecutive_failures: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="The job stops when so many samples failed one after the other; null: the service's "
+        "default, 0: never.",
+    )
+    deadline_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=10 * 366 * 86400.0,
+        description="The job fails if it has not ended so long after it was submitted or retried; waiting "
+        "counts. null: never.",
+    )
     tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
     expires_after: ExpiresAfter | Literal["never"] | None = Field(
         None, description="When its sessions are deleted; null takes the service's own default."

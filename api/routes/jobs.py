@@ -1,20 +1,20 @@
-"""/v1/jobs: submit, list, follow, cancel, delete."""
+"""/v1/jobs: submit, list, follow, cancel, retry, delete."""
 
-from hashlib import sha256
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import JSONResponse
 
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, Conflict, InvalidRequest
+from actograph.contract.errors import Conflict
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
 from api import planning, submissions
-from api.dependencies import PageDep, Services, ServicesDep, known_id
+from api.answered_once import IdempotencyKey, Keep, answered_once
+from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import json_body
 from api.validation import parse_job_spec
-from storage import idempotency, job_queue, job_results, job_view, jobs, pages, sessions
+from storage import job_control, job_queue, job_results, job_view, jobs, pages, sessions
 from storage.idempotency import StoredAnswer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -43,42 +43,26 @@ ACCEPTED_HEADERS = {
 def submit_job(
     services: ServicesDep,
     body: Annotated[bytes, Depends(json_body)],
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Check a job and put it into the queue.
 
     With an `Idempotency-Key` a repeated request gets the first one's answer.
     """
     spec = parse_job_spec(body)
-    if idempotency_key is None:
-        return _accepted(_submit(services, spec, None))
-    # the key is compared as text in the index
-    if "\0" in idempotency_key or not idempotency_key.isprintable():
-        raise InvalidRequest("an Idempotency-Key is printable text", param="Idempotency-Key")
-    digest = sha256(b"POST /v1/jobs\n" + body).hexdigest()
-    with services.database.write() as session:
-        stored = idempotency.begin(session, idempotency_key, digest)
-    if stored is not None:
-        return _accepted(stored)
-    try:
-        return _accepted(_submit(services, spec, idempotency_key))
-    except ActographError:
+
+    def submit(keep: Keep) -> StoredAnswer:
+        submission = submissions.check(services, spec)
+        planning.admit(services, submission)
         with services.database.write() as session:
-            idempotency.abandon(session, idempotency_key)
-        raise
+            row = submissions.insert(session, submission)
+            answer = StoredAnswer(202, job_view.resource(session, row).model_dump(mode="json"))
+            keep(session, answer)
+        # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
+        services.broker.wake(row.id, row.priority)
+        return answer
 
-
-def _submit(services: Services, spec: submissions.Spec, key: str | None) -> StoredAnswer:
-    submission = submissions.check(services, spec)
-    planning.admit(services, submission)
-    with services.database.write() as session:
-        row = submissions.insert(session, submission)
-        answer = StoredAnswer(202, job_view.resource(session, row).model_dump(mode="json"))
-        if key is not None:
-            idempotency.finish(session, key, answer.status_code, answer.response)
-    # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
-    services.broker.wake(row.id, row.priority)
-    return answer
+    return _accepted(answered_once(services, idempotency_key, b"POST /v1/jobs\n" + body, submit))
 
 
 def _accepted(answer: StoredAnswer) -> JSONResponse:
@@ -161,6 +145,35 @@ def cancel_job(services: ServicesDep, job_id: str) -> Job:
     known_id(job_id, "job", "job")
     with services.database.write() as session:
         return job_view.resource(session, jobs.cancel(session, job_id))
+
+
+@router.post(
+    "/{job_id}/retry",
+    status_code=202,
+    operation_id="retry_job",
+    summary="Run what failed or was never run again",
+    response_model=Job,
+    responses={202: {"headers": ACCEPTED_HEADERS}, **documented(404, 409, 422)},
+)
+def retry_job(services: ServicesDep, job_id: str, idempotency_key: IdempotencyKey = None) -> JSONResponse:
+    """Of a job that has ended: its samples that failed or were cancelled begin anew.
+
+    Completed samples keep their results and sessions. 409 where the job has not ended or every
+    sample has completed.
+    """
+    known_id(job_id, "job", "job")
+
+    def retry(keep: Keep) -> StoredAnswer:
+        with services.database.write() as session:
+            row = job_control.retry(session, job_id)
+            answer = StoredAnswer(202, job_view.resource(session, row).model_dump(mode="json"))
+            keep(session, answer)
+        services.broker.wake(row.id, row.priority)
+        return answer
+
+    return _accepted(
+        answered_once(services, idempotency_key, f"POST /v1/jobs/{job_id}/retry".encode(), retry)
+    )
 
 
 @router.get(

@@ -1,14 +1,23 @@
-"""/v1/queue: what waits and what runs."""
+"""/v1/queue: what waits and what runs, and holding it."""
 
+import logging
 from collections import Counter
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.contract.resources import Queue, WorkerStatus
+from actograph.contract.queue_control import PauseRequest
+from actograph.contract.resources import Queue, QueuePause, WorkerStatus
+from api.auth import caller
 from api.dependencies import Services, ServicesDep
-from storage import job_queue, workers
+from api.errors import documented
+from api.waking import wake_jobs
+from storage import job_queue, queue_pause, workers
 from storage.queue_state import disk_pause
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/queue", tags=["queue"])
 
@@ -17,18 +26,76 @@ SHOWN_JOBS = 20
 
 @router.get("", operation_id="get_queue", summary="What waits and what runs", response_model=Queue)
 def get_queue(services: ServicesDep) -> Queue:
-    reason = disk_pause(services.store, services.settings.disk_floor_bytes)
+    return _queue(services)
+
+
+@router.post(
+    "/pause",
+    operation_id="pause_queue",
+    summary="Begin nothing new",
+    response_model=Queue,
+    responses=documented(413, 422),
+)
+def pause_queue(
+    services: ServicesDep, by: Annotated[str, Depends(caller)], request: PauseRequest | None = None
+) -> Queue:
+    """Workers finish the unit in hand and claim no other; jobs are still accepted.
+
+    It lasts, also over restarts, until `POST /v1/queue/resume`. Pausing twice changes the reason alone.
+    """
+    reason = request.reason if request is not None else None
+    with services.database.write() as session:
+        queue_pause.pause(session, by=by, reason=reason)
+    log.warning("the queue is paused by %s: %s", by, reason or "no reason given")
+    return _queue(services)
+
+
+@router.post(
+    "/resume", operation_id="resume_queue", summary="End the pause that was asked for", response_model=Queue
+)
+def resume_queue(services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Queue:
+    """Wakes the jobs that wait. A pause for want of disk space is not ended by this."""
+    with services.database.write() as session:
+        was_paused = queue_pause.resume(session)
+    if was_paused:
+        log.warning("the queue is resumed by %s", by)
+    answer = _queue(services)
+    if not answer.paused:
+        try:
+            wake_jobs(services)
+        except ServiceUnavailable:
+            log.warning("the queue goes on once the broker answers; the reconciler wakes the jobs then")
+    return answer
+
+
+def _queue(services: Services) -> Queue:
+    messages = _messages(services)
     with services.database.read() as session:
+        pauses = _pauses(services, session)
         statuses = Counter(row.status for row in workers.find(session))
         return Queue(
-            paused=reason is not None,
-            paused_reason=reason,
+            paused=bool(pauses),
+            paused_reason="; ".join(_words(pause) for pause in pauses) or None,
+            pauses=pauses,
             jobs={str(status): count for status, count in job_queue.counts(session).items()},
             samples={str(status): count for status, count in job_queue.open_samples(session).items()},
             next=list(job_queue.queue_positions(session))[:SHOWN_JOBS],
-            messages=_messages(services),
+            messages=messages,
             workers={str(status): statuses[status] for status in WorkerStatus},
         )
+
+
+def _pauses(services: Services, session: Session) -> list[QueuePause]:
+    manual = queue_pause.find(session)
+    disk = disk_pause(services.store, services.settings.disk_floor_bytes)
+    found = [manual] if manual is not None else []
+    return found + ([QueuePause(kind="disk", reason=disk)] if disk is not None else [])
+
+
+def _words(pause: QueuePause) -> str:
+    if pause.kind == "disk":
+        return pause.reason or ""
+    return f"paused by {pause.by}" + (f": {pause.reason}" if pause.reason else "")
 
 
 def _messages(services: Services) -> int | None:

@@ -1,154 +1,30 @@
-"""The drain on a real database, a real store and a real small model, without a broker."""
+"""The drain from a claim to its commit: results, failures, turns, cancel, stop."""
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from actograph.contract.errors import UnknownModel
-from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
-from actograph.settings import Settings
-from storage import job_results, job_view, jobs, migrate, samples, sessions, workers
-from storage.artifacts.store import ArtifactStore, open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples, evaluation_samples
+from actograph.contract.resources import JobStatus, SampleStatus
+from storage import job_results, job_view, jobs, samples
+from storage.artifacts.store import ArtifactStore
 from storage.session_files import SessionReader
-from worker.drain import Drain
-from worker.engine.generate import Engine
-from worker.engine.model import load_model
 from worker.stop_signal import StopSignal
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
 
 pytestmark = pytest.mark.integration
 
-MODEL = "tiny-qwen3"
 LAYERS = 2
-
-
-class WakeLog:
-    """A broker that only notes whom it was asked to wake."""
-
-    def __init__(self) -> None:
-        self.woken: list[tuple[str, int]] = []
-
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.woken.append((job_id, priority))
-        return True
-
-
-class OneModel:
-    """A model holder whose model is loaded already."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def engine_for(self, name: str) -> Engine:
-        if name != MODEL:
-            raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
-        return self._engine
-
-
-@dataclass
-class Bench:
-    settings: Settings
-    database: Database
-    store: ArtifactStore
-    engine: Engine
-    stop: StopSignal
-    broker: WakeLog = field(default_factory=WakeLog)
-
-    def drain(self, worker_id: str = "wrk_" + "0" * 32, **changes: Any) -> Drain:
-        with self.database.write() as session:
-            if worker_id not in {w.id for w in workers.find(session)}:
-                workers.register(session, worker_id, hostname="here", pid=1, model=MODEL)
-        return Drain(
-            settings=self.settings.model_copy(update=changes),
-            database=self.database,
-            store=self.store,
-            broker=self.broker,  # type: ignore[arg-type]
-            models=OneModel(self.engine),  # type: ignore[arg-type]
-            worker_id=worker_id,
-            stop=self.stop,
-        )
-
-    def submit(self, rows: list[dict[str, str]] | None = None, **changes: Any) -> str:
-        """An evaluation of `rows`, or a capture job where `inputs` are among the changes."""
-        body: dict[str, Any] = {"model": MODEL, "sampling": {"max_tokens": 8}} | changes
-        if "inputs" in body:
-            spec: Any = job_spec_adapter.validate_python({"kind": "capture"} | body)
-        else:
-            path = Path(self.settings.data_roots[0]) / "problems.jsonl"
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows or PROBLEMS))
-            body.setdefault("dataset", {"path": "problems.jsonl"})
-            spec = job_spec_adapter.validate_python({"kind": "evaluation"} | body)
-        with self.database.write() as session:
-            if isinstance(spec, CaptureJobSpec):
-                new = list(capture_samples(spec))
-            else:
-                assert isinstance(spec, EvaluationSpec)
-                drain = self.drain_reader(spec)
-                new = list(evaluation_samples(spec, drain)) if drain is not None else []
-            total = len(new) if new else None
-            row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=total)
-            samples.insert(session, row.id, new)
-        return row.id
-
-    def drain_reader(self, spec: EvaluationSpec) -> Any:
-        from actograph.contract.specs import HubDataset
-        from storage import dataset_sources
-
-        if isinstance(spec.dataset, HubDataset):
-            return None
-        return dataset_sources.read(spec.dataset, self.store, self.settings.data_roots)
-
-    def samples(self, job_id: str) -> list[Sample]:
-        with self.database.read() as session:
-            rows, _ = samples.find(session, job_id, limit=1000)
-            return [samples.resource(row) for row in rows]
-
-    def status(self, job_id: str) -> JobStatus | None:
-        with self.database.read() as session:
-            return jobs.status_of(session, job_id)
-
-    def stored_sessions(self) -> set[str]:
-        return {p.prefix.removeprefix("sessions/") for p in self.store.list_prefixes("sessions")}
-
-    def indexed_sessions(self) -> set[str]:
-        with self.database.read() as session:
-            return set(sessions.ids(session, sessions.SessionFilter()))
-
-
-PROBLEMS = [
-    {"question": f"Tom has {a} apples and buys {b} more. How many?", "answer": f"{a}+{b}\n#### {a + b}"}
-    for a, b in [(12, 30), (45, 11), (70, 25), (10, 10), (33, 44)]
-]
 CAPTURE = {"points": ["attn_in", "mlp_in"], "layers": "all"}
 
 
-@pytest.fixture(scope="session")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(2)
-    return Engine(load_model(str(shared / "models" / "tiny-qwen3"), name=MODEL, device="cpu"))
-
-
-@pytest.fixture
-def bench(tmp_path: Path, engine: Engine) -> Iterator[Bench]:
-    (tmp_path / "data").mkdir()
-    settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=4)
-    database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
-    store = open_store(settings.effective_artifact_url)
-    yield Bench(settings, database, store, engine, StopSignal.create(tmp_path))
-    database.close()
-
-
-def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: Bench) -> None:
+def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "Bench") -> None:
     job_id = bench.submit(
         capture=CAPTURE, conditions=[{"name": "baseline"}, {"name": "b", "suffix": "Think."}]
     )
@@ -178,7 +54,7 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: Be
     assert len(bench.indexed_sessions()) == 10
 
 
-def test_stored_rows_equal_a_forward_pass_over_the_stored_tokens(bench: Bench) -> None:
+def test_stored_rows_equal_a_forward_pass_over_the_stored_tokens(bench: "Bench") -> None:
     job_id = bench.submit(capture={"points": ["resid_post"], "layers": "all"})
     bench.drain().run_slice(job_id)
     for sample in bench.samples(job_id):
@@ -192,7 +68,7 @@ def test_stored_rows_equal_a_forward_pass_over_the_stored_tokens(bench: Bench) -
         assert torch.allclose(rows, states[1][0], atol=1e-4)
 
 
-def test_sampled_text_is_the_same_whatever_the_batch_size(bench: Bench) -> None:
+def test_sampled_text_is_the_same_whatever_the_batch_size(bench: "Bench") -> None:
     sampling = {"max_tokens": 12, "temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7}
     texts = []
     for size in (1, 5):
@@ -203,7 +79,7 @@ def test_sampled_text_is_the_same_whatever_the_batch_size(bench: Bench) -> None:
     assert len(set(texts[0])) > 5
 
 
-def test_a_capture_job_takes_prompts_and_conversations(bench: Bench) -> None:
+def test_a_capture_job_takes_prompts_and_conversations(bench: "Bench") -> None:
     job_id = bench.submit(
         inputs=[{"prompt": "one and two"}, {"messages": [{"role": "user", "content": "12+13?"}]}],
         capture={"hooks": ["embed", "logits", "final_norm"]},
@@ -220,7 +96,7 @@ def test_a_capture_job_takes_prompts_and_conversations(bench: Bench) -> None:
     assert manifest.tensors["embed"].shape[0] == manifest.num_tokens - 1
 
 
-def test_a_job_without_capture_stores_texts_and_no_sessions(bench: Bench) -> None:
+def test_a_job_without_capture_stores_texts_and_no_sessions(bench: "Bench") -> None:
     job_id = bench.submit()
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
@@ -228,8 +104,8 @@ def test_a_job_without_capture_stores_texts_and_no_sessions(bench: Bench) -> Non
     assert bench.stored_sessions() == set()
 
 
-def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: Bench) -> None:
-    rows = [*PROBLEMS[:2], {"question": "word " * 3000, "answer": "#### 1"}]
+def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: "Bench") -> None:
+    rows = [*bench.problems[:2], {"question": "word " * 3000, "answer": "#### 1"}]
     job_id = bench.submit(rows, capture=CAPTURE)
     bench.drain().run_slice(job_id)
     first, second, third = bench.samples(job_id)
@@ -242,7 +118,7 @@ def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: Bench)
     assert bench.status(job_id) is JobStatus.COMPLETED
 
 
-def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: Bench) -> None:
+def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: "Bench") -> None:
     job_id = bench.submit(capture={"hooks": ["resid_post.7"]})
     bench.drain().run_slice(job_id)
     with bench.database.read() as session:
@@ -250,11 +126,11 @@ def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: Bench)
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "unknown_hook"
     assert "layers 0 to 1" in job.error.message
-    assert {s.status for s in bench.samples(job_id)} == {SampleStatus.PENDING}
+    assert {s.status for s in bench.samples(job_id)} == {SampleStatus.CANCELLED}
 
 
 def test_a_store_that_cannot_be_written_fails_the_samples_not_the_worker(
-    bench: Bench, tmp_path: Path
+    bench: "Bench", tmp_path: Path
 ) -> None:
     class FullDisk:
         """The real store, but for the writing of sessions."""
@@ -281,7 +157,7 @@ def test_a_store_that_cannot_be_written_fails_the_samples_not_the_worker(
     assert bench.status(again) is JobStatus.COMPLETED
 
 
-def test_values_that_are_not_finite_fail_the_sample(bench: Bench) -> None:
+def test_values_that_are_not_finite_fail_the_sample(bench: "Bench") -> None:
     norm = bench.engine.model.hf.get_submodule("model.layers.1.input_layernorm")
     poison = norm.register_forward_hook(lambda m, a, out: out + float("nan"))
     try:
@@ -294,7 +170,7 @@ def test_values_that_are_not_finite_fail_the_sample(bench: Bench) -> None:
     assert bench.stored_sessions() == set()
 
 
-def test_the_slice_ends_in_time_and_wakes_the_job_again(bench: Bench) -> None:
+def test_the_slice_ends_in_time_and_wakes_the_job_again(bench: "Bench") -> None:
     job_id = bench.submit(capture=CAPTURE, priority=3)
     bench.drain(slice_seconds=1e-6, batch_size=2).run_slice(job_id)
     assert [s.status for s in bench.samples(job_id)].count(SampleStatus.COMPLETED) == 2
@@ -304,7 +180,7 @@ def test_the_slice_ends_in_time_and_wakes_the_job_again(bench: Bench) -> None:
     assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
 
 
-def test_more_urgent_work_ends_the_slice_after_one_unit(bench: Bench) -> None:
+def test_more_urgent_work_ends_the_slice_after_one_unit(bench: "Bench") -> None:
     night = bench.submit(capture=CAPTURE, priority=5)
     chat = bench.submit(capture=CAPTURE, priority=0)
     bench.drain(batch_size=2).run_slice(night)
@@ -314,7 +190,7 @@ def test_more_urgent_work_ends_the_slice_after_one_unit(bench: Bench) -> None:
     assert bench.status(chat) is JobStatus.COMPLETED
 
 
-def run_until(bench: Bench, job_id: str, act: Callable[[], None], **changes: Any) -> None:
+def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: Any) -> None:
     """Run a slice and `act` while its first unit decodes."""
     drain = bench.drain(**changes)
     thread = threading.Thread(target=drain.run_slice, args=[job_id])
@@ -331,23 +207,8 @@ def run_until(bench: Bench, job_id: str, act: Callable[[], None], **changes: Any
 LONG = {"max_tokens": 1500}
 
 
-@pytest.fixture
-def slow(engine: Engine) -> Iterator[None]:
-    """The model takes 5 ms more per step and never ends by itself."""
-    (eos,) = engine.model.eos_token_ids
-
-    def drag(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.005)
-        logits[..., eos] = -1e4
-        return logits
-
-    handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
-    yield
-    handle.remove()
-
-
 @pytest.mark.usefixtures("slow")
-def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(bench: Bench) -> None:
+def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(bench: "Bench") -> None:
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
     took: list[float] = []
 
@@ -359,14 +220,14 @@ def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(bench: Be
     run_until(bench, job_id, cancel)
     assert time.monotonic() - took[0] < 5
     assert bench.status(job_id) is JobStatus.CANCELLED
-    assert {s.status for s in bench.samples(job_id)} == {SampleStatus.PENDING}
+    assert {s.status for s in bench.samples(job_id)} == {SampleStatus.CANCELLED}
     assert bench.stored_sessions() == set()
     assert not list((bench.settings.home / "artifacts").rglob("*staging*"))
 
 
 @pytest.mark.usefixtures("slow")
 def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.0)
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
@@ -382,7 +243,7 @@ def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(bench: Bench) -> None:
+def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(bench: "Bench") -> None:
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
 
     def take_over() -> None:
@@ -402,7 +263,7 @@ def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(benc
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: Bench) -> None:
+def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
 
     def remove() -> None:
@@ -417,7 +278,7 @@ def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: Bench) -> None:
     assert bench.stored_sessions() == set()
 
 
-def test_a_message_for_an_ended_or_missing_job_does_nothing(bench: Bench) -> None:
+def test_a_message_for_an_ended_or_missing_job_does_nothing(bench: "Bench") -> None:
     job_id = bench.submit()
     bench.drain().run_slice(job_id)
     bench.drain().run_slice(job_id)
@@ -425,7 +286,7 @@ def test_a_message_for_an_ended_or_missing_job_does_nothing(bench: Bench) -> Non
     assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
 
 
-def test_fewshot_examples_stand_before_the_question(bench: Bench) -> None:
+def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:
     job_id = bench.submit(num_fewshot=2, apply_chat_template=False)
     bench.drain().run_slice(job_id)
     for sample in bench.samples(job_id):
@@ -434,13 +295,13 @@ def test_fewshot_examples_stand_before_the_question(bench: Bench) -> None:
         assert sample.prompt.count(sample.input["question"]) == 1
 
 
-def test_two_hundred_jobs_in_a_row_keep_memory_flat(bench: Bench) -> None:
+def test_two_hundred_jobs_in_a_row_keep_memory_flat(bench: "Bench") -> None:
     from worker.engine.memory import memory_snapshot
 
     drain = bench.drain()
     used = []
     for number in range(200):
-        drain.run_slice(bench.submit(PROBLEMS[:1], capture={"points": ["resid_post"], "layers": "all"}))
+        drain.run_slice(bench.submit(bench.problems[:1], capture={"points": ["resid_post"], "layers": "all"}))
         if number in (49, 199):
             used.append(memory_snapshot()["rss_bytes"])
     assert used[1] - used[0] < 30_000_000

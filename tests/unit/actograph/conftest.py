@@ -66,6 +66,7 @@ class ContractServer:
     uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
     models: list[resources.Model] = field(default_factory=list)
     workers: list[resources.Worker] = field(default_factory=list)
+    pauses: list[resources.QueuePause] = field(default_factory=list)
     structure: resources.ModelStructure | None = None
     estimate: resources.Estimate | None = None
     comparison: JobComparison | None = None
@@ -254,6 +255,13 @@ class Handler(BaseHTTPRequestHandler):
         self.state.jobs[job_id] = job.model_copy(update={"status": resources.JobStatus.CANCELLED})
         return 200, self.state.jobs[job_id]
 
+    def retry(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+        job = self._job(job_id)
+        if job.status not in ("failed", "cancelled"):
+            raise Refused(409, "conflict", f"job {job_id} is {job.status}; there is nothing to retry")
+        self.state.jobs[job_id] = job.model_copy(update={"status": resources.JobStatus.QUEUED})
+        return 202, self.state.jobs[job_id]
+
     def delete_job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
         del self.state.jobs[self._job(job_id).id]
         return 200, resources.Deleted(id=job_id, object="job")
@@ -360,8 +368,25 @@ class Handler(BaseHTTPRequestHandler):
     def queue(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
         waiting = [job.id for job in self.state.jobs.values() if job.status == "queued"]
         return 200, resources.Queue(
-            jobs={"queued": len(waiting)}, samples={}, next=waiting, messages=0, workers={}
+            paused=bool(self.state.pauses),
+            paused_reason="; ".join(pause.reason or "" for pause in self.state.pauses) or None,
+            pauses=self.state.pauses,
+            jobs={"queued": len(waiting)},
+            samples={"pending": 3},
+            next=waiting,
+            messages=0,
+            workers={"ready": 1},
         )
+
+    def pause_queue(self, query: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+        reason = json.loads(body)["reason"]
+        pause = resources.QueuePause(kind="manual", reason=reason, by="local", since=CREATED_AT)
+        self.state.pauses = [pause, *(p for p in self.state.pauses if p.kind != "manual")]
+        return self.queue(query, body)
+
+    def resume_queue(self, query: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+        self.state.pauses = [p for p in self.state.pauses if p.kind != "manual"]
+        return self.queue(query, body)
 
     def readyz(self, _: dict[str, str], __: bytes) -> None:
         self._send(200 if self.state.ready else 503, b"ok\n", "text/plain")
@@ -384,6 +409,7 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", "/v1/jobs/([^/]+)", Handler.job),
     ("DELETE", "/v1/jobs/([^/]+)", Handler.delete_job),
     ("POST", "/v1/jobs/([^/]+)/cancel", Handler.cancel),
+    ("POST", "/v1/jobs/([^/]+)/retry", Handler.retry),
     ("GET", "/v1/jobs/([^/]+)/samples", Handler.list_samples),
     ("GET", "/v1/jobs/([^/]+)/results", Handler.job_results),
     ("GET", "/v1/jobs/([^/]+)/events", Handler.follow),
@@ -403,6 +429,8 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", "/v1/model/structure", Handler.model_structure),
     ("GET", "/v1/workers", Handler.list_workers),
     ("GET", "/v1/queue", Handler.queue),
+    ("POST", "/v1/queue/pause", Handler.pause_queue),
+    ("POST", "/v1/queue/resume", Handler.resume_queue),
     ("GET", "/readyz", Handler.readyz),
 ]
 

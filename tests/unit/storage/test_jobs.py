@@ -150,7 +150,7 @@ def test_a_running_job_is_cancelled_when_its_leases_are_gone_and_keeps_what_fini
         row = jobs.get(session, job_id)
         assert (row.completed, row.failed) == (2, 0)
         found, _ = samples.find(session, job_id)
-        assert [s.status for s in found] == ["completed", "completed", "pending"]
+        assert [s.status for s in found] == ["completed", "completed", "cancelled"]
 
 
 def test_a_cancelling_job_ends_when_the_lease_of_a_dead_worker_ran_out(

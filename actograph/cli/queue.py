@@ -1,0 +1,69 @@
+"""`actograph queue`: what waits, and holding it."""
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actograph.cli import tables
+from actograph.cli.options import FormatOption, client_of
+from actograph.cli.output import Format, emit, note
+
+if TYPE_CHECKING:
+    from actograph.contract.resources import Queue, QueuePause
+
+app = typer.Typer(no_args_is_help=True, help="See what waits, hold it, let it go on.")
+
+
+@app.command()
+def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
+    """Show what waits and what runs, and why the queue stands still if it does."""
+    with closing(client_of(ctx)) as client:
+        queue = client.queue()
+    emit(queue.model_dump_json() if output is Format.JSON else describe(queue))
+
+
+@app.command()
+def pause(
+    ctx: typer.Context,
+    reason: Annotated[str | None, typer.Option(help="Shown to everybody who asks for the queue.")] = None,
+) -> None:
+    """Have workers finish the unit in hand and begin nothing new; jobs are still accepted."""
+    with closing(client_of(ctx)) as client:
+        client.pause_queue(reason)
+    emit("paused")
+
+
+@app.command()
+def resume(ctx: typer.Context) -> None:
+    """End the pause that was asked for."""
+    with closing(client_of(ctx)) as client:
+        queue = client.resume_queue()
+    emit("still paused" if queue.paused else "running")
+    for other in queue.pauses:
+        note(_pause_text(other))
+
+
+def describe(queue: "Queue") -> str:
+    """One fact per line; numbers that are 0 are left out."""
+    fields = {
+        "state": "paused" if queue.paused else "running",
+        "jobs": _counts(queue.jobs),
+        "samples": _counts(queue.samples),
+        "workers": _counts(queue.workers),
+        "next": ", ".join(tables.shorten(job_id) for job_id in queue.next),
+    }
+    lines = [f"{name + ':':<10} {text}" for name, text in fields.items() if text]
+    lines[1:1] = [f"{'':<10} {_pause_text(pause)}" for pause in queue.pauses]
+    return "\n".join(lines)
+
+
+def _pause_text(pause: "QueuePause") -> str:
+    who = f" by {pause.by}" if pause.by else ""
+    when = f", {tables.age(pause.since)} ago" if pause.since is not None else ""
+    why = f": {pause.reason}" if pause.reason else ""
+    return tables.clean(f"{pause.kind}{who}{when}{why}")
+
+
+def _counts(numbers: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in numbers.items() if count)

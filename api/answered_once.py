@@ -1,0 +1,54 @@
+"""Requests with an Idempotency-Key: whatever is sent twice is done once and answered alike.
+
+https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/: the same key with the
+same request gives the stored answer, while it is being answered 409, with another request 422.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import Header
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ActographError, InvalidRequest
+from api.dependencies import Services
+from storage import idempotency
+from storage.idempotency import StoredAnswer
+
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
+#: stores the answer in the transaction that does what was asked for
+Keep = Callable[[Session, StoredAnswer], None]
+
+
+def answered_once(
+    services: Services, key: str | None, request: bytes, act: Callable[[Keep], StoredAnswer]
+) -> StoredAnswer:
+    """Answer a request, by `act` unless its key was answered before.
+
+    Args:
+        request: method, path and body, by which one request is told from another.
+        act: does what was asked for; it calls what it is given in the transaction that does it.
+
+    Raises:
+        IdempotencyInFlight, IdempotencyMismatch, InvalidRequest: by the key.
+    """
+    if key is None:
+        return act(lambda session, answer: None)
+    # the key is compared as text in the index
+    if "\0" in key or not key.isprintable():
+        raise InvalidRequest("an Idempotency-Key is printable text", param="Idempotency-Key")
+    with services.database.write() as session:
+        stored = idempotency.begin(session, key, sha256(request).hexdigest())
+    if stored is not None:
+        return stored
+
+    def keep(session: Session, answer: StoredAnswer) -> None:
+        idempotency.finish(session, key, answer.status_code, answer.response)
+
+    try:
+        return act(keep)
+    except ActographError:
+        with services.database.write() as session:
+            idempotency.abandon(session, key)
+        raise

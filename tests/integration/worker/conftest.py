@@ -1,0 +1,156 @@
+"""A drain on a real database, a real store and a real small model, without a broker."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.errors import UnknownModel
+from actograph.contract.resources import JobStatus, Sample
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
+from actograph.settings import Settings
+from storage import jobs, migrate, samples, sessions, workers
+from storage.artifacts.store import ArtifactStore, open_store
+from storage.database import Database
+from storage.sample_expansion import capture_samples, evaluation_samples
+from worker.drain import Drain
+from worker.engine.generate import Engine
+from worker.engine.model import load_model
+from worker.stop_signal import StopSignal
+
+MODEL = "tiny-qwen3"
+PROBLEMS = [
+    {"question": f"Tom has {a} apples and buys {b} more. How many?", "answer": f"{a}+{b}\n#### {a + b}"}
+    for a, b in [(12, 30), (45, 11), (70, 25), (10, 10), (33, 44)]
+]
+
+
+class WakeLog:
+    """A broker that only notes whom it was asked to wake."""
+
+    def __init__(self) -> None:
+        self.woken: list[tuple[str, int]] = []
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        self.woken.append((job_id, priority))
+        return True
+
+
+class OneModel:
+    """A model holder whose model is loaded already."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def engine_for(self, name: str) -> Engine:
+        if name != MODEL:
+            raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
+        return self._engine
+
+
+@dataclass
+class Bench:
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    engine: Engine
+    stop: StopSignal
+    broker: WakeLog = field(default_factory=WakeLog)
+    problems: list[dict[str, str]] = field(default_factory=lambda: list(PROBLEMS))
+
+    def drain(self, worker_id: str = "wrk_" + "0" * 32, **changes: Any) -> Drain:
+        with self.database.write() as session:
+            if worker_id not in {w.id for w in workers.find(session)}:
+                workers.register(session, worker_id, hostname="here", pid=1, model=MODEL)
+        return Drain(
+            settings=self.settings.model_copy(update=changes),
+            database=self.database,
+            store=self.store,
+            broker=self.broker,  # type: ignore[arg-type]
+            models=OneModel(self.engine),  # type: ignore[arg-type]
+            worker_id=worker_id,
+            stop=self.stop,
+        )
+
+    def submit(self, rows: list[dict[str, str]] | None = None, **changes: Any) -> str:
+        """An evaluation of `rows`, or a capture job where `inputs` are among the changes."""
+        body: dict[str, Any] = {"model": MODEL, "sampling": {"max_tokens": 8}} | changes
+        if "inputs" in body:
+            spec: Any = job_spec_adapter.validate_python({"kind": "capture"} | body)
+        else:
+            path = Path(self.settings.data_roots[0]) / "problems.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows or PROBLEMS))
+            body.setdefault("dataset", {"path": "problems.jsonl"})
+            spec = job_spec_adapter.validate_python({"kind": "evaluation"} | body)
+        with self.database.write() as session:
+            if isinstance(spec, CaptureJobSpec):
+                new = list(capture_samples(spec))
+            else:
+                assert isinstance(spec, EvaluationSpec)
+                drain = self.drain_reader(spec)
+                new = list(evaluation_samples(spec, drain)) if drain is not None else []
+            total = len(new) if new else None
+            row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=total)
+            samples.insert(session, row.id, new)
+        return row.id
+
+    def drain_reader(self, spec: EvaluationSpec) -> Any:
+        from actograph.contract.specs import HubDataset
+        from storage import dataset_sources
+
+        if isinstance(spec.dataset, HubDataset):
+            return None
+        return dataset_sources.read(spec.dataset, self.store, self.settings.data_roots)
+
+    def samples(self, job_id: str) -> list[Sample]:
+        with self.database.read() as session:
+            rows, _ = samples.find(session, job_id, limit=1000)
+            return [samples.resource(row) for row in rows]
+
+    def status(self, job_id: str) -> JobStatus | None:
+        with self.database.read() as session:
+            return jobs.status_of(session, job_id)
+
+    def stored_sessions(self) -> set[str]:
+        return {p.prefix.removeprefix("sessions/") for p in self.store.list_prefixes("sessions")}
+
+    def indexed_sessions(self) -> set[str]:
+        with self.database.read() as session:
+            return set(sessions.ids(session, sessions.SessionFilter()))
+
+
+@pytest.fixture(scope="session")
+def engine(shared: Path) -> Engine:
+    torch.set_num_threads(2)
+    return Engine(load_model(str(shared / "models" / "tiny-qwen3"), name=MODEL, device="cpu"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, engine: Engine) -> Iterator[Bench]:
+    (tmp_path / "data").mkdir()
+    settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=4)
+    database = Database(settings.effective_database_url)
+    migrate.upgrade(database)
+    store = open_store(settings.effective_artifact_url)
+    yield Bench(settings, database, store, engine, StopSignal.create(tmp_path))
+    database.close()
+
+
+@pytest.fixture
+def slow(engine: Engine) -> Iterator[None]:
+    """The model takes 5 ms more per step and never ends by itself."""
+    (eos,) = engine.model.eos_token_ids
+
+    def drag(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005)
+        logits[..., eos] = -1e4
+        return logits
+
+    handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
+    yield
+    handle.remove()
