@@ -42,6 +42,15 @@ def aggregate(
     return metrics
 
 
+def unparsed(scores: Sequence[Mapping[str, Score]]) -> dict[str, int]:
+    """Number of samples in which each scorer found no answer; a wrong answer is one all the same."""
+    counts: dict[str, int] = {}
+    for sample in scores:
+        for key, score in sample.items():
+            counts[key] = counts.get(key, 0) + (score.answer is None)
+    return counts
+
+
 def standard_error(values: Sequence[float]) -> float | None:
     """Standard error of the mean; None for fewer than two values."""
     count = len(values)

@@ -50,10 +50,15 @@ def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources
         {key: resources.Score.model_validate(score) for key, score in (s.scores or {}).items()}
         for s in completed
     ]
+    truncated = sum(s.finish_reason == "length" for s in completed)
+    unparsed = metrics.unparsed(scores)
     return resources.ConditionResults(
         alias=row.spec.get("task") or row.kind,
         metrics=metrics.aggregate(scores, problems=[s.sample_index for s in completed]),
         samples=len(completed),
         failed=len(samples) - len(completed),
-        truncated=sum(s.finish_reason == "length" for s in completed),
+        truncated=truncated,
+        truncated_rate=truncated / len(completed) if completed else None,
+        unparsed=unparsed,
+        unparsed_rate={key: count / len(completed) for key, count in unparsed.items()},
     )

@@ -100,12 +100,14 @@ class UnitRunner:
                 ran = self._generate(runnable, recorder, keeper)
                 if ran is None:
                     return None
+                # before any session is stored: what cannot be judged has failed and keeps none
+                ran = [self._scored(o) for o in ran]
                 if recorder is not None:
                     ran = _with_sessions(ran, recorder)
             finally:
                 if recorder is not None:
                     recorder.discard()
-            outcomes |= {o.lease.id: self._scored(o) for o in ran}
+            outcomes |= {o.lease.id: o for o in ran}
         return [outcomes[lease.id] for lease in leases]
 
     def _prompted(self, lease: LeasedSample) -> Outcome:
@@ -175,8 +177,13 @@ class UnitRunner:
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:
             return outcome
-        completion = self._runner.completion(outcome.generation.generated_ids)
-        return replace(outcome, completion=completion, scores=self._runner.score(outcome.lease, completion))
+        generated = outcome.generation.generated_ids
+        completion = self._runner.completion(generated)
+        try:
+            scores = self._runner.score(outcome.lease, completion, len(generated))
+        except ActographError as error:
+            return replace(outcome, error=error)
+        return replace(outcome, completion=completion, scores=scores)
 
 
 def _with_sessions(outcomes: Sequence[Outcome], recorder: UnitRecorder) -> list[Outcome]:

@@ -137,6 +137,13 @@ class ConditionResults(Resource):
     samples: int = Field(description="Samples scored.")
     failed: int
     truncated: int = Field(description="Samples that ended at max_tokens.")
+    truncated_rate: float | None = Field(None, description="truncated / samples; null without samples.")
+    unparsed: dict[str, int] = Field(
+        default_factory=dict, description="Metric key -> samples in which that scorer found no answer."
+    )
+    unparsed_rate: dict[str, float] = Field(
+        default_factory=dict, description="Metric key -> unparsed / samples."
+    )
 
 
 class JobResults(Resource):

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from actograph.contract import hooks
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats
+from actograph.contract.scorers import ScorerList
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -204,6 +205,10 @@ class EvaluationSpec(JobSpecBase):
     )
     fewshot_as_multiturn: bool = Field(True, description="Few-shot examples as turns of the chat.")
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
+    scorers: ScorerList | None = Field(
+        None,
+        description="Names, or objects with parameters; the first gives the verdict. null: the task's own.",
+    )
     conditions: Annotated[list[Condition], AfterValidator(_distinct_names)] = Field(
         default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
     )

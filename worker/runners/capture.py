@@ -31,5 +31,5 @@ class CaptureRunner:
     def completion(self, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
 
-    def score(self, sample: LeasedSample, completion: str) -> Mapping[str, Score]:
+    def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

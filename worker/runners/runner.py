@@ -32,6 +32,9 @@ class Runner(Protocol):
         """The text of generated tokens, cut before the first stop string."""
         ...
 
-    def score(self, sample: LeasedSample, completion: str) -> Mapping[str, Score]:
-        """Verdicts by metric key; empty where the job kind scores nothing."""
+    def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
+        """Verdicts by metric key; empty where the job kind scores nothing.
+
+        Raises ActographError where this sample cannot be judged; the others go on.
+        """
         ...

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
+from actograph.scoring.completions import cut_at_stop
 from worker.chat_template import encode_prompt
-from worker.evals.scorers import cut_at_stop
 from worker.runners.runner import Prompt
 
 

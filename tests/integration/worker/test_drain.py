@@ -35,7 +35,11 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
     for sample in done:
         assert sample.status is SampleStatus.COMPLETED
         assert sample.attempts == 1
-        assert set(sample.scores) == {"exact_match,strict-match", "exact_match,flexible-extract"}
+        assert set(sample.scores) == {
+            "exact_match,strict-match",
+            "exact_match,flexible-extract",
+            "exact_match,numeric",
+        }
         assert sample.session_id is not None
         assert sample.prompt_tokens is not None and sample.generated_tokens is not None
         reader = SessionReader(bench.store, sample.session_id)

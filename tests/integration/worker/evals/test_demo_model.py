@@ -12,8 +12,9 @@ from actograph.contract.specs import Condition
 from actograph.dataset_rows import DatasetRow, read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.metrics import aggregate
+from actograph.scoring.completions import cut_at_stop
+from actograph.scoring.scorers import GSM8K_SCORERS, Answered, ScorerSet
 from worker.chat_template import render_chat
-from worker.evals.scorers import cut_at_stop, score
 from worker.evals.tasks import TASKS, FewshotSampler, build_prompt
 
 pytestmark = pytest.mark.integration
@@ -57,8 +58,9 @@ def complete(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: list[str])
 
 
 def strict_accuracy(completions: list[str], rows: list[DatasetRow], stop: list[str]) -> float:
+    scorers = ScorerSet(GSM8K_SCORERS)
     scores = [
-        score("gsm8k", cut_at_stop(text, stop), row.answer)
+        scorers.score(Answered(completion=cut_at_stop(text, stop), target=row.answer))
         for text, row in zip(completions, rows, strict=True)
     ]
     accuracy = aggregate(scores)[STRICT]

@@ -1,0 +1,145 @@
+"""Scorers as data: what a job spec may name under `scorers`. Meanings are in docs/scoring.md."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MAX_SCORERS = 16
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
+
+
+class ScorerBase(BaseModel):
+    """`label` takes the place of the filter in the metric key, so that one scorer can stand twice."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    label: Label | None = Field(None, description="Last part of the metric key, in place of the usual one.")
+
+    @property
+    def key(self) -> str:
+        """lm-eval's form of a metric key, `<metric>,<filter>`; `none` where there is no filter."""
+        metric, _, usual = _KEYS[getattr(self, "name", "")].partition(",")
+        return f"{metric},{self.label or usual}"
+
+
+class StrictMatchScorer(ScorerBase):
+    """lm-eval's strict-match of GSM8K: the number where the task's own form of answer has it."""
+
+    name: Literal["strict-match"]
+    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(
+        None, description="`#### N`, or `The answer is N.`; null is the task's own, else gsm8k's."
+    )
+
+
+class FlexibleExtractScorer(ScorerBase):
+    """lm-eval's flexible-extract of GSM8K: the last thing that looks like a number."""
+
+    name: Literal["flexible-extract"]
+
+
+class NumericScorer(ScorerBase):
+    """The stated final answer as a number, compared exactly with the target's."""
+
+    name: Literal["numeric"]
+    tolerance: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="Largest difference that counts as equal, where one of the two is written with decimals.",
+    )
+
+
+class ExactScorer(ScorerBase):
+    """The whole completion is the target, but for case, surrounding white space and a final stop."""
+
+    name: Literal["exact"]
+
+
+class IncludesScorer(ScorerBase):
+    """The target stands somewhere in the completion, whatever the case."""
+
+    name: Literal["includes"]
+
+
+class FormatScorer(ScorerBase):
+    """Whether the completion keeps to a form: the share of the required parts that are right."""
+
+    name: Literal["format"]
+    think_required: bool = Field(False, description="One closed, non-empty think block must come first.")
+    answer_marker: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        "####", description="Must stand in the answer exactly once with text behind it; null: not asked for."
+    )
+
+    @model_validator(mode="after")
+    def _requires_something(self) -> "FormatScorer":
+        if not self.think_required and self.answer_marker is None:
+            raise ValueError("ask for at least one of think_required and answer_marker")
+        return self
+
+
+class EfficiencyScorer(ScorerBase):
+    """1 for up to `target_tokens` generated tokens, then falling in a line to 0 at `max_tokens`."""
+
+    name: Literal["efficiency"]
+    target_tokens: int = Field(ge=1, le=1_000_000)
+    max_tokens: int | None = Field(
+        None, ge=1, le=1_000_000, description="null is the job's own sampling.max_tokens."
+    )
+
+    @model_validator(mode="after")
+    def _falls(self) -> "EfficiencyScorer":
+        if self.max_tokens is not None and self.max_tokens <= self.target_tokens:
+            raise ValueError("max_tokens must be larger than target_tokens")
+        return self
+
+
+_KEYS = {
+    "strict-match": "exact_match,strict-match",
+    "flexible-extract": "exact_match,flexible-extract",
+    "numeric": "exact_match,numeric",
+    "exact": "exact_match,none",
+    "includes": "includes,none",
+    "format": "format,none",
+    "efficiency": "efficiency,none",
+}
+#: every scorer's name, as accepted in place of an object where it needs no parameters
+SCORER_NAMES = tuple(_KEYS)
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _distinct_keys(value: list["AnyScorer"]) -> list["AnyScorer"]:
+    keys = [scorer.key for scorer in value]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ValueError(f"two scorers would write {', '.join(twice)}; give one of them a label")
+    return value
+
+
+AnyScorer = (
+    StrictMatchScorer
+    | FlexibleExtractScorer
+    | NumericScorer
+    | ExactScorer
+    | IncludesScorer
+    | FormatScorer
+    | EfficiencyScorer
+)
+ScorerSpec = Annotated[
+    AnyScorer,
+    Field(discriminator="name"),
+    BeforeValidator(_named, json_schema_input_type=Literal[SCORER_NAMES] | dict[str, Any]),
+]
+ScorerList = Annotated[
+    list[ScorerSpec], Field(min_length=1, max_length=MAX_SCORERS), AfterValidator(_distinct_keys)
+]
+
+
+def read_scorer_argument(text: str) -> Any:
+    """A scorer as a command line names it: its name, or an object in JSON."""
+    return json.loads(text) if text.lstrip().startswith("{") else text

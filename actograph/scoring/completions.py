@@ -1,0 +1,49 @@
+"""A completion before it is judged: what is cut from it, and where thinking ends."""
+
+import re
+from collections.abc import Iterable
+
+OPEN, CLOSE = "<think>", "</think>"
+_THINK_TAG = re.compile(f"{OPEN}|{CLOSE}")
+#: ends of a turn that a tokenizer may leave in the text
+_TURN_END = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end)\|>|</s>|<end_of_turn>|<eos>")
+
+
+def cut_at_stop(completion: str, stop: Iterable[str]) -> str:
+    """The completion before its first stop string.
+
+    The strings are applied one after the other, as lm-eval does, which matters only where
+    occurrences of two of them overlap.
+    """
+    for text in stop:
+        if text:
+            completion = completion.partition(text)[0]
+    return completion
+
+
+def without_thoughts(completion: str) -> str:
+    """The completion without its think blocks.
+
+    What stands before a closing tag without an opening one was thought too, since a chat template
+    may have opened the block; what follows an opening tag that is never closed was only thought.
+    """
+    kept: list[str] = []
+    start, thinking = 0, False
+    for tag in _THINK_TAG.finditer(completion):
+        if tag[0] == OPEN:
+            if not thinking:
+                kept.append(completion[start : tag.start()])
+            thinking = True
+        else:
+            if not thinking:
+                kept.clear()
+            start, thinking = tag.end(), False
+    if not thinking:
+        kept.append(completion[start:])
+    return "".join(kept)
+
+
+def cut_at_turn_end(completion: str) -> str:
+    """What stands before the first end-of-turn token."""
+    found = _TURN_END.search(completion)
+    return completion[: found.start()] if found else completion

@@ -1,0 +1,199 @@
+"""Which number in a completion is its final answer.
+
+The first of these that is there decides:
+
+1. `#### 5` — the first one, GSM8K's own end of an answer; a heading (`#### Step 2`) is none;
+2. `\\boxed{5}` — the last one; one that holds no single number leaves the completion unparsed;
+3. a stated answer — the last `the answer is 5`, `Answer: 5`, `**Final answer** 5`;
+4. the last result of an equation (`= 5`) or number in bold (`**5**`), whichever comes later;
+5. the last number.
+
+Before that think blocks, calculator annotations (`<<3+2=5>>`) and everything from an end-of-turn
+token on are dropped, and so is everything from the heading of another problem (`Question:`) on once
+a number has been given.
+"""
+
+import re
+from bisect import bisect_left
+
+from actograph.scoring.completions import cut_at_turn_end, without_thoughts
+from actograph.scoring.numbers import Number, NumberText
+
+_NEXT_PROBLEM = re.compile(
+    r"(?:^|(?<=[\s*#>]))(?:Q:|Problem(?:\s\d{1,4})?:|User:|Human:)|Question(?:\s\d{1,4})?:", re.MULTILINE
+)
+_HASHES = re.compile(r"####+")
+#: `#### 2. Add them up` and `#### 2) ...` are headings
+_LIST_ITEM = re.compile(r"[.):]\s{1,3}[*_]{0,2}[A-Za-z]")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
+_MAX_BOXES = 8
+_BOX_GOES_ON = re.compile(r"\s{0,3}(?:[,;:±]\s{0,3}[^\s}]|\{?\s?(?:and|or)\b)")
+_ANSWER = re.compile(
+    r"\b(?:answer|ans)\b[^\n.:=?!\d]{0,80}?(?P<verb>\b(?:is|was|equals|be|becomes|comes\sto)\b|[:=]|\uff1a)"
+    r"|^[ \t#*_>]{0,12}(?:the\s)?(?:final\s)?answer[ \t*_]{0,8}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NEGATED = re.compile(r"[\s*_]{0,4}not\b", re.IGNORECASE)
+#: what may stand between a marker and its number
+_FILLER = re.compile(
+    r"(?:[\s\u00a0*_`\"'“”(\[{:=~≈>$€£¥₹|\\-]|(?:is|was|a|an|the|about|around|exactly|approximately|only|just"
+    r"|therefore|thus|then|hence|simply|equal|equals|to|total|of|now|also|still|at|least|most|indeed"
+    r"|final|number|amount|result|answer|[A-Za-z]\s?=)(?![A-Za-z]))*+",
+    re.IGNORECASE,
+)
+_MAX_FILLER = 120
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
+_EQUALS = re.compile(r"(?<![<>!≠≤≥=≈])[=≈]++>?")
+_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
+
+
+def final_number(completion: str) -> Number | None:
+    """The final answer, None where the completion has none that can be read."""
+    return _Reader(cut_at_turn_end(without_thoughts(completion))).find()
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._numbers = NumberText(text)
+        self._text = self._numbers.text
+        self._places = self._numbers.places
+        if self._places:
+            following = _NEXT_PROBLEM.search(self._text, self._places[0])
+            if following is not None:
+                self._text = self._text[: following.start()]
+                self._numbers = NumberText(self._text)
+                self._places = self._numbers.places
+
+    def find(self) -> Number | None:
+        if not self._places:
+            return None
+        found = self._after_hashes()
+        if found is not None:
+            return found
+        boxes = [match.end() for match in _BOX.finditer(self._text)][-_MAX_BOXES:]
+        if boxes:
+            return self._in_box(boxes)
+        return self._stated() or self._result() or self._last()
+
+    def _after_hashes(self) -> Number | None:
+        for marker in _HASHES.finditer(self._text):
+            number = self._adjacent(marker.end())
+            if number is not None and _LIST_ITEM.match(self._text, number.end) is None:
+                return self._evaluated(number, marker.end(), self._line_end(marker.end(), len(self._text)))
+        return None
+
+    def _in_box(self, boxes: list[int]) -> Number | None:
+        start = boxes[-1]
+        end = self._closing_brace(start)
+        equation = self._text.rfind("=", start, end)
+        number = self._adjacent(start if equation < 0 else equation + 1)
+        if number is None or number.end > end or self._numbers.goes_on(number):
+            return None
+        if _BOX_GOES_ON.match(self._text, number.end, end) is not None:
+            return None
+        return number
+
+    def _closing_brace(self, start: int) -> int:
+        depth = 1
+        for brace in re.compile(r"[{}]").finditer(self._text, start):
+            depth += 1 if brace[0] == "{" else -1
+            if not depth:
+                return brace.start()
+        return len(self._text)
+
+    def _stated(self) -> Number | None:
+        marks = list(_ANSWER.finditer(self._text))
+        limit = len(self._text)
+        for mark in reversed(marks):
+            end, limit = limit, mark.start()
+            if _NEGATED.match(self._text, mark.end()) is not None:
+                continue
+            number = self._after_statement(mark, end)
+            if number is not None:
+                return number
+        return None
+
+    def _after_statement(self, mark: re.Match[str], limit: int) -> Number | None:
+        """`limit`: where the next statement begins."""
+        start = mark.end()
+        is_sentence = mark["verb"] is not None and mark["verb"].isalpha()
+        number = self._adjacent(start)
+        if number is not None:
+            end = self._sentence_end(number.end, limit) if is_sentence else self._line_end(number.end, limit)
+            result = self._evaluated(number, start, end)
+            if result is None or is_sentence:
+                return result
+            # `Answer: 48 clips in May, and 24 ...` opens the working, it does not end it
+            through = end if result is number else limit
+            return None if self._has_number(result.end, through) else result
+        filler = _FILLER.match(self._text, start, limit)
+        begin = filler.end() if filler is not None else start
+        end = self._sentence_end(begin, limit)
+        if not is_sentence and self._has_number(end, limit):
+            return None
+        return self._last_between(begin, end)
+
+    def _evaluated(self, number: Number, start: int, end: int) -> Number | None:
+        """The number itself, or the result of the equation that it begins."""
+        if not self._numbers.goes_on(number):
+            return number
+        equation = self._text.rfind("=", start, end)
+        result = self._adjacent(equation + 1) if equation >= 0 else None
+        return None if result is None or self._numbers.goes_on(result) else result
+
+    def _result(self) -> Number | None:
+        equation = bold = None
+        for mark in reversed(list(_EQUALS.finditer(self._text))):
+            number = self._adjacent(mark.end())
+            if number is not None and not self._numbers.goes_on(number):
+                equation = number
+                break
+        for strong in reversed(list(_BOLD.finditer(self._text))):
+            number = self._adjacent(strong.start(1))
+            if (
+                number is not None
+                and number.end <= strong.end(1)
+                and not self._numbers.goes_on(number)
+                and _LIST_ITEM.match(self._text, number.end) is None
+                and not self._has_number(number.end, strong.end(1))
+            ):
+                bold = number
+                break
+        if equation is None or bold is None:
+            return equation or bold
+        return max(equation, bold, key=lambda number: number.end)
+
+    def _last(self) -> Number | None:
+        return self._last_between(0, len(self._text))
+
+    def _last_between(self, start: int, end: int) -> Number | None:
+        place = bisect_left(self._places, end) - 1
+        while place >= 0 and self._places[place] >= start:
+            number = self._numbers.read(self._places[place])
+            if number is not None:
+                return number
+            place -= 1
+        return None
+
+    def _adjacent(self, start: int) -> Number | None:
+        """The number that follows `start` with nothing but filler between."""
+        place = bisect_left(self._places, start)
+        if place == len(self._places):
+            return None
+        number = self._numbers.read(self._places[place])
+        if number is None or self._places[place] - start > _MAX_FILLER:
+            return None
+        begins = max(start, number.start)
+        return number if _FILLER.fullmatch(self._text, start, begins) is not None else None
+
+    def _has_number(self, start: int, end: int) -> bool:
+        place = bisect_left(self._places, start)
+        return place < len(self._places) and self._places[place] < end
+
+    def _line_end(self, start: int, limit: int) -> int:
+        end = self._text.find("\n", start, limit)
+        return limit if end < 0 else end
+
+    def _sentence_end(self, start: int, limit: int) -> int:
+        found = _SENTENCE_END.search(self._text, start, limit)
+        return limit if found is None else found.start()

@@ -1,0 +1,260 @@
+"""Numbers as models write them, read exactly.
+
+English notation: a point before the decimals, and commas, apostrophes or (no-break, thin) spaces
+between groups of exactly three digits. Signs (ASCII or Unicode), currencies, percent signs, units,
+fractions, mixed numbers, powers of ten, scientific notation and `million` and its like are
+understood. A number that is only part of an expression (`2√3`, `5^2`, `1/0`) is not read.
+
+Every pattern here takes linear time: repetitions are possessive or bounded.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+#: longer than any number that an answer may be; also what keeps arithmetic cheap
+MAX_CHARS = 200
+MAX_EXPONENT = 300
+
+_MINUS = "\u2212\ufe63\uff0d\u2012\u2013"
+_SPACES = "\u00a0\u2007\u2009\u202f"
+_FULLWIDTH_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
+_VULGAR = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
+    "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+_PLAIN = str.maketrans(
+    dict.fromkeys(_MINUS, "-")
+    | dict.fromkeys(_SPACES, "\u00a0")
+    | {chr(code): digit for code, digit in _FULLWIDTH_DIGITS.items()}
+    | {sign: f" {fraction}" for sign, fraction in _VULGAR.items()}
+    | {"\u2044": "/", "\u2019": "'", "\uff0c": ",", "\uff04": "$", "\uff05": "%", "\u2215": "/"}
+)
+_CALCULATOR = re.compile(r"<<[^<>\n]*+>>")
+_LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\([$%#&_])"), r"\1"),
+    (re.compile(r"\\[,:;]"), "\u00a0"),
+    (re.compile(r"\\!|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle"), ""),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[()\[\]]|\\ "), " "),
+    (re.compile(r"\\[dtc]frac"), r"\\frac"),
+    (re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s?\{"), "{"),
+    (re.compile(r"\\sqrt\s?(?:\{|(?=\[))?"), "√"),
+    (re.compile(r"\\pi(?![a-z])"), "π"),
+    (re.compile(r"\\(?:times|cdot)(?![a-z])"), "×"),
+    (re.compile(r"\\approx(?![a-z])"), "≈"),
+    (re.compile(r"\\(?:pm|mp)(?![a-z])"), "±"),
+)
+
+_GROUPED = "|".join(rf"[0-9]{{1,3}}(?:{mark}[0-9]{{3}}(?![0-9]))++" for mark in (",", "'", "[ ]", "\u00a0"))
+_WHOLE = rf"(?:{_GROUPED}|[0-9]++)"
+_BRACED = r"\{\s?(-?[0-9][0-9,]{0,40}(?:\.[0-9]{1,40})?)\s?\}"
+_LATEX_FRACTION = rf"\\frac\s?(?:{_BRACED}\s?{_BRACED}|([0-9])([0-9]))"
+_NUMBER = re.compile(
+    rf"""
+    (?P<latex>{_LATEX_FRACTION})
+    |
+    (?:(?P<whole>{_WHOLE})(?P<decimals>(?:\.[0-9]++)*+)|(?<![0-9A-Za-z.])(?P<bare>\.[0-9]++))
+    (?P<exponent>[eE][+-]?[0-9]{{1,6}}(?![0-9A-Za-z]))?
+    (?:
+        \s{{0,2}}(?P<latex_part>{_LATEX_FRACTION})
+      | \ (?P<numerator>[0-9]{{1,9}})/(?P<denominator>[0-9]{{1,9}})(?![0-9/])
+      | /(?P<divisor>{_WHOLE}(?:\.[0-9]++)?)(?P<date>(?:/[0-9]++)*+)
+      | \s?[×x*]\s?10\s?\^\s?(?:\{{\s?(?P<power>[+-]?[0-9]{{1,6}})\s?\}}|(?P<plain_power>[+-]?[0-9]{{1,6}}))
+      | \s?\^\s?(?:\{{\s?(?P<raised>[+-]?[0-9]{{1,6}})\s?\}}|(?P<plain_raised>[+-]?[0-9]{{1,6}}))
+    )?
+    """,
+    re.VERBOSE,
+)
+_SCALE = re.compile(r"[\s-]?(thousand|million|billion|trillion)s?\b", re.IGNORECASE)
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+_CURRENCIES = "$€£¥₹"
+_CURRENCY_CODE = re.compile(r"(?:USD|EUR|GBP|JPY|INR|CAD|AUD|CHF|US|Rs\.?|RM|R)\Z")
+#: a number next to one of these is a part of something else
+_BINDS_BEFORE = "√^_±"
+_BINDS_AFTER = "√^π±²³⁴⁵⁶⁷⁸⁹⁰¹"
+_OPERATOR = re.compile(r"[\s\u00a0]{0,3}(?:[+×÷/=<>]|\*(?!\*)|-(?=\s?[0-9($])|[xX](?=\s?[0-9($]))")
+#: what ends an operand, so that a minus after it takes away
+_OPERAND_END = re.compile(r"[0-9)\]%°]\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that stands in `text[start:end]`, sign and currency included."""
+
+    value: Fraction
+    start: int
+    end: int
+    has_decimals: bool
+
+    def __str__(self) -> str:
+        """The shortest exact form: `-1234.5`, or `1/3` where decimals would not end."""
+        return format_exact(self.value)
+
+
+class NumberText:
+    """A text in which numbers can be found by their place."""
+
+    def __init__(self, text: str) -> None:
+        text = _CALCULATOR.sub("", text).translate(_PLAIN)
+        if "\\" in text or "{" in text:
+            for pattern, replacement in _LATEX:
+                text = pattern.sub(replacement, text)
+        self.text = text
+        self._places: list[int] | None = None
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Where the numbers begin (their digits, not their signs), in order; not all can be read."""
+        if self._places is None:
+            self._places = [match.start() for match in _NUMBER.finditer(self.text)]
+        return self._places
+
+    def read(self, place: int) -> Number | None:
+        """The number whose first digit (or `\\frac`) is at `place`; None where it cannot be read."""
+        match = _NUMBER.match(self.text, place)
+        if match is None or match.end() - match.start() > MAX_CHARS:
+            return None
+        found = _value(match)
+        if found is None:
+            return None
+        value, has_decimals = found
+        end = match.end()
+        text = self.text
+        if end < len(text) and text[end] in _BINDS_AFTER:
+            return None
+        if (scale := _SCALE.match(text, end)) is not None:
+            value, end = value * _SCALES[scale[1].lower()], scale.end()
+        start = _skip_currency(text, match.start())
+        if start is None:
+            return None
+        if start and text[start - 1] in "-+" and _is_sign(text, start - 1):
+            value = -value if text[start - 1] == "-" else value
+            start = _skip_currency(text, start - 1) or start - 1
+        elif start > 1 and text[start - 1] == " " and text[start - 2] == "-" and _is_spaced_sign(text, start):
+            value, start = -value, start - 2
+        return Number(value, start, end, has_decimals)
+
+    def goes_on(self, number: Number) -> bool:
+        """Whether an operator follows, which makes the number an operand and no result."""
+        return _OPERATOR.match(self.text, number.end) is not None
+
+
+def read_number(text: str) -> Number | None:
+    """The number that a text consists of, but for markup, a unit and a final stop.
+
+    None where there is none, or more than one.
+    """
+    numbers = NumberText(text.strip())
+    if len(numbers.places) != 1:
+        return None
+    return numbers.read(numbers.places[0])
+
+
+def format_exact(value: Fraction) -> str:
+    """Decimals where they end within forty places, else a fraction in lowest terms."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    places, rest = 0, value.denominator
+    for prime in (2, 5):
+        count = 0
+        while rest % prime == 0:
+            rest //= prime
+            count += 1
+        places = max(places, count)
+    if rest != 1 or places > 40:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def _value(match: re.Match[str]) -> tuple[Fraction, bool] | None:
+    """The unsigned value, and whether it is written with decimals."""
+    if match["latex"] is not None:
+        fraction = _latex_fraction(match["latex"])
+        return None if fraction is None else (fraction, False)
+    written = match["bare"] or match["whole"] + match["decimals"]
+    if written.count(".") > 1:  # a version, an address, a date
+        return None
+    try:
+        value = Fraction(re.sub(r"[, '\u00a0]", "", written))
+    except ValueError:
+        return None
+    if match["exponent"]:
+        exponent = int(match["exponent"][1:])
+        if abs(exponent) > MAX_EXPONENT:
+            return None
+        value *= Fraction(10) ** exponent
+    if match["latex_part"] is not None:
+        part = _latex_fraction(match["latex_part"])
+        if part is None or value.denominator != 1:
+            return None
+        value += part
+    elif match["numerator"] is not None:
+        if int(match["denominator"]) == 0 or value.denominator != 1:
+            return None
+        value += Fraction(int(match["numerator"]), int(match["denominator"]))
+    elif match["divisor"] is not None:
+        if match["date"]:
+            return None
+        divisor = Fraction(re.sub(r"[, '\u00a0]", "", match["divisor"]))
+        if divisor == 0:
+            return None
+        value /= divisor
+    elif (power := match["power"] or match["plain_power"]) is not None:
+        if abs(int(power)) > MAX_EXPONENT:
+            return None
+        value *= Fraction(10) ** int(power)
+    elif (raised := match["raised"] or match["plain_raised"]) is not None:
+        if written != "10" or match["exponent"] or abs(int(raised)) > MAX_EXPONENT:
+            return None
+        value = Fraction(10) ** int(raised)
+    return value, "." in written
+
+
+_LATEX_FRACTION_PARTS = re.compile(_LATEX_FRACTION)
+
+
+def _latex_fraction(text: str) -> Fraction | None:
+    match = _LATEX_FRACTION_PARTS.fullmatch(text)
+    if match is None:
+        return None
+    above, below = (match[1], match[2]) if match[1] is not None else (match[3], match[4])
+    divisor = Fraction(below.replace(",", ""))
+    return Fraction(above.replace(",", "")) / divisor if divisor else None
+
+
+def _skip_currency(text: str, place: int) -> int | None:
+    """Where the currency before `place` begins, `place` where there is none, None inside a word."""
+    if not place:
+        return place
+    start = place - 1 if text[place - 1] == " " and place > 1 and text[place - 2] in _CURRENCIES else place
+    if text[start - 1] in _CURRENCIES:
+        start -= 1
+    if start and (text[start - 1].isalpha() or text[start - 1] in _BINDS_BEFORE):
+        code = _CURRENCY_CODE.search(text[max(0, start - 4) : start])
+        if code is None:
+            # `$` closes a formula before this number, or the number belongs to a word
+            return start if start < place and text[start - 1] not in _BINDS_BEFORE else None
+        begins = start - len(code[0])
+        if begins and text[begins - 1].isalnum():
+            return None
+        return begins
+    return start
+
+
+def _is_sign(text: str, place: int) -> bool:
+    """Whether the `-` or `+` at `place` belongs to the number right behind it."""
+    if not place:
+        return True
+    before = text[place - 1]
+    if before in "-+" or before.isalpha():  # a dash, or a hyphen
+        return False
+    return _OPERAND_END.search(text[max(0, place - 8) : place].rstrip()) is None
+
+
+def _is_spaced_sign(text: str, start: int) -> bool:
+    """`= - 5` and `(- 5`: elsewhere a minus before a space is a dash or takes away."""
+    return text[max(0, start - 6) : start - 2].rstrip().endswith(("=", "("))

@@ -1,0 +1,70 @@
+"""Verdicts on form and length rather than on the answer: values from 0 to 1, made by factories."""
+
+import re
+from collections.abc import Callable
+
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import Score
+from actograph.scoring.completions import CLOSE, OPEN, without_thoughts
+
+MAX_ANSWER_CHARS = 200
+
+
+def format_reward(
+    *, think_required: bool = False, answer_marker: str | None = "####"
+) -> Callable[[str], Score]:
+    """Judges a completion's form: the share of the required parts that are as they must be.
+
+    A think block is right if exactly one closes, has text in it and comes first; the opening tag may
+    be missing, since chat templates write it. An answer marker is right if it stands exactly once
+    outside of thoughts with text behind it on its line. That text is the score's answer.
+    """
+    marker = re.compile(re.escape(answer_marker)) if answer_marker is not None else None
+
+    def judge(completion: str) -> Score:
+        parts: list[bool] = []
+        answer = None
+        if think_required:
+            parts.append(_thinks_first(completion))
+        if marker is not None:
+            said = without_thoughts(completion)
+            places = [match.end() for match in marker.finditer(said)]
+            if len(places) == 1:
+                line = said[places[0] :].partition("\n")[0].strip()
+                answer = line[:MAX_ANSWER_CHARS] or None
+            parts.append(answer is not None)
+        else:
+            answer = without_thoughts(completion).strip()[:MAX_ANSWER_CHARS] or None
+        return Score(value=sum(parts) / len(parts), answer=answer)
+
+    return judge
+
+
+def _thinks_first(completion: str) -> bool:
+    text = completion.lstrip().removeprefix(OPEN)
+    thought, closing, after = text.partition(CLOSE)
+    return bool(closing and thought.strip()) and not any(tag in thought + after for tag in (OPEN, CLOSE))
+
+
+def efficiency_reward(*, target_tokens: int, max_tokens: int) -> Callable[[int | None], Score]:
+    """Judges a completion's length in generated tokens.
+
+    1 up to `target_tokens`, from there in a straight line down to 0 at `max_tokens` and beyond. It
+    says nothing about the answer. The score's answer is the number of tokens.
+
+    Raises:
+        InvalidRequest: `max_tokens` is not larger, or (when judging) the length is unknown.
+    """
+    if max_tokens <= target_tokens:
+        raise InvalidRequest(
+            f"efficiency: target_tokens {target_tokens} must be smaller than max_tokens {max_tokens}",
+            param="scorers",
+        )
+
+    def judge(generated_tokens: int | None) -> Score:
+        if generated_tokens is None:
+            raise InvalidRequest("efficiency needs generated_tokens, the completion's length")
+        value = (max_tokens - generated_tokens) / (max_tokens - target_tokens)
+        return Score(value=min(1.0, max(0.0, value)), answer=str(generated_tokens))
+
+    return judge

@@ -1,0 +1,102 @@
+"""Properties: how a number is written never changes the verdict, and another number is never right."""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from actograph.contract.scorers import NumericScorer
+from actograph.scoring.numbers import format_exact, read_number
+from actograph.scoring.scorers import Answered, ScorerSet
+
+NUMERIC = ScorerSet([NumericScorer(name="numeric")])
+
+
+def correct(completion: str, gold: str) -> bool:
+    return NUMERIC.score(Answered(completion=completion, target=gold))["exact_match,numeric"].value == 1
+
+
+def grouped(mark: str) -> Callable[[int, str], str]:
+    return lambda whole, rest: f"{whole:,}".replace(",", mark) + rest
+
+
+#: a whole number and its decimals (with the point) -> as somebody would write them
+WRITINGS: list[Callable[[int, str], str]] = [
+    lambda whole, rest: f"{whole}{rest}",
+    *(grouped(mark) for mark in (",", " ", "\u00a0", "\u202f", "'")),
+    lambda whole, rest: f"{whole}{rest or '.0'}0",
+    lambda whole, rest: f"{whole}{rest}".translate({48 + i: chr(0xFF10 + i) for i in range(10)}),
+    lambda whole, rest: f"{whole:,}{rest}".replace(",", "{,}") if rest or whole else "0",
+]
+MINUS = ("-", "\u2212")
+CURRENCY = ("", "$", "€", "US$", "\\$")
+UNITS = ("", "%", " dollars", " km", "\\%", ".", " apples")
+FRAMES = (
+    "#### {}",
+    "so we are done after 4 steps\n#### {}\n",
+    "\\boxed{{{}}}",
+    "First 7. Then $\\boxed{{{}}}$ it is",
+    "The answer is {}.",
+    "**Answer:** {}",
+    "It was 12 - 3. The final answer is: **{}**",
+    "x = {}",
+    "So 2 of them. In all **{}**",
+    "{}",
+    "<think>maybe 17, or 21</think>\n\nIt has to be {}",
+    "The answer is {}.\n\nQuestion: Bob has 99 eggs?\nAnswer: 99",
+)
+NUMBERS = st.tuples(
+    st.booleans(),
+    st.one_of(st.integers(0, 99), st.integers(0, 10**9)),
+    st.one_of(st.just(""), st.from_regex(r"\.[0-9]{1,4}", fullmatch=True, alphabet="0123456789.")),
+)
+
+
+@st.composite
+def written(draw: st.DrawFn, numbers: st.SearchStrategy[tuple[bool, int, str]]) -> tuple[str, Fraction]:
+    negative, whole, rest = draw(numbers)
+    value = Fraction(f"{whole}{rest}") * (-1 if negative else 1)
+    digits = draw(st.sampled_from(WRITINGS))(whole, rest)
+    sign = draw(st.sampled_from(MINUS)) if negative else ""
+    text = f"{sign}{draw(st.sampled_from(CURRENCY))}{digits}{draw(st.sampled_from(UNITS))}"
+    return draw(st.sampled_from(FRAMES)).format(text), value
+
+
+@settings(max_examples=600, deadline=None)
+@given(written(NUMBERS))
+def test_any_writing_of_the_right_number_is_right(case: tuple[str, Fraction]) -> None:
+    completion, value = case
+    assert correct(completion, format_exact(value))
+    assert correct(completion, f"worked out\n#### {format_exact(value)}")
+
+
+@settings(max_examples=600, deadline=None)
+@given(written(NUMBERS), NUMBERS)
+def test_another_number_is_never_right(case: tuple[str, Fraction], other: tuple[bool, int, str]) -> None:
+    completion, value = case
+    negative, whole, rest = other
+    gold = Fraction(f"{whole}{rest}") * (-1 if negative else 1)
+    assume(gold != value)
+    assert not correct(completion, format_exact(gold))
+
+
+@settings(max_examples=300, deadline=None)
+@given(written(NUMBERS), st.sampled_from([-1, 1]), st.integers(0, 6))
+def test_nor_is_a_neighbour(case: tuple[str, Fraction], sign: int, places: int) -> None:
+    completion, value = case
+    assert not correct(completion, format_exact(value + Fraction(sign, 10**places)))
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_exact_forms_are_read_back(value: Fraction) -> None:
+    found = read_number(format_exact(value))
+    assert found is not None
+    assert found.value == value
+
+
+@given(st.text(alphabet="0123456789.,/-+ $%eE^{}\\frac#*=boxed<>think'x×10√\u00a0\u2212½", max_size=60))
+@settings(max_examples=500, deadline=None)
+def test_no_text_makes_it_stumble(completion: str) -> None:
+    score = NUMERIC.score(Answered(completion=completion, target="5"))["exact_match,numeric"]
+    assert (score.value == 1.0) == (score.answer == "5")
