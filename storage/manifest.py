@@ -54,12 +54,17 @@ class StoredTensor(ManifestPart):
 
 
 class Turn(ManifestPart):
-    """One turn: tokens [start, stop) of `token_ids`, of which the first `prompt_tokens` were given."""
+    """One turn of the model: tokens [start, stop) of `token_ids`; the first `prompt_tokens` were given.
+
+    What the model had before it is more: the first `context` of all the tokens that it had in the
+    turn before (that turn's own context, prompt and answer), which are not stored again.
+    """
 
     role: str
     start: int
     stop: int
     prompt_tokens: int
+    context: int | None = Field(None, description="null for the first turn.")
 
 
 class Segment(ManifestPart):

@@ -212,6 +212,8 @@ class SessionWriter:
             raise CaptureFailed(
                 f"{name}: rows from {tensor.first_row} on came where {hook.first_row + start} was next"
             )
+        if not start:
+            hook.first_row = tensor.first_row  # what came before had no rows
         hook.rows += rows
         return start
 

@@ -107,10 +107,11 @@ def segments(markup: Markup, prompt_ids: Sequence[int], generated_ids: Sequence[
     """The runs of tokens of one sample: the prompt, then what was generated, without gaps."""
     follower = SegmentFollower(markup, prompt_ids)
     names = ["prompt"] * len(prompt_ids) + [follower.next(token) for token in generated_ids]
-    return list(_runs(names))
+    return list(runs(names))
 
 
-def _runs(names: Sequence[str]) -> Iterator[Segment]:
+def runs(names: Sequence[str]) -> Iterator[Segment]:
+    """The segments of tokens that are named one by one."""
     start = 0
     for name, run in groupby(names):
         stop = start + len(list(run))

@@ -26,7 +26,7 @@ class ChosenRows:
     """The choice for one batch.
 
     Args:
-        prompt_ids: of each sample.
+        choosers, prompt_ids: of each sample.
         generated: live view of the ids that each sample has generated.
 
     Attributes:
@@ -35,14 +35,16 @@ class ChosenRows:
 
     def __init__(
         self,
-        chooser: RowChooser,
+        choosers: Sequence[RowChooser],
         prompt_ids: Sequence[Sequence[int]],
         generated: Sequence[Sequence[int]],
     ) -> None:
         self._prompts = [len(ids) for ids in prompt_ids]
         self._generated = generated
-        self._judges = [chooser.of_generation(ids) for ids in prompt_ids]
-        self.tokens: list[list[int]] = [list(chooser.of_prompt(ids)) for ids in prompt_ids]
+        self._judges = [c.of_generation(ids) for c, ids in zip(choosers, prompt_ids, strict=True)]
+        self.tokens: list[list[int]] = [
+            list(c.of_prompt(ids)) for c, ids in zip(choosers, prompt_ids, strict=True)
+        ]
         self.in_prompt = tuple(len(tokens) for tokens in self.tokens)
         self._indices: dict[
             tuple[int, int, torch.device], tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]

@@ -342,6 +342,7 @@ class Engine:
             shaping=plan.shaping,
             prompt_ids=[r.prompt_ids for r in chosen],
             generated_ids=tracker.tokens,
+            choosers=[r.chooser for r in chosen] if any(r.chooser for r in chosen) else (),
             options=plan.options,
             sink=plan.sink,
             ended_at=tracker.ended_at,

@@ -22,6 +22,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]  # never empty
     seed: int  # all randomness of this sample
     edits: tuple[Edit, ...] = ()  # in the order in which they apply
+    chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.columns import Columns
 from worker.engine.host_memory import host_copy
 from worker.engine.requests import BufferOptions, Positions, RowShaping, RowSink
+from worker.engine.row_chooser import RowChooser
 from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
 from worker.engine.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.summaries import Summaries
@@ -44,6 +45,7 @@ class RowStream:
         shaping: what is made of the rows before they leave the device.
         ended_at: live view of the tokens after which each sample ended, None while it runs.
         prompt_ids, generated_ids: per sample, the latter a live view; for a chooser alone.
+        choosers: per sample, before the shaping's.
         should_stop: polled while decoding has to wait for the writer.
         errors: takes what the sink raises, by sample; nothing is written of a sample that is in it.
 
@@ -65,6 +67,7 @@ class RowStream:
         shaping: RowShaping = _AS_COMPUTED,
         prompt_ids: Sequence[Sequence[int]] = (),
         generated_ids: Sequence[Sequence[int]] = (),
+        choosers: Sequence[RowChooser | None] = (),
         should_stop: Callable[[], bool] = lambda: False,
         errors: dict[int, BaseException] | None = None,
     ) -> None:
@@ -74,8 +77,11 @@ class RowStream:
         self._positions = positions
         self._dtype = dtype
         self._columns = Columns(shaping.columns)
+        each = choosers or [shaping.chooser] * len(self._prompts)
         self._chosen = (
-            ChosenRows(shaping.chooser, prompt_ids, generated_ids) if shaping.chooser is not None else None
+            ChosenRows([one for one in each if one is not None], prompt_ids, generated_ids)
+            if any(each)
+            else None
         )
         self._keeps_rows = shaping.keeps_rows
         self._summaries = (

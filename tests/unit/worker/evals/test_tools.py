@@ -1,0 +1,140 @@
+"""Calls as models write them, good and bad, and what each gives back."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from actograph.contract.errors import InvalidRequest
+from worker.evals.tool_calls import MalformedCall, ToolCall, parse_calls
+from worker.evals.tool_dialogue import ToolFormat, tool_use
+from worker.evals.tools import CALCULATOR, MAX_RESULT_CHARS, run_call
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "48/2"}}\n</tool_call>'
+NEEDS = 'Error: calculator needs {"expression": "..."}, a text such as "48/2"'
+SUM = ToolCall("calculator", {"expression": "48/2"})
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("The answer is 24.\n#### 24", []),
+        (CALL, [SUM]),
+        (f"I shall halve it.\n{CALL}\n{CALL}", [SUM, SUM]),
+        (f"<think>\nmaybe {CALL}\n</think>\n\n#### 24", []),
+        (f"<think>\nhm\n</think>\n\n{CALL}", [SUM]),
+        (f"a thought that the prompt opened\n</think>\n{CALL}", [SUM]),
+        (f"<think>\nnever closed {CALL}", []),
+        (CALL.removesuffix("</tool_call>"), [SUM]),
+        (
+            '<tool_call>{"name": "calculator", "arguments": "{\\"expression\\": \\"48/2\\"}"}</tool_call>',
+            [SUM],
+        ),
+        ('<tool_call>{"name": "calculator", "parameters": {"expression": "48/2"}}</tool_call>', [SUM]),
+        ('<tool_call>{"name": "clock"}</tool_call>', [ToolCall("clock", {})]),
+    ],
+)
+def test_calls_are_found(text: str, calls: list[ToolCall]) -> None:
+    assert parse_calls(text) == calls
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"name": "calculator", "arguments": {"expression": "1+1"}', "not valid JSON"),
+        ("calculator(1+1)", "not valid JSON"),
+        ("", "not valid JSON"),
+        ("[1]", "names no tool"),
+        ('{"arguments": {}}', "names no tool"),
+        ('{"name": 3}', "names no tool"),
+        ('{"name": "calculator", "arguments": [1]}', "no object"),
+        ('{"name": "calculator", "arguments": "1+1"}', "arguments are not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why(body: str, says: str) -> None:
+    [call] = parse_calls(f"<tool_call>{body}</tool_call>")
+    assert isinstance(call, MalformedCall)
+    assert says in call.reason
+    result = run_call(call, [CALCULATOR])
+    assert result.error
+    assert result.content.startswith("Error: ")
+
+
+def test_an_unclosed_call_that_is_cut_is_malformed() -> None:
+    [call] = parse_calls('<tool_call>{"name": "calc')
+    assert isinstance(call, MalformedCall)
+    assert "not closed" in call.reason
+
+
+@pytest.mark.parametrize(
+    ("call", "content"),
+    [
+        (SUM, "24"),
+        (ToolCall("calculator", {"expression": 3.5}), "3.5"),
+        (ToolCall("calculator", {"expression": "1/0"}), "Error: division by zero"),
+        (ToolCall("calculator", {}), NEEDS),
+        (ToolCall("calculator", {"expression": None}), NEEDS),
+        (ToolCall("clock", {}), 'Error: there is no tool "clock"; the tools are calculator'),
+    ],
+)  # fmt: skip
+def test_calls_are_run(call: ToolCall, content: str) -> None:
+    result = run_call(call, [CALCULATOR])
+    assert result.content == content
+    assert result.error == content.startswith("Error")
+
+
+def test_a_tool_that_breaks_is_an_error_for_the_model() -> None:
+    def broken(arguments: Mapping[str, Any]) -> str:
+        raise OSError("x" * 1000)
+
+    result = run_call(SUM, [replace(CALCULATOR, run=broken)])
+    assert result.error
+    assert result.content.startswith("Error: calculator failed: OSError: xxx")
+    assert len(result.content) == MAX_RESULT_CHARS
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
+
+
+def test_results_are_rendered_as_the_template_wants_them(qwen: Any) -> None:
+    form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
+    turn, results = form.after_turn(f"Well:\n{CALL}")
+    assert form.render([*asked, *turn, *results]).endswith(
+        f"<|im_start|>assistant\nWell:\n{CALL}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n24\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    broken = '<tool_call>\n{"name": calculator}\n</tool_call>'
+    turn, results = form.after_turn(broken)
+    assert f"<|im_start|>assistant\n{broken}<|im_end|>" in form.render([*asked, *turn, *results])
+    assert results[0]["content"].startswith("Error: the call is not valid JSON")
+    thought = f"<think>\n48 is 2*24\n</think>\n\n{CALL}"
+    turn, results = form.after_turn(thought)
+    assert f"<|im_start|>assistant\n{thought}" in form.render([*asked, *turn, *results])
+    assert form.after_turn("#### 24") == ([], [])
+
+
+def test_what_happened_is_counted(qwen: Any) -> None:
+    form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
+    unknown = CALL.replace("calculator", "clock")
+    use = tool_use(form, [CALL, unknown, "<tool_call>{</tool_call>", "#### 24"], ended="answer")
+    assert (use.turns, use.calls, use.errors, use.malformed, use.ended) == (4, 3, 2, 1, "answer")
+    assert [(m.role, m.error) for m in use.messages] == [
+        ("assistant", False), ("tool", False), ("assistant", False), ("tool", True),
+        ("assistant", False), ("tool", True), ("assistant", False),
+    ]  # fmt: skip
+    assert use.messages[1].content == "24"
+
+
+def test_a_template_without_tools_is_refused(qwen: Any, shared: Path) -> None:
+    plain = AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
+    plain.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="does not offer tools"):
+        ToolFormat(plain, [CALCULATOR], enable_thinking=False)

@@ -1,0 +1,70 @@
+"""Tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+This is the format of Qwen2.5, Qwen3 and the Hermes models (NousResearch, Hermes function calling).
+Calls inside a thought are thoughts, not calls.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_FORM = 'write {"name": "<tool>", "arguments": {...}} between <tool_call> and </tool_call>'
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """Something meant as a call that cannot be read; `reason` is for the model."""
+
+    reason: str
+
+
+def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
+    """The calls of one turn, in their order; empty where the turn calls nothing.
+
+    Args:
+        text: the turn, marks included.
+    """
+    spoken = _THOUGHT.sub("", text)
+    if "</think>" in spoken:  # the template opened the thought
+        spoken = spoken.rpartition("</think>")[2]
+    calls: list[ToolCall | MalformedCall] = []
+    for piece in spoken.split(OPEN)[1:]:
+        body, closed, _ = piece.partition(CLOSE)
+        calls.append(_parse(body.strip()) if closed else _unclosed(body))
+    return calls
+
+
+def _unclosed(body: str) -> ToolCall | MalformedCall:
+    """A call whose closing mark is missing counts where its JSON is whole: models often end there."""
+    found = _parse(body.strip())
+    if isinstance(found, ToolCall):
+        return found
+    return MalformedCall(f"the call is not closed; {_FORM}")
+
+
+def _parse(body: str) -> ToolCall | MalformedCall:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return MalformedCall(f"the call is not valid JSON; {_FORM}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return MalformedCall(f"the call names no tool; {_FORM}")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # OpenAI's form: the arguments as JSON text
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return MalformedCall(f"the arguments are not valid JSON; {_FORM}")
+    if not isinstance(arguments, dict):
+        return MalformedCall(f"the arguments are no object; {_FORM}")
+    return ToolCall(name=value["name"], arguments=arguments)

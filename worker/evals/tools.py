@@ -1,0 +1,85 @@
+"""Tools that a model may call in an evaluation: what it is told of them, and what a call gives."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker.evals.calculator import CalculatorError, calculate
+from worker.evals.tool_calls import MalformedCall, ToolCall
+
+#: longest result that goes back to the model, in characters
+MAX_RESULT_CHARS = 400
+
+
+class ToolError(Exception):
+    """A call that gave nothing; the message is for the model."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call, described as in OpenAI's `tools`."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of the arguments
+    run: Callable[[Mapping[str, Any]], str]  # raises ToolError
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """As chat templates and OpenAI's API take it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gave; `error` where it failed, and then `content` tells the model why."""
+
+    content: str
+    error: bool = False
+
+
+def _calculator(arguments: Mapping[str, Any]) -> str:
+    expression = arguments.get("expression")
+    if isinstance(expression, int | float) and not isinstance(expression, bool):
+        expression = repr(expression)
+    if not isinstance(expression, str):
+        raise ToolError('calculator needs {"expression": "..."}, a text such as "48/2"')
+    try:
+        return calculate(expression)
+    except CalculatorError as error:
+        raise ToolError(str(error)) from error
+
+
+CALCULATOR = Tool(
+    name="calculator",
+    description="Evaluate an arithmetic expression.",
+    parameters={
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+    },
+    run=_calculator,
+)
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (CALCULATOR,)}
+
+
+def run_call(call: ToolCall | MalformedCall, tools: Sequence[Tool]) -> ToolResult:
+    """Run one call. Nothing that a model writes raises: what went wrong is its result."""
+    if isinstance(call, MalformedCall):
+        return _failed(call.reason)
+    tool = next((tool for tool in tools if tool.name == call.name), None)
+    if tool is None:
+        known = ", ".join(tool.name for tool in tools)
+        return _failed(f"there is no tool {json.dumps(call.name[:64])}; the tools are {known}")
+    try:
+        return ToolResult(tool.run(call.arguments)[:MAX_RESULT_CHARS])
+    except ToolError as error:
+        return _failed(str(error))
+    except Exception as error:  # noqa: BLE001 (a tool that breaks must not end the sample)
+        return _failed(f"{tool.name} failed: {type(error).__name__}: {error}")
+
+
+def _failed(reason: str) -> ToolResult:
+    return ToolResult(f"Error: {reason}"[:MAX_RESULT_CHARS], error=True)

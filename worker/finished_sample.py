@@ -1,0 +1,70 @@
+"""A sample whose tokens are all there: what its session must hold, counted apart from the engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from actograph.contract.row_selection import Positions
+from storage.manifest import Segment, Turn
+from worker.conversation import Conversation
+from worker.engine.requests import FinishReason, Generation
+from worker.row_choice import due_tokens
+from worker.segments import Markup, segments
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedSample:
+    """The tokens of one sample, and which of their rows are due."""
+
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    #: tokens that the model ran
+    rows: int
+    turns: Sequence[Turn]
+    segments: Sequence[Segment]
+    finish_reason: FinishReason
+    #: hook -> tokens of its rows: a range where they are consecutive by definition; raises CaptureFailed
+    due: Callable[[str], range | list[int]]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens after the first prompt."""
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def manifest_reason(self) -> Literal["stop", "length"] | None:
+        reason = self.finish_reason
+        return reason if reason in ("stop", "length") else None
+
+
+def of_generation(generation: Generation, positions: Positions, markup: Markup) -> FinishedSample:
+    """A sample of one turn."""
+    prompt, generated = len(generation.prompt_ids), len(generation.generated_ids)
+    named = segments(markup, generation.prompt_ids, generation.generated_ids)
+
+    def due(hook: str) -> range | list[int]:
+        return due_tokens(hook, positions, prompt, generated, named)
+
+    return FinishedSample(
+        token_ids=(*generation.prompt_ids, *generation.generated_ids),
+        prompt_tokens=prompt,
+        rows=prompt + generated - 1,
+        turns=[Turn(role="assistant", start=0, stop=prompt + generated, prompt_tokens=prompt)],
+        segments=named,
+        finish_reason=generation.finish_reason,
+        due=due,
+    )
+
+
+def of_conversation(conversation: Conversation, positions: Positions) -> FinishedSample:
+    """A sample of several turns."""
+    return FinishedSample(
+        token_ids=tuple(conversation.token_ids),
+        prompt_tokens=conversation.prompt_tokens,
+        rows=conversation.rows,
+        turns=conversation.turns,
+        segments=conversation.segments,
+        finish_reason=conversation.generations[-1].finish_reason,
+        due=partial(conversation.due_tokens, positions=positions),
+    )
