@@ -29,9 +29,9 @@ def check(session: Session, spec: EvaluationSpec | CaptureJobSpec, structure: Mo
         if structure is None:
             continue
         hook = resolve_hook(intervention.hook, structure, f"{param}.hook")
-        known = structure.hooks.get(hook)
+        known = structure.tensor_of(hook)
         if known is None:
-            continue  # a module path: the worker knows its width
+            continue  # a structure of an older version: the worker knows the width
         if stored is not None:
             check_width(hook, stored.width, known.width, f"{param}.vector_id")
         elif intervention.vector is not None:

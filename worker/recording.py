@@ -5,13 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.estimate import is_tail_only
 from actograph.contract.row_selection import FirstFeatures
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.store import ArtifactStore
@@ -51,6 +52,11 @@ class Provenance:
     sampling: SamplingSpec
     markup: Markup
     steering: Steering = UNSTEERED
+
+    @cached_property
+    def tail_only(self) -> frozenset[str]:
+        """Hooks that have rows from the last prompt token on."""
+        return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, hook))
 
     @property
     def positions(self) -> Positions:
@@ -201,7 +207,9 @@ class UnitRecorder:
         prompt, total = len(generation.prompt_ids), len(generation.prompt_ids) + len(generation.generated_ids)
         named = segments(origin.markup, generation.prompt_ids, generation.generated_ids)
         due = {
-            hook: due_tokens(hook, origin.capture.positions, prompt, total - prompt, named)
+            hook: due_tokens(
+                hook, origin.capture.positions, prompt, total - prompt, named, tail_only=origin.tail_only
+            )
             for hook in origin.hooks
         }
         # the tokens of a hook that lacks the first ones (logits) are the last of what the others have

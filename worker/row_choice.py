@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.hooks import point_of
 from actograph.contract.row_selection import Positions, Stride
 from storage.manifest import Segment
 from worker.engine.requests import Positions as NamedPositions
@@ -84,16 +83,25 @@ def chooser(positions: Positions, markup: Markup) -> RowChooser | None:
 
 
 def due_tokens(
-    hook: str, positions: Positions, prompt: int, generated: int, segments: Collection[Segment] = ()
+    hook: str,
+    positions: Positions,
+    prompt: int,
+    generated: int,
+    segments: Collection[Segment] = (),
+    *,
+    tail_only: Collection[str] = ("logits",),
 ) -> range | list[int]:
     """The tokens whose rows a hook must have, for a sample of so many tokens.
 
     A range for the forms whose rows are consecutive by definition, a list for the others.
 
+    Args:
+        tail_only: hooks that have rows from the last prompt token on, see `estimate.is_tail_only`.
+
     Raises:
         CaptureFailed: `positions` lists a token that the sample does not have.
     """
-    first, stop = (prompt - 1 if point_of(hook) == "logits" else 0), prompt + generated - 1
+    first, stop = (prompt - 1 if hook in tail_only else 0), prompt + generated - 1
     match positions:
         case "all":
             return range(first, max(first, stop))

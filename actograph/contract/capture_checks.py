@@ -20,9 +20,6 @@ def features_needed(capture: CaptureSpec) -> int:
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
     """Refuse what a hook of this model cannot give.
 
-    Hooks that are plain module locations have no width in the structure; the engine checks them
-    when it meets their first tensor.
-
     Args:
         hooks: canonical names, as `hooks.expand` gives them.
 
@@ -34,7 +31,7 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
         "stats" if capture.stats is not None else "reduce" if capture.reduce in ("mean", "max") else None
     )
     for hook in hooks:
-        info = structure.hooks.get(hook)
+        info = structure.tensor_of(hook)
         if sums_up and info is not None and "int" in info.dtype:
             raise InvalidRequest(
                 f"{hook} holds integers ({info.dtype}), which have no mean, maximum or statistics; capture "

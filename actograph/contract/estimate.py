@@ -29,6 +29,10 @@ _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
 
 
+#: segments that a model writes itself
+_GENERATED_SEGMENTS = ("think", "answer", "tool_call")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What a worker may use; `cap` is the most samples that it runs at once."""
@@ -60,17 +64,22 @@ def hook_bytes(
 ) -> int:
     """Bytes of one stored row of a hook.
 
-    A module location that is no standard point counts as wide as the hidden state. Integers
-    (expert indices) are stored as they are, whatever `dtype` says.
+    Integers (expert indices) are stored as they are, whatever `dtype` says. A location that the
+    structure tells nothing of counts as wide as the hidden state.
     """
-    info = structure.hooks.get(hook)
-    width = structure.hidden_size if info is None else info.width
+    info = structure.tensor_of(hook)
     own = structure.dtype if info is None else info.dtype
+    stored = own if dtype == "model" or own.startswith("int") else dtype
+    return hook_width(structure, hook, features) * item_bytes(stored)
+
+
+def hook_width(structure: ModelStructure, hook: str, features: Features | None = None) -> int:
+    """Channels of a hook that are kept."""
+    info = structure.tensor_of(hook)
+    width = structure.hidden_size if info is None else info.width
     if isinstance(features, FirstFeatures):
-        width = min(width, features.first)
-    elif features is not None:
-        width = len(features.indices)
-    return width * item_bytes(own if dtype == "model" or own.startswith("int") else dtype)
+        return min(width, features.first)
+    return width if features is None else len(features.indices)
 
 
 def bytes_per_token(
@@ -92,7 +101,7 @@ def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *
     that is generated, any other as every row.
 
     Args:
-        tail_only: the model computes this tensor from the last prompt token on (logits).
+        tail_only: the model computes this tensor from the last prompt token on (logits), see `is_tail_only`.
     """
     first = prompt_tokens - 1 if tail_only else 0
     stop = prompt_tokens + generated_tokens - 1
@@ -110,12 +119,42 @@ def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *
             return sum(first <= number < stop for number in numbers)
 
 
+def is_tail_only(structure: ModelStructure, hook: str) -> bool:
+    """Whether the model computes this tensor from the last prompt token on while it generates."""
+    info = structure.tensor_of(hook)
+    return info is not None and info.tail_only
+
+
 def _segment_rows(names: Sequence[str], first: int, prompt_tokens: int, stop: int) -> int:
     if set(names) <= {"prompt"}:
         return prompt_tokens - first
-    if set(names) <= {"generated", "think", "answer", "tool_call"}:
+    if set(names) <= {"generated", *_GENERATED_SEGMENTS}:
         return stop - prompt_tokens
     return stop - first
+
+
+def tensor_bytes(
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    capture: CaptureSpec,
+    *,
+    prompt_tokens: int,
+    generated_tokens: int,
+) -> int:
+    """Bytes of the tensors of one session: rows, reduced rows and statistics of every hook.
+
+    Exact where it is known before which rows there will be, see `kept_rows`.
+    """
+    total, per_channel = 0, sum(_statistics_bytes(capture))
+    for hook in hooks:
+        rows = _rows_of(structure, hook, capture, prompt_tokens, generated_tokens)
+        if capture.stats is not None and rows:
+            total += _LONG_BYTES + hook_width(structure, hook, capture.features) * per_channel
+        if capture.reduce != "none":
+            rows = min(rows, 1)
+        if keeps_tensors(capture):
+            total += rows * hook_bytes(structure, hook, capture.dtype, capture.features)
+    return total
 
 
 def stored_bytes(
@@ -126,28 +165,39 @@ def stored_bytes(
     prompt_tokens: int,
     generated_tokens: int,
 ) -> int:
-    """Bytes of one session on disk: rows, token ids, manifest and headers; 0 without capture."""
+    """Bytes of one session on disk: tensors, token ids, manifest and headers; 0 without capture."""
     if not hooks:
         return 0
-    logits = structure.locations.get("logits", "logits")
-    statistics = _statistics_bytes(capture)
-    total = _SESSION_BYTES + _LONG_BYTES * (prompt_tokens + generated_tokens)
-    for hook in hooks:
-        tail_only = hook in ("logits", logits)
-        rows = kept_rows(capture, prompt_tokens, generated_tokens, tail_only=tail_only)
-        if not stores_every_row(capture):
-            rows = 0 if capture.reduce == "none" else 1
-        if rows or capture.stats is None:
-            total += _HOOK_BYTES + rows * hook_bytes(structure, hook, capture.dtype, capture.features)
-        if capture.stats is not None:
-            channels = hook_bytes(structure, hook, "float32", capture.features) // item_bytes("float32")
-            total += len(statistics) * _HOOK_BYTES + _LONG_BYTES + channels * sum(statistics)
-    return total
+    per_hook = len(_statistics_bytes(capture)) + keeps_tensors(capture)
+    numbers = prompt_tokens + generated_tokens
+    if not isinstance(capture.positions, str) or capture.positions in _GENERATED_SEGMENTS:
+        # the tokens of rows that need not be consecutive
+        numbers += max(_rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
+    return (
+        _SESSION_BYTES
+        + _LONG_BYTES * numbers
+        + len(hooks) * per_hook * _HOOK_BYTES
+        + tensor_bytes(
+            structure, hooks, capture, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens
+        )
+    )
+
+
+def _rows_of(
+    structure: ModelStructure, hook: str, capture: CaptureSpec, prompt_tokens: int, generated_tokens: int
+) -> int:
+    tail_only = is_tail_only(structure, hook)
+    return kept_rows(capture, prompt_tokens, generated_tokens, tail_only=tail_only)
+
+
+def keeps_tensors(capture: CaptureSpec) -> bool:
+    """Whether rows or reduced rows are stored, and not statistics alone."""
+    return capture.stats is None or capture.stats.tensors
 
 
 def stores_every_row(capture: CaptureSpec) -> bool:
     """Whether storage grows with every token, and not only with every sample."""
-    return capture.reduce == "none" and (capture.stats is None or capture.stats.tensors)
+    return capture.reduce == "none" and keeps_tensors(capture)
 
 
 def _statistics_bytes(capture: CaptureSpec) -> list[int]:

@@ -258,6 +258,16 @@ class HookInfo(Resource):
     aliases: list[str] = Field(default_factory=list)
 
 
+class LocationInfo(Resource):
+    """The tensor that passes one module location."""
+
+    width: int
+    dtype: str
+    tail_only: bool = Field(
+        False, description="While generating, it has rows from the last prompt token on, as logits have."
+    )
+
+
 class ModelStructure(Resource):
     """What a loaded model looks like, as its worker found and proved it."""
 
@@ -275,6 +285,9 @@ class ModelStructure(Resource):
     eos_token_ids: list[int]
     hooks: dict[str, HookInfo] = Field(description="Every standard hook point of this model.")
     module_locations: list[str] = Field(description="Every module location, in execution order.")
+    module_tensors: dict[str, LocationInfo] = Field(
+        default_factory=dict, description="Width and dtype of the tensor at every module location."
+    )
     unavailable: dict[str, str] = Field(
         default_factory=dict,
         description="Point, or hook (`router_logits.0`) where only some layers lack it -> why it is missing.",
@@ -294,6 +307,17 @@ class ModelStructure(Resource):
     def locations(self) -> Mapping[str, str]:
         """Canonical hook name -> module location, as `hooks.resolve` wants it."""
         return {name: info.location for name, info in self.hooks.items()}
+
+    def tensor_of(self, hook: str) -> LocationInfo | None:
+        """The tensor of a hook point or module location; None where this structure does not tell.
+
+        A structure that was stored before module locations had their tensors tells of hook points only.
+        """
+        info = self.hooks.get(hook)
+        found = self.module_tensors.get(hook if info is None else info.location)
+        if found is None and info is not None:
+            return LocationInfo(width=info.width, dtype=info.dtype, tail_only=hook == "logits")
+        return found
 
 
 class Model(Resource):

@@ -38,8 +38,9 @@ def store_vector(services: ServicesDep, body: Annotated[bytes, Depends(json_body
         structure = None if new.model is None else services.structures.find(session, new.model)
         if structure is not None:
             hook = resolve_hook(new.hook, structure, "hook")
-            if hook in structure.hooks:
-                check_width(hook, len(new.vector), structure.hooks[hook].width, "vector")
+            known = structure.tensor_of(hook)
+            if known is not None:
+                check_width(hook, len(new.vector), known.width, "vector")
             new = new.model_copy(update={"hook": hook})
         return vectors.info(vectors.insert(session, new))
 

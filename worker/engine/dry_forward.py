@@ -1,5 +1,6 @@
 """One short forward pass that records what passes each module location."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ class DryForward:
     changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
     taken: Mapping[str, frozenset[Identity]]  # module path -> every tensor that it was given
     logits: torch.Tensor  # as the model returned them
+    tail_only: frozenset[str]  # locations that show the last token alone where no other logits are wanted
 
 
 def first_tensor(value: Any) -> Any:
@@ -149,7 +151,43 @@ def dry_forward(model: LoadedModel) -> DryForward:
         changed_later=frozenset(v.location for v in visits if v.tensor._version != v.version),
         taken=recorder.taken,
         logits=output.logits,
+        tail_only=_tail_only(model, ids),
     )
+
+
+def _tail_only(model: LoadedModel, ids: torch.Tensor) -> frozenset[str]:
+    """Locations with one row per sample in a forward that gives the last token's logits alone.
+
+    transformers asks for no others while it generates, of every model whose forward can be told so.
+    """
+    if "logits_to_keep" not in inspect.signature(type(model.hf).forward).parameters:
+        return frozenset()
+    found: set[str] = set()
+
+    def note(location: str, value: Any) -> None:
+        tensor = first_tensor(value)
+        if isinstance(tensor, torch.Tensor) and tensor.ndim >= 3 and tensor.shape[:2] == (_ROWS, 1):
+            found.add(location)
+
+    def after(name: str) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            note(f"{name}.input", [*args, *kwargs.values()])
+            note(f"{name}.output", output)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(after(name), with_kwargs=True)
+        for name, module in model.hf.named_modules()
+        if name
+    ]
+    try:
+        with torch.no_grad():
+            model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return frozenset(found)
 
 
 def _handoff(location: str) -> str:

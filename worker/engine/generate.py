@@ -297,10 +297,12 @@ class Engine:
         read before a later edit is copied, for the edit may write to memory that both share.
         """
         last_edit = max((self._order[self._edited_at(edit.hook)] for edit in edits), default=-1)
-        groups: dict[str, dict[str, list[str]]] = {}
+        groups: dict[tuple[str, bool], dict[str, list[str]]] = {}
         for hook in dict.fromkeys(hooks):
             location = self._location(hook)
-            groups.setdefault(self._discovery.same_as[location], {}).setdefault(location, []).append(hook)
+            # what the head takes in is the last norm's tensor, but of the last token alone
+            tensor = (self._discovery.same_as[location], self.structure.module_tensors[location].tail_only)
+            groups.setdefault(tensor, {}).setdefault(location, []).append(hook)
         reads = []
         for group in groups.values():
             first = min(group, key=self._order.__getitem__)

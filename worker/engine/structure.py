@@ -14,7 +14,7 @@ import torch
 
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
 from worker.engine import moe
 from worker.engine.comparison import same
 from worker.engine.dry_forward import DryForward, Visit, dry_forward
@@ -58,7 +58,7 @@ def discover(model: LoadedModel) -> Discovery:
     _find_routers(model, layer_count, forward, found)
     _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
     _drop_partial(layer_count, found)
-    structure = _structure(model, layer_count, visits, by_location, found)
+    structure = _structure(model, layer_count, forward, by_location, found)
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
     return Discovery(
@@ -224,11 +224,11 @@ def _drop_partial(layer_count: int, found: Findings) -> None:
 def _structure(
     model: LoadedModel,
     layer_count: int,
-    visits: list[Visit],
+    forward: DryForward,
     by_location: Mapping[str, Visit],
     found: Findings,
 ) -> ModelStructure:
-    order = {v.location: i for i, v in enumerate(visits)}
+    order = {v.location: i for i, v in enumerate(forward.visits)}
     hooks = {
         name: HookInfo(
             location=location,
@@ -252,6 +252,12 @@ def _structure(
         eos_token_ids=list(model.eos_token_ids),
         hooks=hooks,
         module_locations=list(order),
+        module_tensors={
+            v.location: LocationInfo(
+                width=v.width, dtype=_dtype_name(v.value.dtype), tail_only=v.location in forward.tail_only
+            )
+            for v in forward.visits
+        },
         unavailable=found.missing,
         proofs=[f"{identity} ({count} checked)" for identity, count in found.proofs.items()],
         revision=model.revision,

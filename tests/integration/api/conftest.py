@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from actograph.contract.resources import HookInfo, ModelStructure, SessionFile, TensorInfo
+from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure, SessionFile, TensorInfo
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
@@ -38,6 +38,8 @@ ON_BOTH = {
 MODEL = "demo"
 CONTEXT = 1024
 LAYERS = 4
+#: a module that is no standard point
+UP_PROJ = "model.layers.0.mlp.up_proj.output"
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +107,11 @@ def structure(model: str = MODEL, **changes: Any) -> ModelStructure:
         "chat_template": True,
         "eos_token_ids": [0],
         "hooks": hooks,
-        "module_locations": [info.location for info in hooks.values()],
+        "module_locations": [*(info.location for info in hooks.values()), UP_PROJ],
+        "module_tensors": {
+            **{info.location: LocationInfo(width=8, dtype="float32") for info in hooks.values()},
+            UP_PROJ: LocationInfo(width=24, dtype="float32"),
+        },
         "unavailable": {"router_logits": "the model has no experts"},
     }
     return ModelStructure(**values | changes)

@@ -96,6 +96,14 @@ def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None
         ({"hook": "router_logits.1", "op": "zero"}, "hook", "no experts"),
         ({"hook": "layers_output[1]", "op": "add", "vector": [1.0]}, "vector", "1 numbers"),
         ({"hook": "resid_post.1", "op": "add", "vector_id": MISSING}, "vector_id", "no vector"),
+        (
+            {"hook": "model.layers[0].mlp.up_proj.output", "op": "add", "vector": VECTOR},
+            "vector",
+            "8 numbers, model.layers.0.mlp.up_proj.output is 24 wide",
+        ),
+        ({"hook": "resid_post.1", "op": "zero", "positions": "last"}, "positions", "too late to change it"),
+        ({"hook": "resid_post.1", "op": "project_out", "vector": [0.0] * 8}, "", "not zero"),
+        ({"hook": "resid_post.1", "op": "add", "vector": [1.0, "nan"]}, "vector/1", "finite"),
     ],
 )
 @pytest.mark.parametrize("where", ["job", "condition"])
@@ -111,10 +119,10 @@ def test_a_job_that_cannot_be_steered_so_is_refused(
     service.load_model()
     before = service.queue_state()
     if where == "job":
-        body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}"
+        body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}".rstrip("/")
     else:
         conditions = [{"name": "a"}, {"name": "b", "interventions": [intervention]}]
-        body, pointer = job(conditions=conditions), f"/conditions/1/interventions/0/{field}"
+        body, pointer = job(conditions=conditions), f"/conditions/1/interventions/0/{field}".rstrip("/")
     problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
     assert service.queue_state() == before
 

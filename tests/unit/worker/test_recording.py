@@ -21,7 +21,8 @@ def structure() -> resources.ModelStructure:
     return resources.ModelStructure(
         model="m", architecture="A", num_layers=1, hidden_size=4, vocab_size=9, context_length=64,
         dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[1],
-        hooks={}, module_locations=[],
+        hooks={"logits": resources.HookInfo(location="lm_head.output", width=4, dtype="float32")},
+        module_locations=["lm_head.output"],
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from actograph.contract.capture_checks import check_capture
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 
 STRUCTURE = ModelStructure(
@@ -17,7 +17,8 @@ STRUCTURE = ModelStructure(
         "router_logits.0": HookInfo(location="model.layers.0.mlp.gate.output", width=4, dtype="float32"),
         "expert_indices.0": HookInfo(location="model.layers.0.mlp.gate.output", width=2, dtype="int64"),
     },
-    module_locations=[],
+    module_locations=["model.layers.0.mlp.up_proj.output"],
+    module_tensors={"model.layers.0.mlp.up_proj.output": LocationInfo(width=3, dtype="float32")},
 )  # fmt: skip
 
 
@@ -31,6 +32,11 @@ def test_a_column_beyond_a_hook_is_refused_with_its_name_and_width(features: Any
     with pytest.raises(InvalidRequest, match=r"router_logits\.0 has 4 features .*feature 4") as refused:
         check_capture(CaptureSpec(features=features), ["resid_post.0", "router_logits.0"], STRUCTURE)
     assert refused.value.param == "capture.features"
+
+
+def test_a_column_beyond_a_module_location_is_refused_too() -> None:
+    with pytest.raises(InvalidRequest, match=r"up_proj\.output has 3 features"):
+        check_capture(CaptureSpec(features={"first": 4}), ["model.layers.0.mlp.up_proj.output"], STRUCTURE)
 
 
 @pytest.mark.parametrize(
