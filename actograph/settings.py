@@ -62,6 +62,11 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(
         600.0, gt=0, description="A worker without progress for so long ends itself and is restarted."
     )
+    sample_timeout_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="A sample of a job that says nothing fails if it is decoded for longer; 0: never.",
+    )
     max_consecutive_failures: int = Field(
         10,
         ge=0,

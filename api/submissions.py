@@ -78,6 +78,8 @@ def check(services: Services, spec: Spec) -> Submission:
         changes["capture"] = CaptureSpec()
     if spec.expires_after is None and services.settings.expire_after_seconds:
         changes["expires_after"] = ExpiresAfter(seconds=services.settings.expire_after_seconds)
+    if isinstance(spec, EvaluationSpec | CaptureJobSpec) and spec.sample_timeout_seconds is None:
+        changes["sample_timeout_seconds"] = services.settings.sample_timeout_seconds
     if spec.max_consecutive_failures is None:
         changes["max_consecutive_failures"] = services.settings.max_consecutive_failures
     spec = spec.model_copy(update=changes)

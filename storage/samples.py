@@ -187,6 +187,58 @@ def release(session: Session, leases: Sequence[LeasedSample]) -> None:
         )
 
 
+def give_back(session: Session, leases: Sequence[LeasedSample]) -> None:
+    """The worker of these leases lives: a claim that it lost by being stopped was no attempt.
+
+    It was counted when another worker took the sample over, which could not know whether the first
+    one was dead. Leases that still hold, and samples that have ended, stay as they are.
+    """
+    for lease in leases:
+        session.execute(
+            sa.update(SampleRow)
+            .where(
+                SampleRow.id == lease.id,
+                SampleRow.lease_token > lease.token,
+                # the claim of the worker that holds it now is one of them
+                sa.or_(
+                    sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.attempts > 1),
+                    sa.and_(SampleRow.status == SampleStatus.PENDING, SampleRow.attempts > 0),
+                ),
+            )
+            .values(attempts=SampleRow.attempts - 1)
+        )
+
+
+def give_up_stalled(session: Session, leases: Sequence[LeasedSample], error: ActographError) -> None:
+    """A unit hangs and its worker is about to end: its samples are run alone from now on.
+
+    One that hung although it was alone, and not for the first time, fails with `error`.
+    """
+    if not leases or not lock_job(session, leases):
+        return
+    for lease in leases:
+        attempts = session.execute(sa.select(SampleRow.attempts).where(*_ours(lease))).scalar_one_or_none()
+        if attempts is None:
+            continue
+        if len(leases) == 1 and attempts > ALONE_AFTER_ATTEMPTS:
+            fail(session, lease, error)
+            jobs.count_finished(session, lease.job_id, completed=0, failed=1)
+            job_control.follow_failures(session, lease.job_id, [error])
+            jobs.end_if_done(session, lease.job_id)
+            continue
+        session.execute(
+            sa.update(SampleRow)
+            .where(*_ours(lease))
+            .values(
+                status=SampleStatus.PENDING,
+                lease_until=0.0,
+                worker_id=None,
+                started_at=None,
+                attempts=max(attempts, ALONE_AFTER_ATTEMPTS),
+            )
+        )
+
+
 def complete(session: Session, lease: LeasedSample, result: SampleResult) -> None:
     """Store a result under the lease.
 

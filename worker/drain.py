@@ -6,8 +6,9 @@ database decides; a message that comes twice or late finds nothing to claim.
 """
 
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -65,7 +66,10 @@ class Drain:
         models: ModelHolder,
         worker_id: str,
         stop: StopSignal,
+        end_process: Callable[[int], None] = os._exit,
     ) -> None:
+        """`end_process` is called where a unit hangs: nothing else gets a stuck kernel off the device."""
+        self._end_process = end_process
         self._settings = settings
         self._database = database
         self._store = store
@@ -227,6 +231,7 @@ class Drain:
             runner=runner,
             provenance=provenance,
             steering=steering,
+            time_limit=row.spec.get("sample_timeout_seconds") or None,
         )
         return Slice(job_id=job_id, priority=row.priority, units=units)
 
@@ -276,17 +281,20 @@ class Drain:
             self._stop,
             lease_seconds=self._settings.lease_seconds,
             stall_seconds=self._settings.stall_seconds,
+            end_process=self._end_process,
         )
         with keeper:
             outcomes = current.units.run(leases, keeper)
         with self._database.write() as session:
             if outcomes is None:
                 samples.release(session, leases)
+                samples.give_back(session, leases)
                 if jobs.status_of(session, current.job_id) is not None:
                     jobs.end_if_done(session, current.job_id)
                 return
             samples.lock_job(session, leases)
             lost = [o for o in outcomes if not self._commit(session, current, o)]
+            samples.give_back(session, [o.lease for o in lost])
             kept = [o for o in outcomes if o not in lost]
             if kept:
                 failed = sum(o.error is not None for o in kept)

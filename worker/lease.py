@@ -1,8 +1,8 @@
 """Keeps a unit's leases alive while it makes progress, and sees cancel and stop meanwhile.
 
 A thread of its own renews the leases, so that a long decode loses none. It renews only while
-the engine reports steps: a hung device must lose its leases, and then the process ends, since
-nothing else gets a stuck kernel off the device.
+the engine reports steps: a hung device must give its samples back, and then the process ends,
+since nothing else gets a stuck kernel off the device.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from actograph.contract.errors import ActographError, WorkerStalled
 from storage import job_control, jobs, samples
 from storage.database import Database
 from storage.samples import LeasedSample
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 #: exit status of a worker that ended itself because its device hung
 STALLED = 70
 POLL_SECONDS = 0.5
+#: what a process that is about to end may take for its last write
+LAST_WORDS_SECONDS = 5.0
 #: a unit in hand may end by itself for so long after a stop was asked for
 STOP_GRACE_SECONDS = 5.0
 
@@ -46,7 +49,7 @@ class LeaseKeeper:
         self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
         self._end_process = end_process
-        self._progress_at = time.monotonic()
+        self._silent_seconds = 0.0
         self._cancelled = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
@@ -61,7 +64,7 @@ class LeaseKeeper:
 
     def progress(self, _step: int = 0) -> None:
         """The unit moves on; called at every decode step."""
-        self._progress_at = time.monotonic()
+        self._silent_seconds = 0.0
 
     def should_stop(self) -> bool:
         """Asked between decode steps: the job was cancelled or every lease is lost, or the
@@ -69,12 +72,14 @@ class LeaseKeeper:
         return self._cancelled.is_set() or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
 
     def _run(self) -> None:
-        renewed_at = time.monotonic()
-        while not self._done.wait(min(POLL_SECONDS, self._lease_seconds / 6)):
-            silent = time.monotonic() - self._progress_at
-            if silent > self._stall_seconds:
-                logger.critical("no progress for %.0f s: the worker ends itself", silent)
-                self._end_process(STALLED)
+        renewed_at = looked_at = time.monotonic()
+        pause = min(POLL_SECONDS, self._lease_seconds / 6)
+        while not self._done.wait(pause):
+            # a process that was stopped and goes on was not silent meanwhile: none of its threads ran
+            looked_at, before = time.monotonic(), looked_at
+            self._silent_seconds += min(looked_at - before, 4 * pause)
+            if self._silent_seconds > self._stall_seconds:
+                self._end_stalled()
                 return
             try:
                 self._look_for_end()
@@ -83,6 +88,25 @@ class LeaseKeeper:
                     renewed_at = time.monotonic()
             except SQLAlchemyError:
                 logger.warning("the leases could not be renewed; trying again", exc_info=True)
+
+    def _end_stalled(self) -> None:
+        """Leave word of the hang, as far as the index answers, and end the process."""
+        error = WorkerStalled(
+            f"no decode step for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS), also when the sample "
+            "was run alone; the worker ended itself each time"
+        )
+        logger.critical("no progress for %.0f s: the worker ends itself", self._silent_seconds)
+        writer = threading.Thread(target=self._give_up, args=(error,), name="stalled", daemon=True)
+        writer.start()
+        writer.join(LAST_WORDS_SECONDS)
+        self._end_process(STALLED)
+
+    def _give_up(self, error: WorkerStalled) -> None:
+        try:
+            with self._database.write() as session:
+                samples.give_up_stalled(session, self._leases, error)
+        except (ActographError, SQLAlchemyError):
+            logger.warning("the hang could not be written down; it counts as a lost worker", exc_info=True)
 
     def _look_for_end(self) -> None:
         """Whether the job was cancelled, has failed elsewhere or has passed its deadline."""

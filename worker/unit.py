@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded
+from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded, SampleTimeout
 from actograph.contract.resources import Score
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
@@ -56,8 +56,10 @@ class UnitRunner:
         runner: Runner,
         provenance: Provenance | None,
         steering: Steering = UNSTEERED,
+        time_limit: float | None = None,
     ) -> None:
-        """`provenance` is None where the job captures nothing."""
+        """`provenance` is None where the job captures nothing; `time_limit`: seconds for one sample."""
+        self._time_limit = time_limit
         self._steering = steering
         self._store = store
         self._engine = engine
@@ -154,6 +156,7 @@ class UnitRunner:
                 should_stop=keeper.should_stop,
                 on_step=keeper.progress,
                 options=self._options,
+                time_limit=self._time_limit,
             )
         except torch.AcceleratorError:
             raise
@@ -170,9 +173,17 @@ class UnitRunner:
         if any(g.finish_reason == "cancelled" for g in generations):
             return None
         return [
-            replace(o, generation=g, error=_as_error(g.error) if g.error is not None else None)
+            replace(o, generation=g, error=self._error_of(g))
             for o, g in zip(runnable, generations, strict=True)
         ]
+
+    def _error_of(self, generation: Generation) -> ActographError | None:
+        if generation.error is None and generation.finish_reason == "timeout":
+            return SampleTimeout(
+                f"the sample was decoded for more than {self._time_limit:g} s (sample_timeout_seconds); it "
+                f"had {len(generation.generated_ids)} tokens then"
+            )
+        return _as_error(generation.error) if generation.error is not None else None
 
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:

@@ -154,6 +154,18 @@ class WorkerLost(ActographError):
     code = "worker_lost"
 
 
+class WorkerStalled(ActographError):
+    """The device made no progress with this sample."""
+
+    code = "worker_stalled"
+
+
+class SampleTimeout(ActographError):
+    """The sample ran longer than it may."""
+
+    code = "sample_timeout"
+
+
 class DeadlineExceeded(ActographError):
     """The job's deadline passed before it ended."""
 

@@ -117,7 +117,11 @@ class Sample(Resource):
     scores: dict[str, "Score"] = Field(default_factory=dict)
     error: ErrorRecord | None = None
     session_id: str | None = None
-    attempts: int = Field(0, description="Times that a worker claimed it.")
+    attempts: int = Field(
+        0,
+        description="Times that a worker took it up, those that it gave back not counted. From 2 on it is "
+        "run alone, after 4 it fails; where its batch hung it goes on at 2.",
+    )
     started_at: int | None = None
     finished_at: int | None = None
 

@@ -25,6 +25,16 @@ Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 LayerIndex = Annotated[int, Field(ge=0)]
+SampleTimeout = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=366 * 86400.0,
+        allow_inf_nan=False,
+        description="A sample that is decoded for longer fails; null: the service's default, 0: never. All "
+        "samples of a batch are decoded at the same time.",
+    ),
+]
 
 
 class Spec(BaseModel):
@@ -204,6 +214,7 @@ class EvaluationSpec(JobSpecBase):
         None, description="null: use the tokenizer's chat template where it has one."
     )
     fewshot_as_multiturn: bool = Field(True, description="Few-shot examples as turns of the chat.")
+    sample_timeout_seconds: SampleTimeout = None
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
     scorers: ScorerList | None = Field(
         None,
@@ -242,6 +253,7 @@ class CaptureJobSpec(JobSpecBase):
     conditions: Annotated[list[CaptureCondition], AfterValidator(_distinct_names)] = Field(
         default_factory=list, max_length=64, description="Every input is run under each; none: run once."
     )
+    sample_timeout_seconds: SampleTimeout = None
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
 
 

@@ -97,6 +97,7 @@ class Engine:
         should_stop: Callable[[], bool] = _never,
         on_step: Callable[[int], None] | None = None,
         options: BufferOptions = _NO_OPTIONS,
+        time_limit: float | None = None,
     ) -> list[Generation]:
         """Continue every request in one batch; rows of `hooks` go to `sink` on the way.
 
@@ -114,6 +115,7 @@ class Engine:
             sink: required with hooks.
             should_stop: polled between decode steps; True cancels the batch.
             on_step: told the number of tokens generated so far (a progress heartbeat).
+            time_limit: seconds for which a request may be decoded; one that takes longer ends as "timeout".
 
         Raises:
             InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
@@ -133,6 +135,7 @@ class Engine:
             should_stop=should_stop,
             on_step=on_step,
             options=options,
+            time_limit=time_limit,
         )
         done: dict[int, Generation] = {}
         sparing = ladder.sparing(options)
@@ -324,6 +327,7 @@ class Engine:
             should_stop=plan.should_stop,
             on_step=plan.on_step,
             device=self.model.device,
+            time_limit=plan.time_limit,
         )
         inputs = self._inputs(chosen, max(lengths), sampling, tracker)
         editor = self._editor(chosen, tracker.tokens)
@@ -441,6 +445,7 @@ class _Pass:
     should_stop: Callable[[], bool]
     on_step: Callable[[int], None] | None
     options: BufferOptions
+    time_limit: float | None
 
 
 def _steering_errors(editor: Editor | None, tracker: RowTracker) -> Mapping[int, BaseException]:

@@ -9,7 +9,7 @@ import torch
 from worker.engine.interventions import Edit
 from worker.engine.row_chooser import RowChooser
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Reduce = Literal["none", "mean", "max", "last"]
 
@@ -29,7 +29,8 @@ class GenerationRequest:
 class Generation:
     """One continued prompt.
 
-    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "cancelled"
+    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time
+    limit; the rows so far are delivered), "cancelled"
     (should_stop; the ids so far are kept) or "error" (see `error`; no ids).
     An `error` beside "stop" or "length" means that the tokens are good and the captured rows
     are not: nothing of this sample's rows may be kept.

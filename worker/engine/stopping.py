@@ -1,5 +1,7 @@
-"""Where and why each row of a batch ends: end tokens, stop strings, max_tokens, cancellation."""
+"""Where and why each row of a batch ends: end tokens, stop strings, max_tokens, time, cancellation."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +72,10 @@ class RowTracker(StoppingCriteria):
         should_stop: Callable[[], bool],
         on_step: Callable[[int], None] | None,
         device: torch.device,
+        time_limit: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`time_limit`: seconds from now after which the rows that still run are ended."""
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self.ended_at: list[int | None] = [None] * rows
         self.reasons: list[FinishReason] = ["length"] * rows
@@ -82,18 +87,23 @@ class RowTracker(StoppingCriteria):
         self._should_stop = should_stop
         self._on_step = on_step
         self._steps = 0
+        self._clock = clock
+        self._ends_at = math.inf if time_limit is None else clock() + time_limit
         self._done = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **_: Any) -> torch.BoolTensor:  # bool [rows]
         newest = input_ids[:, -1].tolist()
         self._steps += 1
         ended: list[int] = []
+        is_late = self._clock() > self._ends_at
         for row in self._running:
             token = newest[row]
             tokens = self.tokens[row]
             tokens.append(token)
             if token in self._eos or (self._stops is not None and self._stops.ended(tokens)):
                 self.reasons[row] = "stop"
+            elif is_late and self._steps < self._max_tokens:
+                self.reasons[row] = "timeout"
             elif self._steps < self._max_tokens:
                 continue
             self.ended_at[row] = self._steps

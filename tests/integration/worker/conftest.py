@@ -1,8 +1,9 @@
 """A drain on a real database, a real store and a real small model, without a broker."""
 
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class Bench:
     engine: Engine
     stop: StopSignal
     broker: WakeLog = field(default_factory=WakeLog)
+    end_process: Callable[[int], None] = os._exit
     problems: list[dict[str, str]] = field(default_factory=lambda: list(PROBLEMS))
 
     def drain(self, worker_id: str = "wrk_" + "0" * 32, **changes: Any) -> Drain:
@@ -75,6 +77,7 @@ class Bench:
             models=OneModel(self.engine),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=self.stop,
+            end_process=self.end_process,
         )
 
     def submit(self, rows: list[dict[str, str]] | None = None, **changes: Any) -> str:

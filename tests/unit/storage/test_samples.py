@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from actograph.contract.errors import CaptureFailed, InvalidRequest, LeaseLost, NotFound
+from actograph.contract.errors import CaptureFailed, InvalidRequest, LeaseLost, NotFound, WorkerStalled
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, sample_seed
-from storage import jobs, samples
+from storage import job_control, jobs, samples
 from storage.database import Database
 from storage.models import SampleRow
 from storage.sample_expansion import capture_samples
@@ -248,3 +248,93 @@ def test_more_samples_than_one_insert_takes_keep_their_order(
     assert [(r.sample_index, r.epoch, r.seed, r.input) for r in stored] == [
         (s.sample_index, s.epoch, s.seed, s.input) for s in wanted
     ]
+
+
+def test_a_worker_that_was_only_stopped_gives_its_attempt_back(database: Database, submit: Submit) -> None:
+    """Stopped and continued again and again, workers never bring a healthy sample to its end."""
+    job_id = submit()
+    for _ in range(3 * samples.MAX_ATTEMPTS):
+        (stopped,) = claim(database, job_id, worker="wrk_a")
+        expire_leases(database)
+        (taken,) = claim(database, job_id, worker="wrk_b")
+        with database.write() as session:
+            assert samples.renew(session, [stopped], lease_seconds=60) == set()
+            samples.release(session, [stopped])
+            samples.give_back(session, [stopped])
+        assert rows(database, job_id)[0].attempts == 1
+        expire_leases(database)
+        (stopped,) = claim(database, job_id, worker="wrk_a")
+        with database.write() as session:
+            samples.give_back(session, [taken])
+            samples.release(session, [stopped])
+    (row,) = rows(database, job_id)
+    assert (row.status, row.attempts) == (SampleStatus.PENDING, 0)
+
+
+def test_what_is_given_back_never_falls_below_the_claims_that_count(
+    database: Database, submit: Submit
+) -> None:
+    job_id = submit()
+    (stale,) = claim(database, job_id)
+    with database.write() as session:
+        samples.give_back(session, [stale])  # it still holds
+    assert rows(database, job_id)[0].attempts == 1
+    with database.write() as session:
+        jobs.fail(session, job_id, CaptureFailed("elsewhere"))
+        samples.give_back(session, [stale])  # it has ended
+    assert rows(database, job_id)[0].attempts == 1
+    with database.write() as session:
+        job_control.retry(session, job_id)
+        samples.give_back(session, [stale])
+    claim(database, job_id)
+    with database.write() as session:
+        samples.give_back(session, [stale])
+    assert rows(database, job_id)[0].attempts == 1
+
+
+def stall(database: Database, leases: list[LeasedSample]) -> None:
+    with database.write() as session:
+        samples.give_up_stalled(session, leases, WorkerStalled("no step"))
+
+
+def test_samples_of_a_unit_that_hung_are_run_alone_and_the_one_that_hangs_again_fails(
+    database: Database, submit: Submit
+) -> None:
+    job_id = submit(3)
+    stall(database, claim(database, job_id, 3))
+    for row in rows(database, job_id):
+        assert (row.status, row.worker_id, row.started_at) == (SampleStatus.PENDING, None, None)
+    (first,) = claim(database, job_id, 3)
+    with database.write() as session:
+        samples.complete(session, first, RESULT)
+    (second,) = claim(database, job_id, 3)
+    assert second.sample_index == 1
+    stall(database, [second])
+    failed = rows(database, job_id)[1]
+    assert failed.status == SampleStatus.FAILED
+    assert failed.error is not None
+    assert failed.error["type"] == "worker_stalled"
+    with database.read() as session:
+        assert jobs.get(session, job_id).failed == 1
+    assert [s.sample_index for s in claim(database, job_id, 3)] == [2]
+
+
+def test_a_sample_that_hangs_alone_gets_one_more_chance(database: Database, submit: Submit) -> None:
+    job_id = submit()
+    stall(database, claim(database, job_id))
+    assert rows(database, job_id)[0].status == SampleStatus.PENDING
+    stall(database, claim(database, job_id))
+    with database.read() as session:
+        assert jobs.status_of(session, job_id) == JobStatus.FAILED
+
+
+def test_who_lost_the_lease_writes_down_no_hang(database: Database, submit: Submit) -> None:
+    job_id = submit()
+    stale = claim(database, job_id)
+    expire_leases(database)
+    claim(database, job_id, worker="wrk_b")
+    stall(database, stale)
+    assert rows(database, job_id)[0].status == SampleStatus.LEASED
+    with database.write() as session:
+        session.execute(sa.text("DELETE FROM jobs"))
+    stall(database, stale)

@@ -115,6 +115,43 @@ def test_a_unit_without_progress_ends_the_process(
     stop = StopSignal(tmp_path / "stop")
     with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
         assert eventually(lambda: ended == [STALLED])
+    with database.write() as session:
+        assert [row.status for row in samples.find(session, leases[0].job_id)[0]] == ["pending"] * 2
+        alone = samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9)
+    assert len(alone) == 1
+    with keeper(database, alone, stop, stall_seconds=0.2, end_process=ended.append):
+        assert eventually(lambda: len(ended) == 2)
+    with database.read() as session:
+        error = samples.get(session, alone[0].id).error
+    assert error is not None
+    assert error["type"] == "worker_stalled"
+
+
+def test_a_stall_that_cannot_be_written_down_ends_the_process_all_the_same(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE samples RENAME TO samples_away")
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
+        assert eventually(lambda: ended == [STALLED])
+
+
+def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
+    database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP stops every thread, and the monotonic clock goes on."""
+    ended: list[int] = []
+    ahead = [0.0]
+    real = time.monotonic
+    monkeypatch.setattr("worker.lease.time.monotonic", lambda: real() + ahead[0])
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=5, end_process=ended.append):
+        time.sleep(0.3)
+        ahead[0] = 1000.0
+        time.sleep(0.3)
+    assert ended == []
 
 
 def test_steps_keep_the_watchdog_quiet(

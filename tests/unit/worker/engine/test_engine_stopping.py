@@ -83,3 +83,24 @@ def test_cancelling_ends_every_running_row(tokenizer: PreTrainedTokenizerFast) -
     assert follow.cancelled
     assert follow.reasons == ["stop", "cancelled", "cancelled"]
     assert follow.tokens == [[end], [c, c], [c, c]]
+
+
+def test_a_batch_whose_time_is_up_ends_the_rows_that_still_run(tokenizer: PreTrainedTokenizerFast) -> None:
+    now = [100.0]
+    follow = tracker(tokenizer, time_limit=5.0, clock=lambda: now[0], max_tokens=3)
+    b, end = ids("b")[0], ids("<end>")[0]
+    now[0] = 105.0
+    assert feed(follow, [b, end, b]) == [[False, True, False]]
+    now[0] = 105.1
+    assert feed(follow, [b, b, end]) == [[True, True, True]]
+    assert follow.reasons == ["timeout", "stop", "stop"]
+    assert follow.ended_at == [2, 1, 2]
+    assert not follow.cancelled
+
+
+def test_a_row_that_is_full_when_time_is_up_has_not_timed_out(tokenizer: PreTrainedTokenizerFast) -> None:
+    now = [0.0]
+    follow = tracker(tokenizer, rows=1, time_limit=1.0, clock=lambda: now[0], max_tokens=1)
+    now[0] = 2.0
+    assert feed(follow, ids("b")) == [[True]]
+    assert follow.reasons == ["length"]
