@@ -23,6 +23,7 @@ from api.routes import (
     jobs,
     models,
     queue,
+    rescoring,
     samples,
     sessions,
     workers,
@@ -73,8 +74,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, comparisons, estimate, samples, events, sessions, files, interventions, models, workers, queue,
-        health,
+        jobs, comparisons, rescoring, estimate, samples, events, sessions, files, interventions, models,
+        workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request

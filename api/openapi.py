@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
 from actograph.contract.resources import Problem
+from actograph.contract.scorers import RescoreRequest
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.auth import OPEN_PATHS
 
@@ -49,6 +50,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         [
             (Problem, "serialization"),
             (NewVector, "validation"),
+            (RescoreRequest, "validation"),
             (ActivationComparisonRequest, "validation"),
             (SessionUpdate, "validation"),
         ],

@@ -31,8 +31,7 @@ from actograph.contract.specs import (
     PathDataset,
 )
 from actograph.dataset_rows import DatasetRow
-from actograph.scoring.of_job import scorers_of
-from actograph.scoring.scorers import ScorerSet
+from actograph.scoring.of_job import JobScoring
 from api import interventions
 from api.dependencies import Services
 from storage import dataset_sources, files, jobs, samples
@@ -192,7 +191,7 @@ def _read_datasets(
     dataset = _locate(services, spec.dataset, "dataset")
     fewshot = _locate(services, spec.fewshot_dataset, "fewshot_dataset") if spec.fewshot_dataset else None
     spec = spec.model_copy(update={"dataset": dataset, "fewshot_dataset": fewshot})
-    scorers = scorers_of(spec)
+    scoring = JobScoring(spec)
     per_row = len(spec.conditions) * spec.epochs
     rows: list[DatasetRow] | None = None
     if not isinstance(dataset, HubDataset):
@@ -201,17 +200,17 @@ def _read_datasets(
         limit = most if spec.limit is None else min(spec.limit, most)
         rows = _rows(services, dataset, "dataset", limit=limit, offset=spec.offset)
         _check_count(len(rows) * per_row)
-        _check_targets(rows, scorers)
+        _check_targets(rows, scoring)
     if spec.num_fewshot:
         _check_fewshot(services, spec)
     return spec, rows
 
 
-def _check_targets(rows: Sequence[DatasetRow], scorers: ScorerSet) -> None:
+def _check_targets(rows: Sequence[DatasetRow], scoring: JobScoring) -> None:
     """Refuse a row that no completion could answer rightly."""
     for row in rows:
         try:
-            scorers.check_target(row.answer)
+            scoring.check({"question": row.question, "answer": row.answer})
         except InvalidDataset as error:
             raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
 

@@ -39,7 +39,7 @@ def render_results(results: JobResults, num_fewshot: int | None) -> str:
         for key, value in scored.items():
             metric, _, filter_name = key.partition(",")
             stderr = condition.metrics.get(f"{metric}_stderr,{filter_name}")
-            figures = [_figure(value), _figure(stderr)]
+            figures = [tables.figure(value), tables.figure(stderr)]
             rows.append([condition.alias, name, filter_name, shots, metric, *figures, *counts])
         if not scored:
             rows.append([condition.alias, name, "", shots, "", "", "", *counts])
@@ -92,7 +92,3 @@ def _took(job: Job) -> str:
 
 def _moment(seconds: int | None) -> str:
     return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
-def _figure(value: float | None) -> str:
-    return "N/A" if value is None else f"{value:.4f}"

@@ -68,6 +68,11 @@ def age(created_at: float, now: float | None = None) -> str:
     return f"{int(seconds)}s"
 
 
+def figure(value: float | None) -> str:
+    """A score or its error as lm-eval prints it."""
+    return "N/A" if value is None else f"{value:.4f}"
+
+
 def _width(text: str) -> int:
     """Terminal columns: wide characters take two, combining ones none."""
     return sum(

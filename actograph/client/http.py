@@ -11,7 +11,7 @@ with Client() as client:
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -37,6 +37,8 @@ Order = Literal["asc", "desc"]
 Rows = tuple[int, int] | slice | str
 
 PAGE_SIZE = 100
+#: a job may have very many samples
+RESCORE_SECONDS = 900.0
 #: the service sends a comment about every 15 s, so that silence means a dead connection
 EVENT_SILENCE_SECONDS = 60.0
 #: a service that is restarted, or a network that is down for a moment, does not end a watch
@@ -202,6 +204,23 @@ class Client:
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         path = _path("/v1/jobs", job_id, "retry")
         return _read(resources.Job, self._transport.request("POST", path, headers=headers))
+
+    def rescore(
+        self, job_id: str, scorers: Sequence[str | Mapping[str, Any] | BaseModel]
+    ) -> resources.JobResults:
+        """Score an ended evaluation's completions anew; scores of other scorers are kept.
+
+        Args:
+            scorers: names, or objects with a name and parameters; the first gives the verdict.
+
+        Raises:
+            ApiError: 409 where the job has not ended.
+        """
+        given = [one.model_dump(mode="json") if isinstance(one, BaseModel) else one for one in scorers]
+        answer = self._transport.request(
+            "POST", _path("/v1/jobs", job_id, "rescore"), json={"scorers": given}, timeout=RESCORE_SECONDS
+        )
+        return _read(resources.JobResults, answer)
 
     def delete_job(self, job_id: str) -> resources.Deleted:
         """Remove an ended job with its samples and sessions."""

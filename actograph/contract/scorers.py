@@ -140,6 +140,14 @@ ScorerList = Annotated[
 ]
 
 
+class RescoreRequest(BaseModel):
+    """How to judge a job's completions; the first scorer gives the verdict."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scorers: ScorerList
+
+
 def read_scorer_argument(text: str) -> Any:
     """A scorer as a command line names it: its name, or an object in JSON."""
     return json.loads(text) if text.lstrip().startswith("{") else text

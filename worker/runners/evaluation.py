@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from actograph.contract.resources import Score
 from actograph.contract.specs import EvaluationSpec, SamplingSpec
 from actograph.dataset_rows import DatasetRow
-from actograph.scoring.of_job import scorers_of
-from actograph.scoring.scorers import Answered
+from actograph.scoring.of_job import JobScoring
 from storage.samples import LeasedSample
 from worker.chat_template import is_chat_prompt, render_chat
 from worker.evals.tasks import TASKS, FewshotSampler, build_prompt
@@ -38,7 +37,7 @@ class EvaluationRunner:
             spec.num_fewshot,
             same_dataset=spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset,
         )
-        self._scorers = scorers_of(spec)
+        self._scoring = JobScoring(spec)
         stop = self._task.stop_strings(spec.sampling.stop, is_chat=self._is_chat)
         self.sampling: SamplingSpec = spec.sampling.model_copy(update={"stop": stop})
 
@@ -63,6 +62,4 @@ class EvaluationRunner:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        return self._scorers.score(
-            Answered(completion=completion, target=sample.input["answer"], generated_tokens=generated_tokens)
-        )
+        return self._scoring.score(sample.input, completion, generated_tokens)

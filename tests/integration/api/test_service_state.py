@@ -210,7 +210,7 @@ def test_every_route_answers_a_wrong_method_and_an_unknown_id_in_the_same_shape(
         problem(service.client.patch(concrete), 405, "method_not_allowed")
         if "_id}" in path:
             for method in operations:
-                problem(service.client.request(method, concrete), 404, "not_found")
+                problem(service.client.request(method, concrete, json={}), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/jobs/", "/v1/jobs/x/y", "/V1/jobs"])

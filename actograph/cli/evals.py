@@ -1,0 +1,175 @@
+"""`actograph eval`: score recorded completions, and score a job's anew."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from actograph.cli import jobs, tables
+from actograph.cli.options import FormatOption, client_of
+from actograph.cli.output import Format, emit, note
+from actograph.contract.errors import InvalidDataset, InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.contract.scorers import AnyScorer
+    from actograph.metrics import Tally
+
+app = typer.Typer(no_args_is_help=True, help="Score answers: a job's anew, or anyone's from a file.")
+
+HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
+
+ScorerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scorer",
+        help='Name, or JSON such as {"name": "numeric", "tolerance": 0.01}; give it again for more.',
+    ),
+]
+
+
+class Form(StrEnum):
+    """How a task's answers end."""
+
+    GSM8K = "gsm8k"
+    GSM8K_COT = "gsm8k_cot"
+
+
+@app.command()
+def score(
+    file: Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help="Completions; - reads standard input.")],
+    *,
+    scorer: ScorerOption = None,
+    form: Annotated[
+        Form, typer.Option(help="What strict-match looks for: `#### N`, or `The answer is N.`")
+    ] = Form.GSM8K,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write instead of standard output.")
+    ] = None,
+) -> None:
+    """Score recorded completions without a service.
+
+    Lines {"id", "completion", "gold"} become lines {"id", "scores": {scorer: {"answer", "correct"}}}.
+    A line at fault ends it, and then nothing is written.
+    """
+    from actograph.scoring.recorded import RecordedScores
+    from actograph.scoring.scorers import GSM8K_SCORERS, ScorerSet
+
+    chosen = parse_scorers(scorer) if scorer else list(GSM8K_SCORERS)
+    names = {one.key: one.label or one.name for one in chosen}
+    if len(set(names.values())) < len(names):
+        raise InvalidRequest("--scorer: two scorers have the same name; give them labels of their own")
+    recorded = RecordedScores(ScorerSet(chosen, form=form.value), names)
+    # nothing is half-written: lines wait on disk until the last one is known to be good
+    with tempfile.TemporaryFile("w+", encoding="ascii", dir=output.parent if output else None) as waiting:
+        with _opened(file) as stream:
+            try:
+                for line in recorded.lines(stream):
+                    waiting.write(line + "\n")
+            except InvalidDataset as error:
+                raise InvalidDataset(
+                    f"{'standard input' if file == '-' else file}: {error.message}"
+                ) from None
+        waiting.seek(0)
+        if output is None:
+            shutil.copyfileobj(waiting, sys.stdout)
+            sys.stdout.flush()
+        else:
+            _replace(output, waiting)
+    note(_table(recorded.tallies))
+
+
+@app.command()
+def rescore(
+    ctx: typer.Context,
+    job: jobs.JobArgument,
+    *,
+    scorer: ScorerOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Score a job's stored completions with other scorers; no worker is needed.
+
+    The first one gives the verdict by which sessions are found; what other scorers said is kept.
+    """
+    from actograph.cli import job_tables
+
+    if not scorer:
+        raise InvalidRequest("say with --scorer how to score, for example --scorer numeric")
+    chosen = parse_scorers(scorer)
+    with closing(client_of(ctx)) as client:
+        job_id = jobs.resolve(client, job)
+        results = client.rescore(job_id, chosen)
+        if output is Format.JSON:
+            emit(results.model_dump_json())
+            return
+        emit(job_tables.render_results(results, client.job(job_id).spec.get("num_fewshot")))
+
+
+def parse_scorers(texts: Sequence[str]) -> "list[AnyScorer]":
+    """Scorers as `--scorer` names them.
+
+    Raises:
+        InvalidRequest: no such scorer, or one without a parameter that it needs.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from actograph.contract.scorers import SCORER_NAMES, ScorerList, read_scorer_argument
+
+    try:
+        given = [read_scorer_argument(text) for text in texts]
+    except ValueError as error:
+        raise InvalidRequest(f"--scorer: not JSON: {error}") from error
+    unknown = [text for text in given if isinstance(text, str) and text not in SCORER_NAMES]
+    if unknown:
+        raise InvalidRequest(f"--scorer {unknown[0]}: there are {', '.join(SCORER_NAMES)}")
+    adapter: TypeAdapter[list[AnyScorer]] = TypeAdapter(ScorerList)
+    try:
+        return adapter.validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"][2:])
+        raise InvalidRequest(f"--scorer: {place + ': ' if place else ''}{first['msg']}") from error
+
+
+def _opened(file: str) -> Any:
+    if file == "-":
+        return closing(_StandardInput())
+    return Path(file).open("rb")
+
+
+class _StandardInput:
+    """Standard input, which stays open."""
+
+    def __iter__(self) -> BinaryIO:
+        return sys.stdin.buffer
+
+    def close(self) -> None: ...
+
+
+def _replace(output: Path, waiting: Any) -> None:
+    """Write beside the file and rename, so that readers see all of it or what was there before."""
+    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as target:
+            shutil.copyfileobj(waiting, target)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)
+        Path(name).replace(output)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _table(tallies: "dict[str, Tally]") -> str:
+    rows = [
+        [name, tables.figure(tally.mean), tables.figure(tally.stderr), str(tally.unparsed), str(tally.count)]
+        for name, tally in tallies.items()
+    ]
+    return tables.render(HEADERS, rows, right=HEADERS[1:])

@@ -1,0 +1,98 @@
+"""Scoring recorded completions, one JSON object per line, in memory bounded by one line.
+
+In: `{"id", "completion", "gold"}`; `generated_tokens` too where a scorer looks at the length, and any
+other field is passed over. Out: `{"id", "scores": {scorer: {"answer", "correct"}}}`, with a `value`
+from 0 to 1 where a scorer's verdict is not just right or wrong.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from actograph.contract.errors import ActographError, InvalidDataset, InvalidRequest
+from actograph.contract.resources import Score
+from actograph.metrics import Tally
+from actograph.scoring.scorers import Answered, ScorerSet
+
+_BOM = b"\xef\xbb\xbf"
+#: metrics whose value is 1 or 0 and nothing between
+_RIGHT_OR_WRONG = ("exact_match", "includes")
+
+
+class RecordedScores:
+    """Scores line after line; what they add up to stands in `tallies`."""
+
+    def __init__(self, scorers: ScorerSet, names: Mapping[str, str]) -> None:
+        """`names`: metric key -> what the scorer is called in the output."""
+        self._scorers = scorers
+        self._names = names
+        self.tallies = {name: Tally() for name in names.values()}
+
+    def lines(self, stream: Iterable[bytes]) -> Iterator[str]:
+        """The output lines of `stream`, without line ends. Blank lines are passed over.
+
+        Raises:
+            InvalidDataset: a line is not what it must be, or there is none; the message has its number.
+        """
+        found = False
+        for number, line in enumerate(stream, start=1):
+            text = line.removeprefix(_BOM) if number == 1 else line
+            if not text.strip():
+                continue
+            found = True
+            try:
+                yield self._score(_parse(text))
+            except ActographError as error:
+                raise InvalidDataset(f"line {number}: {error.message}") from None
+        if not found:
+            raise InvalidDataset("there are no completions")
+
+    def _score(self, record: tuple[str | int, Answered]) -> str:
+        identifier, answered = record
+        scores = self._scorers.score(answered)
+        out: dict[str, Any] = {}
+        for key, score in scores.items():
+            name = self._names[key]
+            self.tallies[name].add(score)
+            out[name] = _verdict(key, score)
+        return json.dumps({"id": identifier, "scores": out})
+
+
+def _verdict(key: str, score: Score) -> dict[str, Any]:
+    verdict: dict[str, Any] = {"answer": score.answer, "correct": score.value == 1.0}
+    if key.partition(",")[0] not in _RIGHT_OR_WRONG:
+        verdict["value"] = score.value
+    return verdict
+
+
+def _parse(line: bytes) -> tuple[str | int, Answered]:
+    try:
+        record = json.loads(line.decode("utf-8"), parse_float=Decimal, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidDataset(f"not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise InvalidDataset(f"not JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError):
+        raise InvalidDataset("not JSON that can be read: a number too long or nesting too deep") from None
+    if not isinstance(record, dict):
+        raise InvalidDataset("not a JSON object with id, completion and gold")
+    missing = [field for field in ("id", "completion", "gold") if field not in record]
+    if missing:
+        raise InvalidDataset(f"{' and '.join(missing)} missing")
+    identifier, completion, gold = record["id"], record["completion"], record["gold"]
+    if isinstance(identifier, bool) or not isinstance(identifier, str | int):
+        raise InvalidDataset("id is neither a string nor a whole number")
+    if not isinstance(completion, str):
+        raise InvalidDataset("completion is not a string")
+    if isinstance(gold, bool) or not isinstance(gold, str | int | Decimal):
+        raise InvalidDataset("gold is neither a string nor a number")
+    tokens = record.get("generated_tokens")
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
+        raise InvalidDataset("generated_tokens is not a whole number")
+    target = gold if isinstance(gold, str) else format(gold, "f") if isinstance(gold, Decimal) else str(gold)
+    return identifier, Answered(completion=completion, target=target, generated_tokens=tokens)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is not JSON")

@@ -1,0 +1,40 @@
+"""/v1/jobs/{id}/rescore: judge a job's stored completions by other scorers, without a worker."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from actograph.contract.resources import JobResults
+from actograph.contract.scorers import RescoreRequest
+from api.dependencies import ServicesDep, known_id
+from api.errors import documented
+from api.request_body import json_body
+from api.validation import parse_body
+from storage import job_results, jobs, rescoring
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post(
+    "/{job_id}/rescore",
+    operation_id="rescore_job",
+    summary="Score an ended evaluation's completions anew",
+    response_model=JobResults,
+    responses=documented(404, 409, 413, 415, 422),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RescoreRequest"}}},
+        }
+    },
+)
+def rescore_job(services: ServicesDep, job_id: str, body: Annotated[bytes, Depends(json_body)]) -> JobResults:
+    """Results, samples and the sessions' `correct` change together; the first scorer gives the verdict.
+
+    Scores of other scorers are kept. Doing it twice changes nothing more.
+    """
+    known_id(job_id, "job", "job")
+    wanted = parse_body(RescoreRequest, body)
+    rescoring.rescore(services.database, job_id, wanted.scorers)
+    with services.database.read() as session:
+        return job_results.of_job(session, jobs.get(session, job_id))
