@@ -207,7 +207,7 @@ def test_every_route_answers_a_wrong_method_and_an_unknown_id_in_the_same_shape(
     schema = service.client.get("/openapi.json").json()
     for path, operations in schema["paths"].items():
         concrete = path.replace("{", "").replace("}", "")
-        problem(service.client.patch(concrete), 405, "method_not_allowed")
+        problem(service.client.put(concrete), 405, "method_not_allowed")
         if "_id}" in path:
             for method in operations:
                 problem(service.client.request(method, concrete, json={}), 404, "not_found")
