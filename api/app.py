@@ -26,6 +26,7 @@ from api.routes import (
     rescoring,
     samples,
     sessions,
+    store,
     workers,
 )
 from api.served_models import ServedModels
@@ -74,7 +75,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, comparisons, rescoring, estimate, samples, events, sessions, files, interventions, models,
+        jobs, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions, models,
         workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)

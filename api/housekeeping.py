@@ -72,7 +72,7 @@ class Housekeeping:
             gone = session_changes.expire(services.database, services.store, limit=EXPIRE_BATCH)
             if not gone.sessions:
                 break
-            total = session_changes.Count(total.sessions + gone.sessions, total.bytes + gone.bytes)
+            total = total + gone
         if total.sessions:
             log.info("deleted %d expired session(s), %d bytes", total.sessions, total.bytes)
 

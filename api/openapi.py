@@ -18,6 +18,7 @@ TAGS = [
     {"name": "jobs", "description": "Evaluations and captures: submit, follow, cancel, read."},
     {"name": "comparisons", "description": "Two conditions of a job on the same problems."},
     {"name": "sessions", "description": "What was captured: search, slice, download, change, delete."},
+    {"name": "store", "description": "The artifact store as a whole: usage, clearing, checking."},
     {"name": "files", "description": "Datasets that clients upload."},
     {"name": "interventions", "description": "Vectors that jobs add, project out or put in place."},
     {"name": "models", "description": "Served models and their structure."},

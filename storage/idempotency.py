@@ -30,7 +30,7 @@ def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
         IdempotencyMismatch: the key was used with another body.
     """
     moment = now(session)
-    session.execute(sa.delete(IdempotencyRow).where(IdempotencyRow.created_at < moment - KEEP_SECONDS))
+    forget(session)
     row = session.get(IdempotencyRow, key, with_for_update=True, populate_existing=True)
     if row is None:
         session.add(IdempotencyRow(key=key, digest=digest, created_at=moment))
@@ -47,6 +47,14 @@ def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
             return None
         raise IdempotencyInFlight(param="Idempotency-Key")
     return StoredAnswer(row.status_code, row.response)
+
+
+def forget(session: Session, *, dry_run: bool = False) -> int:
+    """Remove answers that nobody may ask for any more; how many they were."""
+    old = IdempotencyRow.created_at < now(session) - KEEP_SECONDS
+    if dry_run:
+        return session.execute(sa.select(sa.func.count()).where(old)).scalar_one()
+    return changed(session.execute(sa.delete(IdempotencyRow).where(old)))
 
 
 def finish(session: Session, key: str, status_code: int, response: dict[str, Any]) -> None:

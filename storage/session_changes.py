@@ -39,8 +39,12 @@ class Count:
     sessions: int = 0
     bytes: int = 0
 
-    def plus(self, removed: Sequence[Removed]) -> "Count":
-        return Count(self.sessions + len(removed), self.bytes + sum(one.bytes for one in removed))
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.sessions + other.sessions, self.bytes + other.bytes)
+
+    @classmethod
+    def of(cls, removed: Sequence[Removed]) -> "Count":
+        return cls(len(removed), sum(one.bytes for one in removed))
 
 
 def deletable(wanted: SessionFilter, *, include_pinned: bool) -> SessionFilter:
@@ -60,7 +64,7 @@ def delete_matching(
         with database.write() as session:
             removed = _remove(session, SessionRow.id.in_(batch), *guard)
         _delete_files(store, removed)
-        count = count.plus(removed)
+        count = count + Count.of(removed)
     return count
 
 
@@ -81,7 +85,7 @@ def expire(database: Database, store: ArtifactStore, *, limit: int = BATCH) -> C
             size = sum(one.bytes for one in removed if one.job_id == job_id)
             events.append(session, job_id, "sessions.expired", {"sessions": count, "bytes": size})
     _delete_files(store, removed)
-    return Count().plus(removed)
+    return Count.of(removed)
 
 
 def expired(session: Session) -> Count:

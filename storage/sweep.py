@@ -6,7 +6,8 @@ manifest and the index together prove that nobody will miss it: the index knows 
 manifest names as completed, with another session that is in the store, or with one that a user deleted.
 Ids are 128 random bits and a completed sample is never run again. Hence an index that is new, empty,
 restored from an old copy or another service's never leads to a removal of what it does not know:
-such sessions are counted and left alone.
+such sessions are counted and left alone. An upload that broke off before its manifest was never a
+session, and goes too.
 """
 
 import argparse
@@ -68,21 +69,29 @@ def sweep_sessions(
     for batch in _batches(old):
         if stop is not None and stop.is_set():
             break
-        for prefix in _without_row(database, batch):
-            if not _is_superseded(database, store, _id(prefix)):
-                found.unknown.append(prefix)
-                continue
-            if delete:
-                store.delete_prefix(prefix.prefix)
-            found.orphans.append(prefix)
+        sweep_batch(database, store, batch, found, delete=delete)
     return found
 
 
-def _without_row(database: Database, prefixes: Sequence[StoredPrefix]) -> list[StoredPrefix]:
+def sweep_batch(
+    database: Database, store: ArtifactStore, batch: Sequence[StoredPrefix], found: Sweep, *, delete: bool
+) -> None:
+    """`sweep_sessions` for some prefixes, all old enough; adds to `found`."""
+    for prefix in without_row(database, batch):
+        if not prefix.incomplete and not _is_superseded(database, store, id_of(prefix)):
+            found.unknown.append(prefix)
+            continue
+        if delete:
+            store.delete_prefix(prefix.prefix)
+        found.orphans.append(prefix)
+
+
+def without_row(database: Database, prefixes: Sequence[StoredPrefix]) -> list[StoredPrefix]:
+    """Those of some prefixes of sessions that the index does not know."""
     with database.read() as session:
-        wanted = sa.select(SessionRow.id).where(SessionRow.id.in_([_id(p) for p in prefixes]))
+        wanted = sa.select(SessionRow.id).where(SessionRow.id.in_([id_of(p) for p in prefixes]))
         known = set(session.scalars(wanted))
-    return [prefix for prefix in prefixes if _id(prefix) not in known]
+    return [prefix for prefix in prefixes if id_of(prefix) not in known]
 
 
 def _is_superseded(database: Database, store: ArtifactStore, session_id: str) -> bool:
@@ -98,7 +107,7 @@ def _is_superseded(database: Database, store: ArtifactStore, session_id: str) ->
     return kept is None or (kept != session_id and store.exists(session_prefix(kept)))
 
 
-def _id(prefix: StoredPrefix) -> str:
+def id_of(prefix: StoredPrefix) -> str:
     return prefix.prefix.rpartition("/")[2]
 
 

@@ -108,16 +108,18 @@ class LocalStore:
         fsync(path.parent)
         return freed
 
-    def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
+    def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
         folder = self.root / check_parent(parent)
-        for path in folder.iterdir():
-            if not is_prefix(f"{parent}/{path.name}"):
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name > after)
+        for name in names:
+            if not is_prefix(f"{parent}/{name}"):
                 continue
             try:
-                newest, size = _newest_and_bytes(path)
+                newest, size = _newest_and_bytes(folder / name)
             except FileNotFoundError:  # deleted meanwhile
                 continue
-            yield StoredPrefix(prefix=f"{parent}/{path.name}", modified_at=newest, bytes=size)
+            yield StoredPrefix(prefix=f"{parent}/{name}", modified_at=newest, bytes=size)
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
         target = self.root / check_key(key)
@@ -147,12 +149,10 @@ class LocalStore:
     def free_bytes(self) -> int | None:
         return shutil.disk_usage(self.root).free
 
-    def sweep_staging(self, older_than_seconds: float) -> int:
+    def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
         oldest = time.time() - older_than_seconds
-        removed = 0
-        for parent in ("sessions", "files"):
-            removed += sweep_folder(self.root / parent, oldest)
-        return removed
+        parents = ("sessions", "files")
+        return sum(sweep_folder(self.root / parent, oldest, dry_run=dry_run) for parent in parents)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
@@ -252,7 +252,7 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-def sweep_folder(folder: Path, oldest: float) -> int:
+def sweep_folder(folder: Path, oldest: float, *, dry_run: bool = False) -> int:
     """Remove leftovers in `folder` in which nothing was written since `oldest` (Unix seconds)."""
     removed = 0
     for path in folder.glob(f"{STAGING}*"):
@@ -261,7 +261,8 @@ def sweep_folder(folder: Path, oldest: float) -> int:
         except FileNotFoundError:  # its writer finished meanwhile
             continue
         if newest <= oldest:
-            _remove(path)
+            if not dry_run:
+                _remove(path)
             removed += 1
     return removed
 

@@ -172,20 +172,23 @@ class S3Store:
                     f"s3://{self.bucket}/{failed.get('Key')} could not be deleted: {failed.get('Message')}"
                 )
 
-    def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
-        prefix, newest, size = "", 0.0, 0
-        for item in self._objects(f"{check_parent(parent)}/"):  # in the order of their keys
+    def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
+        prefix, newest, size, complete = "", 0.0, 0, False
+        # "0" follows "/": it is behind every key of `after`, and before those of the next id
+        behind = f"{check_parent(parent)}/{after}0" if after else ""
+        for item in self._objects(f"{parent}/", behind):  # in the order of their keys
             key = item["Key"].removeprefix(f"{self.prefix}/" if self.prefix else "")
             found = "/".join(key.split("/")[:2])
             if not is_prefix(found):
                 continue
             if found != prefix:
                 if prefix:
-                    yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size)
-                prefix, newest, size = found, 0.0, 0
+                    yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size, incomplete=not complete)
+                prefix, newest, size, complete = found, 0.0, 0, parent == "files"
             newest, size = max(newest, item["LastModified"].timestamp()), size + item["Size"]
+            complete = complete or key.endswith(f"/{MANIFEST_LAST[0]}")
         if prefix:
-            yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size)
+            yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size, incomplete=not complete)
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
         source = _HashedChunks(chunks)
@@ -213,21 +216,23 @@ class S3Store:
     def free_bytes(self) -> int | None:
         return None
 
-    def sweep_staging(self, older_than_seconds: float) -> int:
+    def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
         """Abort uploads that nobody goes on with, and clear this machine's temporary folder."""
         oldest = time.time() - older_than_seconds
-        removed = sweep_folder(self.spool, oldest)
+        removed = sweep_folder(self.spool, oldest, dry_run=dry_run)
         with self._failures(self.bucket):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self.bucket, Prefix=f"{self.prefix}/" if self.prefix else ""
             )
             for page in pages:
                 for upload in page.get("Uploads", []):
-                    if upload["Initiated"].timestamp() <= oldest:
+                    if upload["Initiated"].timestamp() > oldest:
+                        continue
+                    removed += 1
+                    if not dry_run:
                         self._client.abort_multipart_upload(
                             Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
-                        removed += 1
         return removed
 
     def upload(self, key: str, path: Path) -> None:
@@ -239,12 +244,14 @@ class S3Store:
         check_key(key)
         return f"{self.prefix}/{key}" if self.prefix else key
 
-    def _objects(self, start: str) -> Iterator[Any]:
-        """Every object whose key begins with `start`, page by page."""
-        paginator = self._client.get_paginator("list_objects_v2")
-        pages = paginator.paginate(
-            Bucket=self.bucket, Prefix=f"{self.prefix}/{start}" if self.prefix else start
-        )
+    def _objects(self, start: str, behind: str = "") -> Iterator[Any]:
+        """Every object whose key begins with `start` and comes behind `behind`, page by page."""
+        base = f"{self.prefix}/" if self.prefix else ""
+        paginate = self._client.get_paginator("list_objects_v2").paginate
+        if behind:
+            pages = paginate(Bucket=self.bucket, Prefix=base + start, StartAfter=base + behind)
+        else:
+            pages = paginate(Bucket=self.bucket, Prefix=base + start)
         with self._failures(start):
             for page in pages:
                 yield from page.get("Contents", [])

@@ -62,6 +62,8 @@ class StoredPrefix:
     #: Unix seconds of the newest file in it
     modified_at: float
     bytes: int
+    #: a session's upload that broke off before its manifest: nobody can read it
+    incomplete: bool = False
 
 
 class StagedPrefix(Protocol):
@@ -143,8 +145,8 @@ class ArtifactStore(Protocol):
         """Remove all files of a prefix; the bytes that were freed, 0 where there was nothing."""
         ...
 
-    def list_prefixes(self, parent: str) -> Iterator[StoredPrefix]:
-        """Every prefix under `sessions` or `files`, in no order.
+    def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
+        """Every prefix under `sessions` or `files` behind the id `after`, in the order of their ids.
 
         S3 also lists prefixes whose upload broke off before its manifest, so that a sweep finds them.
         """
@@ -166,8 +168,8 @@ class ArtifactStore(Protocol):
         """Bytes that can still be stored; None where the store cannot tell."""
         ...
 
-    def sweep_staging(self, older_than_seconds: float) -> int:
-        """Remove what writers that were killed left behind; how many leftovers went."""
+    def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
+        """Remove what writers that were killed left behind; how many leftovers went, or would go."""
         ...
 
 
