@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from actograph.cli.durations import NEVER, seconds_of
 from actograph.contract.errors import InvalidRequest
 
 #: stands in for an upload while the rest of a spec is checked
@@ -35,6 +36,7 @@ def body_of(
     seed: int | None,
     priority: int | None,
     tag: Sequence[str] | None,
+    expires_after: str | None = None,
 ) -> tuple[dict[str, Any], Path | None]:
     """The job that the flags of `jobs submit` describe, and the dataset to upload first, if any.
 
@@ -67,8 +69,15 @@ def body_of(
         "sampling.seed": seed,
         "priority": priority,
         "tags": list(tag) if tag else None,
+        "expires_after": _expiry(expires_after),
     }
     return merge(read, changes), upload
+
+
+def _expiry(typed: str | None) -> dict[str, int] | str | None:
+    if typed is None or typed == NEVER:
+        return typed
+    return {"seconds": seconds_of(typed, "--expires-after")}
 
 
 def read_spec(source: str) -> dict[str, Any]:

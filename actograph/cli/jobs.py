@@ -71,6 +71,10 @@ def submit(
     seed: Annotated[int | None, typer.Option(help="Seed of the job.")] = None,
     priority: Annotated[int | None, typer.Option(help="0 is served first, 9 last.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag; give it again for more.")] = None,
+    expires_after: Annotated[
+        str | None,
+        typer.Option(metavar="SPAN", help="Delete each session 12h, 7d, ... after it was made, or `never`."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -181,10 +185,20 @@ def retry(
 
 
 @app.command("rm")
-def remove(ctx: typer.Context, jobs: JobArguments) -> None:
+def remove(
+    ctx: typer.Context,
+    jobs: JobArguments,
+    *,
+    include_pinned: Annotated[
+        bool, typer.Option("--include-pinned", help="Even where some of their sessions are pinned.")
+    ] = False,
+) -> None:
     """Delete ended jobs with their samples and sessions."""
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.delete_job(resolve(client, typed)).id)
+        each(
+            jobs,
+            lambda typed: client.delete_job(resolve(client, typed), include_pinned=include_pinned).id,
+        )
 
 
 def each(typed: list[str], act: Callable[[str], str]) -> None:

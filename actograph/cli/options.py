@@ -18,6 +18,7 @@ FormatOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
 NoTruncOption = Annotated[bool, typer.Option("--no-trunc", help="Print ids in full.")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to list.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="List everything, however long.")]
 
 

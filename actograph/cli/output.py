@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from actograph.contract.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -24,6 +26,20 @@ def note(text: str) -> None:
     """A remark for the person at the terminal."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def ask(question: str) -> None:
+    """Have the person at the terminal agree.
+
+    Raises:
+        InvalidRequest: there is nobody to ask, or they do not agree.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidRequest(f"{question} Say --yes to agree where there is no terminal")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidRequest("nothing was done")
 
 
 def emit_json_lines(items: "Iterable[BaseModel]") -> None:

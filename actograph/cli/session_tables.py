@@ -1,5 +1,6 @@
 """Sessions as tables."""
 
+import time
 from collections.abc import Sequence
 
 from actograph.cli import tables
@@ -30,6 +31,9 @@ def describe(session: Session) -> str:
         "size": tables.size(session.bytes),
         "correct": _verdict(session),
         "tags": ", ".join(session.tags),
+        "owner": session.owner or "",
+        "pinned": "yes" if session.pinned else "",
+        "expires": _expiry(session),
     }
     lines = [f"{name + ':':<10} {tables.clean(text)}" for name, text in fields.items() if text]
     hooks = [
@@ -60,6 +64,14 @@ def _row(session: Session, *, full: bool) -> list[str]:
         _verdict(session),
         tables.age(session.created_at),
     ]
+
+
+def _expiry(session: Session) -> str:
+    if session.expires_at is None:
+        return ""
+    left = session.expires_at - time.time()
+    when = f"in {tables.duration(left)}" if left > 0 else "due"
+    return f"{when} (not while it is pinned)" if session.pinned else when
 
 
 def _verdict(session: Session) -> str:

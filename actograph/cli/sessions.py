@@ -1,27 +1,44 @@
-"""`actograph sessions`: list, show, pull, remove."""
+"""`actograph sessions`: list, show, pull, change, remove."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actograph.cli import identifiers, tables
+from actograph.cli.durations import NEVER, seconds_of
 from actograph.cli.jobs import each
 from actograph.cli.options import (
     AllOption,
+    DryRunOption,
     FormatOption,
     LimitOption,
     NoTruncOption,
     QuietOption,
     client_of,
 )
-from actograph.cli.output import Format, emit, note
+from actograph.cli.output import Format, ask, emit, note
+from actograph.cli.session_filters import (
+    ConditionOption,
+    CorrectOption,
+    JobOption,
+    ModelOption,
+    OwnerOption,
+    PinnedOption,
+    SampleOption,
+    TagOption,
+    check_choice,
+    query,
+)
+from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from actograph.client import Client
+    from actograph.client.session_calls import SessionQuery
 
 app = typer.Typer(no_args_is_help=True, help="Find and fetch what was captured.")
 
@@ -30,19 +47,24 @@ SessionArguments = Annotated[
     list[str], typer.Argument(metavar="SESSION...", help="Ids, or their beginnings.")
 ]
 
+ChosenSessions = Annotated[
+    list[str] | None, typer.Argument(metavar="[SESSION...]", help="Ids, or their beginnings.")
+]
+EveryOption = Annotated[bool, typer.Option("--all", help="Every session there is.")]
+
 
 @app.command("ls")
 def list_sessions(
     ctx: typer.Context,
     *,
-    job: Annotated[str | None, typer.Option(help="Sessions of this job (id or its beginning).")] = None,
-    model: Annotated[str | None, typer.Option(help="Sessions of this model.")] = None,
-    condition: Annotated[str | None, typer.Option(help="Sessions of this condition.")] = None,
-    sample_index: Annotated[int | None, typer.Option(help="Sessions of this row of the dataset.")] = None,
-    correct: Annotated[
-        bool | None, typer.Option("--correct/--incorrect", help="By the verdict of the first scorer.")
-    ] = None,
-    tag: Annotated[str | None, typer.Option(help="Sessions of jobs with this tag.")] = None,
+    job: JobOption = None,
+    model: ModelOption = None,
+    condition: ConditionOption = None,
+    sample_index: SampleOption = None,
+    correct: CorrectOption = None,
+    tag: TagOption = None,
+    owner: OwnerOption = None,
+    pinned: PinnedOption = None,
     limit: LimitOption = 20,
     everything: AllOption = False,
     quiet: QuietOption = False,
@@ -53,17 +75,18 @@ def list_sessions(
     from actograph.cli import session_tables
 
     with closing(client_of(ctx)) as client:
-        found = client.sessions(
-            job_id=identifiers.resolve(job, "job", (j.id for j in client.jobs()))
-            if job is not None
-            else None,
+        wanted = query(
+            client,
+            job=job,
             model=model,
             condition=condition,
             sample_index=sample_index,
             correct=correct,
             tag=tag,
-            page_size=100 if everything else min(100, limit + 1),
+            owner=owner,
+            pinned=pinned,
         )
+        found = client.sessions(page_size=100 if everything else min(100, limit + 1), **wanted)
         sessions = list(found if everything else islice(found, limit))
         if quiet:
             for session in sessions:
@@ -113,10 +136,127 @@ def pull(
 
 
 @app.command("rm")
-def remove(ctx: typer.Context, sessions: SessionArguments) -> None:
-    """Delete sessions with their files."""
+def remove(
+    ctx: typer.Context,
+    *,
+    sessions: ChosenSessions = None,
+    job: JobOption = None,
+    model: ModelOption = None,
+    condition: ConditionOption = None,
+    sample_index: SampleOption = None,
+    correct: CorrectOption = None,
+    tag: TagOption = None,
+    owner: OwnerOption = None,
+    everything: EveryOption = False,
+    include_pinned: Annotated[
+        bool, typer.Option("--include-pinned", help="By filter: remove pinned sessions too.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="By filter: do not ask.")] = False,
+) -> None:
+    """Delete sessions with their files, by id or all that fit the filters."""
     with closing(client_of(ctx)) as client:
-        each(sessions, lambda typed: client.delete_session(_resolve(client, typed)).id)
+        wanted = query(
+            client,
+            job=job,
+            model=model,
+            condition=condition,
+            sample_index=sample_index,
+            correct=correct,
+            tag=tag,
+            owner=owner,
+            pinned=None,
+        )
+        check_choice(sessions or [], filtered=_is_filtered(wanted), everything=everything)
+        if sessions:
+            if dry_run:
+                each(sessions, lambda typed: client.session(_resolve(client, typed)).id)
+            else:
+                each(sessions, lambda typed: client.delete_session(_resolve(client, typed)).id)
+            return
+        dry = client.delete_sessions(
+            dry_run=True, everything=everything, include_pinned=include_pinned, **wanted
+        )
+        what = f"{dry.sessions} sessions, {tables.size(dry.bytes)}"
+        what += f" ({dry.pinned} pinned ones stay)" if dry.pinned else ""
+        if dry_run or not dry.sessions:
+            note(f"to be deleted: {what}")
+            return
+        if not yes:
+            ask(f"Delete {what}?")
+        gone = client.delete_sessions(everything=everything, include_pinned=include_pinned, **wanted)
+        note(f"deleted {gone.sessions} sessions, {tables.size(gone.bytes)}")
+
+
+@app.command()
+def update(
+    ctx: typer.Context,
+    *,
+    sessions: ChosenSessions = None,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--unpin", help="Keep them from expiry and deletions of many.")
+    ] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Delete them in 12h, 7d, ...; `never` keeps them.")
+    ] = None,
+    set_tag: Annotated[
+        list[str] | None, typer.Option(help="All their tags from now on; give it again for more.")
+    ] = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all their tags away.")] = False,
+    job: JobOption = None,
+    model: ModelOption = None,
+    condition: ConditionOption = None,
+    sample_index: SampleOption = None,
+    correct: CorrectOption = None,
+    tag: TagOption = None,
+    owner: OwnerOption = None,
+    pinned: PinnedOption = None,
+    everything: EveryOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Pin sessions, change when they expire, or tag them: by id, or all that fit the filters."""
+    change = _change(pin, expires_in, set_tag, no_tags=no_tags)
+    with closing(client_of(ctx)) as client:
+        wanted = query(
+            client,
+            job=job,
+            model=model,
+            condition=condition,
+            sample_index=sample_index,
+            correct=correct,
+            tag=tag,
+            owner=owner,
+            pinned=pinned,
+        )
+        check_choice(sessions or [], filtered=_is_filtered(wanted), everything=everything)
+        if sessions and dry_run:
+            each(sessions, lambda typed: client.session(_resolve(client, typed)).id)
+        elif sessions:
+            each(sessions, lambda typed: client.update_session(_resolve(client, typed), **change).id)
+        else:
+            reached = client.update_sessions(change, everything=everything, dry_run=dry_run, **wanted)
+            note(f"{'to be changed' if dry_run else 'changed'}: {reached.sessions} sessions")
+
+
+def _is_filtered(wanted: "SessionQuery") -> bool:
+    return any(value is not None for value in wanted.values())
+
+
+def _change(
+    pin: bool | None, expires_in: str | None, set_tag: list[str] | None, *, no_tags: bool
+) -> dict[str, Any]:
+    """The fields to change. Raises InvalidRequest where there are none, or they contradict."""
+    if set_tag and no_tags:
+        raise InvalidRequest("--set-tag and --no-tags contradict")
+    change: dict[str, Any] = {} if pin is None else {"pinned": pin}
+    if expires_in is not None:
+        seconds = None if expires_in == NEVER else seconds_of(expires_in, "--expires-in")
+        change["expires_at"] = None if seconds is None else int(time.time()) + seconds
+    if set_tag or no_tags:
+        change["tags"] = set_tag or []
+    if not change:
+        raise InvalidRequest("say what to change: --pin, --unpin, --expires-in, --set-tag or --no-tags")
+    return change
 
 
 def _resolve(client: "Client", typed: str) -> str:

@@ -13,30 +13,24 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
-from urllib.parse import quote
+from typing import Any, Self
 
-import httpx
-from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from actograph import tensor_files
-from actograph.client import downloads
-from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer
+from actograph.client.answers import path_of as _path
+from actograph.client.answers import read as _read
+from actograph.client.answers import unexpected as _unexpected
+from actograph.client.errors import ApiError, ServiceUnreachable
 from actograph.client.event_stream import messages
+from actograph.client.session_calls import PAGE_SIZE, Order, SessionCalls
 from actograph.client.transport import RETRY_STATUS, Params, Transport, backoff
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, VectorInfo
-from actograph.contract.resources import JobStatus, ListPage
+from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 
-M = TypeVar("M", bound=BaseModel)
-Order = Literal["asc", "desc"]
-Rows = tuple[int, int] | slice | str
-
-PAGE_SIZE = 100
 #: a job may have very many samples
 RESCORE_SECONDS = 900.0
 #: the service sends a comment about every 15 s, so that silence means a dead connection
@@ -46,7 +40,7 @@ EVENT_PATIENCE_SECONDS = 120.0
 LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
 
 
-class Client:
+class Client(SessionCalls):
     """A connection to one service; usable from several threads.
 
     Args:
@@ -222,9 +216,11 @@ class Client:
         )
         return _read(resources.JobResults, answer)
 
-    def delete_job(self, job_id: str) -> resources.Deleted:
-        """Remove an ended job with its samples and sessions."""
-        return _read(resources.Deleted, self._transport.request("DELETE", _path("/v1/jobs", job_id)))
+    def delete_job(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
+        """Remove an ended job with its samples and sessions, pinned ones only where it is said."""
+        params: Params = {"include_pinned": include_pinned or None}
+        answer = self._transport.request("DELETE", _path("/v1/jobs", job_id), params=params)
+        return _read(resources.Deleted, answer)
 
     def comparison(
         self, job_id: str, *, baseline: str | None = None, level: float | None = None
@@ -296,70 +292,6 @@ class Client:
                 failures += 1
             time.sleep(backoff(failures))
 
-    # sessions
-
-    def sessions(
-        self,
-        *,
-        job_id: str | None = None,
-        model: str | None = None,
-        condition: str | None = None,
-        sample_index: int | None = None,
-        correct: bool | None = None,
-        tag: str | None = None,
-        order: Order = "desc",
-        page_size: int = PAGE_SIZE,
-    ) -> Iterator[resources.Session]:
-        """Every session that fits, newest first."""
-        params: Params = {
-            "job_id": job_id,
-            "model": model,
-            "condition": condition,
-            "sample_index": sample_index,
-            "correct": correct,
-            "tag": tag,
-            "order": order,
-            "limit": page_size,
-        }
-        return self._items(_SESSIONS, resources.Session, params)
-
-    def session(self, session_id: str) -> resources.Session:
-        """One session: its hooks, shapes and files."""
-        return _read(resources.Session, self._transport.request("GET", _path(_SESSIONS, session_id)))
-
-    def delete_session(self, session_id: str) -> resources.Deleted:
-        """Remove a session with its files."""
-        return _read(resources.Deleted, self._transport.request("DELETE", _path(_SESSIONS, session_id)))
-
-    def tensor(self, session_id: str, hook: str, rows: Rows | None = None) -> NDArray[Any]:
-        """Rows of one hook's tensor, shape `[rows, width]`; bfloat16 comes as float32, which is exact.
-
-        Args:
-            rows: `(start, stop)`, a slice without a step, or the service's own `"start:stop"`; all
-                rows where none are named.
-        """
-        path = _path(_SESSIONS, session_id, "tensors", hook)
-        params = {"format": "safetensors", "rows": _rows_text(rows)}
-        data = self._transport.request("GET", path, params=params).content
-        header = tensor_files.read_header(lambda offset, length: data[offset : offset + length], len(data))
-        if len(header.tensors) != 1:
-            raise UnexpectedAnswer(
-                f"the service sent {len(header.tensors)} tensors for {hook}, one was asked for"
-            )
-        entry = next(iter(header.tensors.values()))
-        return tensor_files.value_array(entry.dtype, entry.shape, data[entry.start : entry.stop])
-
-    def download_file(self, session_id: str, name: str, target: str | Path) -> Path:
-        """Fetch one file of a session to `target`, resumed and checked; see `downloads.fetch`."""
-        file = downloads.find(self.session(session_id).files, name)
-        return self.download(session_id, file, Path(target))
-
-    def download(self, session_id: str, file: resources.SessionFile, target: Path) -> Path:
-        """`download_file` for a caller that has the session's list of files already."""
-        return downloads.fetch(
-            self._transport, _path(_SESSIONS, session_id, "files", file.name), file, target
-        )
-
     # the service
 
     def models(self) -> list[resources.Model]:
@@ -413,39 +345,8 @@ class Client:
             raise
         return True
 
-    def _items(self, path: str, form: type[M], params: Params) -> Iterator[M]:
-        after: str | None = None
-        while True:
-            answer = self._transport.request("GET", path, params={**params, "after": after})
-            page = _read(ListPage[Any], answer)
-            for item in page.data:
-                yield _validate(form, item)
-            if not page.has_more or page.last_id is None or page.last_id == after:
-                return
-            after = page.last_id
-
 
 _NO_CONTENT = 204  # the service's word for: the job has ended and you have had its last event
-_SESSIONS = "/v1/activations/sessions"
-
-
-def _path(base: str, *parts: str) -> str:
-    """A path in which no part can lead out of its place."""
-    if any(part in ("", ".", "..") for part in parts):
-        raise InvalidRequest(f"{parts!r} is no id or name")
-    return "/".join([base, *(quote(part, safe="") for part in parts)])
-
-
-def _rows_text(rows: Rows | None) -> str | None:
-    if rows is None or isinstance(rows, str):
-        return rows
-    if isinstance(rows, slice):
-        if rows.step not in (None, 1):
-            raise InvalidRequest("rows with a step cannot be asked for; take every row and step in numpy")
-        start, stop = rows.start, rows.stop
-    else:
-        start, stop = rows
-    return f"{'' if start is None else start}:{'' if stop is None else stop}"
 
 
 def _event(data: str) -> resources.Event:
@@ -453,32 +354,3 @@ def _event(data: str) -> resources.Event:
         return resources.Event.model_validate_json(data)
     except ValidationError as error:
         raise _unexpected("event", error) from error
-
-
-def _json(answer: httpx.Response) -> Any:
-    try:
-        return answer.json()
-    except ValueError as error:
-        raise UnexpectedAnswer(
-            f"{answer.url} did not answer with JSON; is this an Actograph service?"
-        ) from error
-
-
-def _read(form: type[M], answer: httpx.Response) -> M:
-    return _validate(form, _json(answer))
-
-
-def _validate(form: type[M], value: Any) -> M:
-    try:
-        return form.model_validate(value)
-    except ValidationError as error:
-        raise _unexpected(form.__name__, error) from error
-
-
-def _unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"])) or "body"
-    return UnexpectedAnswer(
-        f"the {what} that the service sent has another form than this version knows "
-        f"({place}: {first['msg']}); do client and service have the same version?"
-    )

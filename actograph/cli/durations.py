@@ -1,0 +1,17 @@
+"""Spans of time as they are typed: `90s`, `30m`, `12h`, `7d`."""
+
+import re
+
+from actograph.contract.errors import InvalidRequest
+
+NEVER = "never"
+_SPAN = re.compile(r"(\d{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(text: str, option: str) -> int:
+    """Raises InvalidRequest, naming `option`, where `text` is no span of time."""
+    match = _SPAN.fullmatch(text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise InvalidRequest(f"{option}: {text!r} is no span of time such as 90s, 30m, 12h or 7d")
+    return int(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,127 @@
+"""`actograph store`: clear the artifact store, and compare it with the index."""
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actograph.cli import exit_codes, tables
+from actograph.cli.options import DryRunOption, FormatOption, client_of
+from actograph.cli.output import Format, emit, note
+from actograph.contract.errors import ActographError
+
+if TYPE_CHECKING:
+    from actograph.contract.resources import StoreGc, StoreProblem
+
+app = typer.Typer(no_args_is_help=True, help="Clear the artifact store, and check it.")
+
+AfterOption = Annotated[
+    str | None, typer.Option(metavar="CURSOR", help="Go on where an earlier run was broken off.")
+]
+
+
+@app.command()
+def gc(
+    ctx: typer.Context,
+    *,
+    dry_run: DryRunOption = False,
+    after: AfterOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Remove expired and superseded sessions, broken uploads and other leftovers.
+
+    What the index does not know is named and left alone.
+    """
+    pages: list[StoreGc] = []
+    with closing(client_of(ctx)) as client:
+        try:
+            for page in client.collect_garbage(dry_run=dry_run, after=after):
+                pages.append(page)
+                if output is Format.JSON:
+                    emit(page.model_dump_json())
+        except (ActographError, KeyboardInterrupt) as error:
+            _broken_off(error, pages[-1].next if pages else after, "actograph store gc")
+    if output is Format.TABLE:
+        emit(_gc_table(pages))
+
+
+@app.command()
+def verify(
+    ctx: typer.Context,
+    *,
+    sample: Annotated[
+        float, typer.Option(min=0.000001, max=1.0, help="Share of what is stored to read.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Which share; default: another each time.")] = None,
+    after: AfterOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Read what is stored and compare it with the index, by checksum.
+
+    Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
+    """
+    chosen = secrets.randbelow(2**31) if seed is None else seed
+    problems: list[StoreProblem] = []
+    checked = size = 0
+    reached = after
+    with closing(client_of(ctx)) as client:
+        try:
+            for page in client.verify_store(sample=sample, seed=chosen, after=after):
+                checked, size, reached = checked + page.checked, size + page.bytes, page.next
+                problems += page.problems
+                if output is Format.JSON:
+                    for problem in page.problems:
+                        emit(problem.model_dump_json())
+                note(
+                    f"checked {checked} of {page.total}, {tables.size(size)}, "
+                    f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+                )
+        except (ActographError, KeyboardInterrupt) as error:
+            share = f" --sample {sample} --seed {chosen}" if sample < 1 else ""
+            _report(problems, output)
+            _broken_off(error, reached, f"actograph store verify{share}")
+    _report(problems, output)
+    if problems:
+        kinds = Counter(problem.problem for problem in problems)
+        note(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+        raise exit_codes.Ended(exit_codes.ERROR)
+
+
+def _report(problems: "Sequence[StoreProblem]", output: Format) -> None:
+    if problems and output is Format.TABLE:
+        rows = [[problem.id, problem.problem, problem.detail] for problem in problems]
+        emit(tables.render(("ID", "PROBLEM", "DETAIL"), rows))
+
+
+def _broken_off(error: BaseException, cursor: str | None, command: str) -> None:
+    """Say where to go on, and end as the error asks. Never returns."""
+    note(f"broken off; go on with: {command}" + (f" --after {cursor}" if cursor else ""))
+    if isinstance(error, KeyboardInterrupt):
+        raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
+    raise error
+
+
+def _gc_table(pages: "Sequence[StoreGc]") -> str:
+    orphans = [one for page in pages for one in page.orphans]
+    unknown = [one for page in pages for one in page.unknown]
+    rows = [
+        ["expired sessions", _sum(pages, "expired_sessions"), tables.size(_sum(pages, "expired_bytes"))],
+        ["superseded sessions and broken uploads", len(orphans), tables.size(sum(o.bytes for o in orphans))],
+        ["temporary files and unfinished uploads", _sum(pages, "leftovers"), ""],
+        ["old answers to idempotent requests", _sum(pages, "idempotency_keys"), ""],
+    ]
+    verb = "TO BE REMOVED" if any(page.dry_run for page in pages) else "REMOVED"
+    text = tables.render(
+        (verb, "COUNT", "SIZE"), [[str(cell) for cell in row] for row in rows], right=("COUNT", "SIZE")
+    )
+    if unknown:
+        left = [[one.id, tables.size(one.bytes)] for one in unknown]
+        text += "\n\n" + tables.render(("LEFT ALONE, NOT IN THE INDEX", "SIZE"), left, right=("SIZE",))
+    return text
+
+
+def _sum(pages: "Sequence[StoreGc]", field: str) -> int:
+    return sum(getattr(page, field) for page in pages)

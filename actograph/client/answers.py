@@ -1,0 +1,51 @@
+"""Reading what the service answered, and naming what it is asked for."""
+
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from actograph.client.errors import UnexpectedAnswer
+from actograph.contract.errors import InvalidRequest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def path_of(base: str, *parts: str) -> str:
+    """A path in which no part can lead out of its place."""
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidRequest(f"{parts!r} is no id or name")
+    return "/".join([base, *(quote(part, safe="") for part in parts)])
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise UnexpectedAnswer(
+            f"{answer.url} did not answer with JSON; is this an Actograph service?"
+        ) from error
+
+
+def read(form: type[M], answer: httpx.Response) -> M:
+    """Raises UnexpectedAnswer where the answer is no `form` in JSON."""
+    return validate(form, _json(answer))
+
+
+def validate(form: type[M], value: Any) -> M:
+    """Raises UnexpectedAnswer where `value` has another form."""
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        raise unexpected(form.__name__, error) from error
+
+
+def unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:
+    """The error for something that this version of the contract does not know."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"])) or "body"
+    return UnexpectedAnswer(
+        f"the {what} that the service sent has another form than this version knows "
+        f"({place}: {first['msg']}); do client and service have the same version?"
+    )

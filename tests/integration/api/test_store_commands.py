@@ -1,0 +1,156 @@
+"""`actograph store` and the commands that change many sessions, against the real application."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+
+from actograph.cli.main import main
+from actograph.client import Client
+from storage.session_files import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Service
+
+pytestmark = pytest.mark.integration
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def url(service: "Service") -> Iterator[str]:
+    """The application on a socket; it was started already."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = uvicorn.Server(uvicorn.Config(service.app, lifespan="off", log_config=None))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+@pytest.fixture
+def run(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("ACTOGRAPH_URL", url)
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def made(service: "Service") -> list[str]:
+    """Four sessions of one job with the tag `night`, two of them correct."""
+    job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(4)], tags=["night"])
+    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
+    leases = service.claim(job_id, 4)
+    ids = [service.finish(lease, tensors=rows, correct=i < 2) for i, lease in enumerate(leases)]
+    return [session_id for session_id in ids if session_id is not None]
+
+
+def test_sessions_are_pinned_tagged_and_given_an_expiry(run: Run, url: str, made: list[str]) -> None:
+    assert run("sessions", "update", made[0], "--pin", "--expires-in", "2h")[:2] == (0, made[0] + "\n")
+    code, _, err = run("sessions", "update", "--tag", "night", "--incorrect", "--set-tag", "wrong")
+    assert (code, err) == (0, "changed: 2 sessions\n")
+    code, _, err = run("sessions", "update", "--correct", "--no-tags", "--dry-run")
+    assert (code, err) == (0, "to be changed: 2 sessions\n")
+    with Client(url, "") as client:
+        first = client.session(made[0])
+        assert (first.pinned, first.tags) == (True, ["night"])
+        assert 7100 < (first.expires_at or 0) - time.time() < 7300
+        assert client.session_stats(tag="wrong").sessions == 2
+    shown = run("sessions", "show", made[0])[1]
+    assert "pinned:    yes" in shown
+    assert "expires:   in 1h59m (not while it is pinned)" in shown or "in 2h0m" in shown
+    assert run("sessions", "ls", "--pinned", "-q", "--no-trunc")[1] == made[0] + "\n"
+    assert run("sessions", "update", made[0], "--unpin", "--expires-in", "never")[0] == 0
+    with Client(url, "") as client:
+        assert (client.session(made[0]).pinned, client.session(made[0]).expires_at) == (False, None)
+
+
+def test_many_are_removed_by_filter_once_that_was_agreed_to(run: Run, url: str, made: list[str]) -> None:
+    run("sessions", "update", made[0], "--pin")
+    code, _, err = run("sessions", "rm", "--correct", "--dry-run")
+    assert (code, err.partition(",")[0]) == (0, "to be deleted: 1 sessions")
+    assert "1 pinned ones stay" in err
+    code, _, err = run("sessions", "rm", "--correct")
+    assert (code, "--yes" in err) == (1, True)
+    assert run("sessions", "rm", "--correct", "--yes")[0] == 0
+    with Client(url, "") as client:
+        assert {session.id for session in client.sessions()} == {made[0], *made[2:]}
+        job_id = client.session(made[0]).job_id
+    code, _, err = run("jobs", "rm", job_id)
+    assert (code, "pinned" in err) == (1, True)
+    assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("rm",),
+        ("rm", "--all", "--tag", "night", "--yes"),
+        ("rm", "ses_1", "--tag", "night"),
+        ("update", "--all"),
+        ("update", "--pin"),
+        ("update", "--all", "--set-tag", "a", "--no-tags"),
+        ("update", "--all", "--expires-in", "soon"),
+    ],
+)
+def test_what_is_meant_must_be_said(run: Run, made: list[str], arguments: tuple[str, ...]) -> None:
+    code, out, err = run("sessions", *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+
+
+def test_a_check_names_what_is_wrong_and_ends_with_1(run: Run, service: "Service", made: list[str]) -> None:
+    code, out, err = run("store", "verify")
+    assert (code, out) == (0, "")
+    assert "checked 4 of 4" in err
+    service.services.store.delete_prefix(f"sessions/{made[2]}")
+    code, out, err = run("store", "verify")
+    assert code == 1
+    header, line = out.splitlines()
+    assert header.split() == ["ID", "PROBLEM", "DETAIL"]
+    assert line.split()[:2] == [made[2], "missing"]
+    assert err.splitlines()[-1] == "1 missing"
+    code, out, _ = run("store", "verify", "--format", "json")
+    assert (code, json.loads(out)["id"]) == (1, made[2])
+    code, out, err = run("store", "verify", "--after", "nowhere")
+    assert (code, out) == (1, "")
+    assert "go on with: actograph store verify --after nowhere" in err
+    assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
+
+
+def test_clearing_says_what_went(run: Run, url: str, made: list[str]) -> None:
+    with Client(url, "") as client:
+        client.update_session(made[3], expires_at=int(time.time()) + 1)
+    time.sleep(1.1)
+    dry = run("store", "gc", "--dry-run")
+    assert dry[0] == 0
+    lines = [line.rsplit(maxsplit=3) for line in dry[1].splitlines()]
+    assert dry[1].startswith("TO BE REMOVED")
+    assert lines[1][:2] == ["expired sessions", "1"]
+    code, out, _ = run("store", "gc", "--format", "json")
+    assert (code, json.loads(out.splitlines()[0])["expired_sessions"]) == (0, 1)
+    assert run("store", "gc")[1].startswith("REMOVED")
+    with Client(url, "") as client:
+        assert {session.id for session in client.sessions()} == set(made[:3])
+
+
+def test_a_job_is_submitted_with_an_expiry(run: Run, url: str) -> None:
+    code, out, _ = run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "7d")
+    assert code == 0
+    with Client(url, "") as client:
+        assert client.job(out.strip()).spec["expires_after"] == {"anchor": "created_at", "seconds": 604800}
+    assert run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "week")[0] == 1
