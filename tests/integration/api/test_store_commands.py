@@ -12,6 +12,8 @@ import uvicorn
 
 from actograph.cli.main import main
 from actograph.client import Client
+from actograph.contract.specs import SessionUpdate
+from storage import session_changes
 from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
@@ -132,10 +134,9 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: Run, service: "Service
     assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
 
 
-def test_clearing_says_what_went(run: Run, url: str, made: list[str]) -> None:
-    with Client(url, "") as client:
-        client.update_session(made[3], expires_at=int(time.time()) + 1)
-    time.sleep(1.1)
+def test_clearing_says_what_went(run: Run, service: "Service", url: str, made: list[str]) -> None:
+    with service.database.write() as session:
+        session_changes.update(session, [made[3]], SessionUpdate(expires_at=5))
     dry = run("store", "gc", "--dry-run")
     assert dry[0] == 0
     lines = [line.rsplit(maxsplit=3) for line in dry[1].splitlines()]
