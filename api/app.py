@@ -75,8 +75,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions, models,
-        workers, queue, health,
+        jobs, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions,
+        models, workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request
