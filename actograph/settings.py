@@ -56,6 +56,11 @@ class Settings(BaseSettings):
     slice_seconds: float = Field(
         60.0, gt=0, description="A worker turns to the next job in the queue after so long."
     )
+    turn_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="A worker turns to a job of the same priority and model that nobody runs after so long.",
+    )
     model_hold_seconds: float = Field(
         600.0, ge=0, description="So long a job may be put off by jobs of the model that a worker holds."
     )

@@ -114,7 +114,7 @@ def retry(session: Session, job_id: str) -> JobRow:
     if not changed(opened) and row.total is not None:
         raise Conflict(f"every sample of job {job_id} has completed; there is nothing to retry")
     row.status, row.error = JobStatus.QUEUED, None
-    row.started_at = row.finished_at = None
+    row.started_at = row.finished_at = row.served_at = None
     row.failed = row.failed_in_a_row = 0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))
     events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": changed(opened)})

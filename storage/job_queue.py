@@ -28,18 +28,8 @@ def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
     return session.execute(statement.limit(1)).first() is not None
 
 
-class WaitingJob(NamedTuple):
-    """An active job with work that somebody could begin."""
-
-    id: str
-    priority: int
-    model: str
-    kind: str = ""
-
-
-def claimable(session: Session) -> Sequence[WaitingJob]:
-    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first."""
-    moment = now(session)
+def has_work(moment: float) -> sa.ColumnElement[bool]:
+    """Of a job: it has a sample that nobody runs at `moment`, or a dataset to be read."""
     free_sample = (
         sa.select(SampleRow.id)
         .where(
@@ -51,11 +41,25 @@ def claimable(session: Session) -> Sequence[WaitingJob]:
         )
         .exists()
     )
+    return sa.or_(free_sample, JobRow.total.is_(None))
+
+
+class WaitingJob(NamedTuple):
+    """An active job with work that somebody could begin."""
+
+    id: str
+    priority: int
+    model: str
+    kind: str = ""
+
+
+def claimable(session: Session) -> Sequence[WaitingJob]:
+    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first."""
     statement = (
         sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
         .where(
             JobRow.status.in_(ACTIVE),
-            sa.or_(free_sample, JobRow.total.is_(None)),
+            has_work(now(session)),
         )
         .order_by(JobRow.priority, JobRow.created_at)
     )

@@ -19,7 +19,17 @@ from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, 
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
-from storage import job_control, job_queue, jobs, model_loads, queue_pause, samples, sessions, workers
+from storage import (
+    job_control,
+    job_queue,
+    jobs,
+    model_loads,
+    queue_pause,
+    samples,
+    sessions,
+    turns,
+    workers,
+)
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
@@ -115,6 +125,8 @@ class Drain:
                         self._loaded,
                         [job for job in job_queue.claimable(session) if job.kind != model_loads.KIND],
                     )
+                chosen = turns.next_job(session, chosen, self._worker_id)
+                turns.begin(session, chosen)
                 jobs.start(session, chosen)
                 workers.set_busy(session, self._worker_id, chosen)
         if self._stop.is_set():
@@ -179,7 +191,7 @@ class Drain:
             with self._database.write() as session:
                 jobs.fail(session, job_id, error)
             return False
-        deadline = time.monotonic() + self._settings.slice_seconds
+        began = time.monotonic()
         while not self._is_paused():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
@@ -197,11 +209,18 @@ class Drain:
                         jobs.end_if_done(session, job_id)
                     return False
             self._run_unit(current, leases)
-            with self._database.read() as session:
-                urgent = job_queue.more_urgent_waits(session, job_id, current.priority)
-            if urgent or self._stop.is_set() or time.monotonic() > deadline:
+            if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 return True
         return False
+
+    def _is_over(self, current: Slice, seconds: float) -> bool:
+        """Whether a slice that has lasted so long gives way: to its end, or to a job that waits."""
+        if seconds > self._settings.slice_seconds:
+            return True
+        with self._database.read() as session:
+            if job_queue.more_urgent_waits(session, current.job_id, current.priority):
+                return True
+            return seconds > self._settings.turn_seconds and turns.another_waits(session, current.job_id)
 
     def _is_paused(self) -> bool:
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)

@@ -1,0 +1,104 @@
+"""Who is served when several jobs wait: urgent ones after one unit, equal ones in turn."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.contract.resources import JobStatus
+from storage import jobs
+from storage.artifacts.store import ArtifactStore
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+CAPTURE = {"points": ["resid_post"], "layers": [0]}
+
+
+class Messages:
+    """A broker as Redis serves it: by priority, and within one in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, str]] = []
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        self.waiting.append((priority, job_id))
+        return True
+
+    def take(self) -> str:
+        self.waiting.sort(key=lambda message: message[0])  # stable: the order of coming stays
+        return self.waiting.pop(0)[1]
+
+
+class Watched:
+    """The real store, which acts when a unit stores its first session."""
+
+    def __init__(self, store: ArtifactStore, act: Callable[[], None]) -> None:
+        self._store = store
+        self._act: Callable[[], None] | None = act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def stage(self, prefix: str) -> Any:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+        return self._store.stage(prefix)
+
+
+def served(bench: "Bench", *job_ids: str) -> list[int]:
+    """Which of the jobs each unit of one sample belonged to, in the order in which they began."""
+    with bench.database.read() as session:
+        began = [
+            (row.started_at or 0.0, place)
+            for place, job_id in enumerate(job_ids)
+            for row in _rows(session, job_id)
+        ]
+    return [place for _, place in sorted(began)]
+
+
+def _rows(session: Any, job_id: str) -> Any:
+    from storage import samples
+
+    return samples.find(session, job_id, limit=1000)[0]
+
+
+def run_all(bench: "Bench", messages: Messages, **changes: Any) -> None:
+    bench.broker = messages  # type: ignore[assignment]
+    drain = bench.drain(batch_size=1, **changes)
+    for _ in range(100):
+        if not messages.waiting:
+            return
+        drain.run_slice(messages.take())
+    raise AssertionError("the jobs do not end")
+
+
+def test_jobs_of_one_priority_take_turns_however_many_messages_each_has(bench: "Bench") -> None:
+    inputs = [{"prompt": f"{n} and {n}"} for n in range(3)]
+    first, second, third = (bench.submit(inputs=inputs, sampling={"max_tokens": 2}) for _ in range(3))
+    messages = Messages()
+    for job_id in (first, first, first, first, second, third):
+        messages.wake(job_id, 5)
+    run_all(bench, messages, turn_seconds=1e-6)
+    assert served(bench, first, second, third) == [0, 1, 2] * 3
+    assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
+
+
+def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench") -> None:
+    night = bench.submit(capture=CAPTURE, priority=5)
+    messages = Messages()
+    messages.wake(night, 5)
+    chat: list[str] = []
+
+    def ask() -> None:
+        chat.append(bench.submit(inputs=[{"prompt": "hello"}], priority=0))
+        messages.wake(chat[0], 0)
+
+    bench.store = Watched(bench.store, ask)
+    run_all(bench, messages)
+    assert served(bench, night, chat[0]) == [0, 1, 0, 0, 0, 0]
+    with bench.database.read() as session:
+        assert jobs.get(session, chat[0]).status == JobStatus.COMPLETED
