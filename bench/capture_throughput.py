@@ -1,15 +1,16 @@
 """What capture costs: tokens per second with it, as a ratio to the same engine without it.
 
-    python -m bench.capture_throughput [--qwen3-0.6b] [--rounds 9] [--threads 1] [--json FILE]
+    python -m bench.capture_throughput [--models python-bound qwen3-0.6b] [--batches 1 8] [--json FILE]
 
 The small model (28 layers, hidden 64) does nearly no arithmetic, so that it shows the cost of
-Python and of launching work; the Qwen3-0.6B shape (random weights) shows a real forward pass.
-Variants alternate within each round. Judged on CPU time of the whole process (the writer thread
-included) and on wall time, each as the median of the per-round ratios, with quartiles.
+Python and of launching work; the Qwen3-0.6B shape (random weights) shows a real forward pass. Each of
+the cases takes about `--seconds`, in rounds of one short generation per variant; the variants turn
+within each round. Judged on CPU time of the whole process (the writer thread included; on a GPU on wall
+time), as the median of the ratios of each round, with quartiles.
 """
 
 import argparse
-import json
+import gc
 import os
 import statistics
 import time
@@ -26,10 +27,18 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
+from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
 from worker.engine.generate import Engine
 from worker.engine.model import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk
+
+SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}
+#: prompt and generated tokens of one round: short, so that there are many rounds
+LENGTHS = {"python-bound": (64, 48), "qwen3-0.6b": (16, 12)}
+NO_CAPTURE = "no capture"
+#: least ratio to no capture
+MARKS = {"3 layers x 2 points": 0.97, "all layers x 2 points": 0.90}
 
 
 class CountingSink:
@@ -62,14 +71,14 @@ def build(shape: dict[str, int], dtype: torch.dtype, device: str) -> Engine:
 def variants(engine: Engine) -> dict[str, list[str]]:
     points = ["attn_in", "mlp_in"]
     return {
-        "no capture": [],
+        NO_CAPTURE: [],
         "3 layers x 2 points": grammar.expand(points, None, [], engine.structure),
         "all layers x 2 points": grammar.expand(points, "all", [], engine.structure),
     }
 
 
 def measure(
-    engine: Engine, *, rounds: int, batch: int, prompt: int, tokens: int
+    engine: Engine, *, seconds: float, least_rounds: int, batch: int, prompt: int, tokens: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Variant -> (wall, CPU) seconds of each round; the order turns from round to round."""
     vocab = engine.structure.vocab_size
@@ -84,11 +93,13 @@ def measure(
     ]
     chosen = variants(engine)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
-    for turn in range(-1, rounds):  # round -1 warms up
+    turn, end = -1, time.monotonic() + seconds  # round -1 warms up
+    while turn < least_rounds or time.monotonic() < end:
         names = list(chosen)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             sink = CountingSink()
+            gc.collect()  # what one variant leaves must not be another's to collect
             wall, cpu = time.perf_counter(), time.process_time()
             made = engine.generate(
                 requests,
@@ -103,12 +114,13 @@ def measure(
                 raise RuntimeError(f"{name}: {sink.rows} rows were captured")
             if turn >= 0:
                 times[name].append(spent)
+        turn += 1
     return times
 
 
 def summarise(times: dict[str, list[tuple[float, float]]], generated: int) -> dict[str, Any]:
     """Ratios of each variant to no capture, round by round; above 1 is faster than no capture."""
-    base = times["no capture"]
+    base = times[NO_CAPTURE]
     summary: dict[str, Any] = {}
     for name, rounds in times.items():
         entry: dict[str, Any] = {
@@ -116,23 +128,52 @@ def summarise(times: dict[str, list[tuple[float, float]]], generated: int) -> di
         }
         for i, clock in enumerate(("wall", "cpu")):
             ratios = sorted(b[i] / r[i] for b, r in zip(base, rounds, strict=True))
-            low, middle, high = statistics.quantiles(ratios, n=4)
+            middle, quartiles = median_and_quartiles(ratios)
             entry[f"ratio_{clock}"] = {
                 "median": round(middle, 4),
-                "quartiles": [round(low, 4), round(high, 4)],
+                "quartiles": [round(q, 4) for q in quartiles],
                 "range": [round(ratios[0], 4), round(ratios[-1], 4)],
             }
         summary[name] = entry
     return summary
 
 
+def report(case: dict[str, Any]) -> None:
+    print(f"\n{case['model']}, batch {case['batch']}, {case['rounds']} rounds")
+    print(f"{'':24}{'tokens/s':>10}   {'ratio, CPU time':26}{'ratio, wall time':26}")
+    for name, entry in case["variants"].items():
+        cells = [
+            f"{entry[k]['median']:.3f} [{entry[k]['quartiles'][0]:.3f}, {entry[k]['quartiles'][1]:.3f}]"
+            for k in ("ratio_cpu", "ratio_wall")
+        ]
+        print(f"{name:24}{entry['tokens_per_second']:>10}   {cells[0]:26}{cells[1]:26}")
+
+
+def marks_of(case: dict[str, Any], device: str) -> list[Mark]:
+    clock = "ratio_cpu" if device == "cpu" else "ratio_wall"
+    found = []
+    for name, bound in MARKS.items():
+        ratio = case["variants"][name][clock]
+        low, high = ratio["quartiles"]
+        found.append(
+            Mark(
+                name=f"{case['model']}, batch {case['batch']}: {name} / no capture",
+                measured=ratio["median"],
+                at_least=bound,
+                quartiles=(low, high),
+            )
+        )
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--qwen3-0.6b", dest="large", action="store_true", help="the Qwen3-0.6B shape")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--seconds", type=float, default=90.0, help="of each case, about")
+    parser.add_argument("--rounds", type=int, default=9, help="of each case, at least")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -141,30 +182,38 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     logs: Any = transformers.logging
     logs.set_verbosity_error()
-    engine = build(QWEN3_06B if args.large else PYTHON_BOUND, getattr(torch, args.dtype), args.device)
-    times = measure(engine, rounds=args.rounds, batch=args.batch, prompt=args.prompt, tokens=args.tokens)
-    result: dict[str, Any] = {
-        "model": "Qwen3-0.6B shape" if args.large else "28 layers, hidden 64",
-        "device": args.device,
-        "dtype": args.dtype,
-        "threads": args.threads,
-        "batch": args.batch,
-        "prompt_tokens": args.prompt,
-        "generated_tokens": args.tokens,
-        "rounds": args.rounds,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "variants": summarise(times, args.batch * args.tokens),
-    }
-    print(f"{result['model']}, {args.device}, {args.dtype}, batch {args.batch}, {args.rounds} rounds")
-    print(f"{'':24}{'tokens/s':>10}   {'ratio, CPU time':26}{'ratio, wall time':26}")
-    for name, entry in result["variants"].items():
-        cells = [
-            f"{entry[k]['median']:.3f} [{entry[k]['quartiles'][0]:.3f}, {entry[k]['quartiles'][1]:.3f}]"
-            for k in ("ratio_cpu", "ratio_wall")
-        ]
-        print(f"{name:24}{entry['tokens_per_second']:>10}   {cells[0]:26}{cells[1]:26}")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"{args.device}, {args.dtype}, {args.threads} threads")
+    cases: list[dict[str, Any]] = []
+    marks: list[Mark] = []
+    for model in args.models:
+        engine = build(SHAPES[model], getattr(torch, args.dtype), args.device)
+        prompt, tokens = LENGTHS[model]
+        for batch in args.batches:
+            times = measure(
+                engine,
+                seconds=args.seconds,
+                least_rounds=args.rounds,
+                batch=batch,
+                prompt=prompt,
+                tokens=tokens,
+            )
+            case = {
+                "model": model,
+                "batch": batch,
+                "prompt_tokens": prompt,
+                "generated_tokens": tokens,
+                "rounds": len(times[NO_CAPTURE]),
+                "variants": summarise(times, batch * tokens),
+            }
+            report(case)
+            cases.append(case)
+            marks += marks_of(case, args.device)
+        del engine
+        gc.collect()
+    print()
+    print_marks(marks)
+    settings = {"device": args.device, "dtype": args.dtype, "threads": args.threads}
+    write_result(args.json, {**settings, "cases": cases}, marks)
 
 
 if __name__ == "__main__":

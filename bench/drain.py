@@ -9,9 +9,7 @@ does. `--qwen3-0.6b` takes random weights in that model's shape with DIR's token
 """
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +19,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import psutil
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -29,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from actograph.cli.stack_process import StackProcess
 from actograph.client.http import Client
 from actograph.contract.resources import JobStatus
+from bench.marks import write_result
 from bench.shapes import QWEN3_06B
 
 BASELINE_BATCH = 16
@@ -147,8 +145,6 @@ def main() -> None:
         "service": service,
         "transformers_generate": plain,
         "ratio_samples_per_hour": service["samples_per_hour"] / plain["samples_per_hour"],
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "machine": {"processor": platform.machine(), "cpus": os.cpu_count()},
     }
     table = Table(
         "",
@@ -159,9 +155,7 @@ def main() -> None:
     for key in service:
         table.add_row(key, *(f"{side[key]:,.0f}" if key in side else "" for side in (service, plain)))
     Console().print(table, f"samples/hour, ratio: {result['ratio_samples_per_hour']:.2f}")
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """Peak memory of capturing many tokens against few, beyond the weights and the key-value cache.
 
-    python -m bench.peak_memory [--rounds 5] [--tokens 256 2048] [--mmap-threshold 65536] [--device cuda]
+    python -m bench.peak_memory [--rounds 5] [--tokens 256 2048] [--cases small default] [--device cuda]
 
 Every measurement is a process of its own: it builds a small model (random weights), generates a
 little to warm up, notes what is in use, generates, and takes the peak: of the resident size on a
 CPU, of what torch's allocator handed out on a GPU. The cache is taken off in two ways: as counted
 from the config, and as measured by a run without capture, which also has the copies that the
-cache's growth makes. The mark is for what capturing adds to the run without it.
+cache's growth makes. The mark is for what capturing adds to the run without it, all layers x 2 points.
 
 The engine holds rows up to its budgets (`host_buffer_bytes`, and `shard_bytes` per sample) before
-it hands them on. Below those, memory grows with the rows that there are; above, it must not. So
-the budgets are set here to what the shorter run fills several times.
+it hands them on. Below those, memory grows with the rows that there are; above, it must not. So each
+case has a shape whose shorter run fills its budgets: "small" has budgets of 2 MiB, "default" the
+worker's own (2 GiB) and rows of 8 MiB per token of its batch of 16.
 
-glibc lets the size from which it maps an allocation by itself grow with what was freed, and a heap
-with large holes in it grows too. `--mmap-threshold` fixes that size (mallopt(3)), so that what is
-measured is what the engine holds; 0 leaves malloc as it is, and shows the heap as well.
+The allocator is as the worker leaves it: glibc's, with its own settings.
 """
 
 import argparse
@@ -26,6 +25,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ import transformers
 
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
+from actograph.settings import Settings
 from bench.capture_throughput import CountingSink, build
+from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
 from worker.engine import memory
 from worker.engine.kv_cache import kv_bytes_per_token
@@ -46,35 +48,64 @@ MARK = 1.05
 MIB = 1 << 20
 PLAIN, CAPTURED = "no capture", "all layers x 2 points"
 PROMPT = 32
-#: wide enough that 256 tokens of 16 layers x 2 points (16 MiB) fill every buffer
-SHAPE = PYTHON_BOUND | {"num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 512}
-BUDGET = 2 << 20  # bytes; a row of all hooks takes 64 KiB
 
 
-def measure(tokens: int, *, capture: bool, budget: int, device: str) -> dict[str, int]:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A shape and budgets such that the shorter run fills them."""
+
+    shape: dict[str, int]
+    batch: int
+    options: BufferOptions
+
+
+def _cases() -> dict[str, Case]:
+    small = 2 << 20  # a row of all hooks takes 64 KiB
+    own = Settings.model_fields
+    return {
+        "small": Case(
+            shape=PYTHON_BOUND | {"num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 512},
+            batch=1,
+            options=BufferOptions(host_buffer_bytes=small, shard_bytes=small, device_buffer_bytes=small // 4),
+        ),
+        "default": Case(
+            shape=PYTHON_BOUND | {"num_hidden_layers": 4, "hidden_size": 16_384},
+            batch=16,
+            options=BufferOptions(
+                host_buffer_bytes=own["host_buffer_bytes"].default, shard_bytes=own["shard_bytes"].default
+            ),
+        ),
+    }
+
+
+CASES = _cases()
+
+
+def measure(case: Case, tokens: int, *, capture: bool, device: str) -> dict[str, int]:
     """One generation in this process: its peak beyond what was in use before, and beyond the cache."""
     torch.set_num_threads(1)
     logs: Any = transformers.logging
     logs.set_verbosity_error()
-    engine = build(SHAPE, torch.float32, device)
+    engine = build(case.shape, torch.float32, device)
     hooks = grammar.expand(["attn_in", "mlp_in"], "all", [], engine.structure) if capture else []
-    options = BufferOptions(host_buffer_bytes=budget, shard_bytes=budget, device_buffer_bytes=budget // 4)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(engine.structure.vocab_size, (PROMPT,), generator=generator)
-    request = GenerationRequest(key="0", prompt_ids=tuple(ids.tolist()), seed=0)
+    requests = [
+        GenerationRequest(key=str(i), prompt_ids=tuple(ids.tolist()), seed=i) for i in range(case.batch)
+    ]
 
     def run(count: int) -> CountingSink:
         sink = CountingSink()
         made = engine.generate(
-            [request],
+            requests,
             sampling=SamplingSpec(max_tokens=count),
             hooks=hooks,
             sink=sink if hooks else None,
-            options=options,
+            options=case.options,
         )
-        if made[0].error or len(made[0].generated_ids) != count:
+        if any(g.error or len(g.generated_ids) != count for g in made):
             raise RuntimeError(f"a generation of {count} tokens failed: {made[0].error}")
-        if sink.rows != len(hooks) * (PROMPT + count - 1):
+        if sink.rows != len(hooks) * case.batch * (PROMPT + count - 1):
             raise RuntimeError(f"{sink.rows} rows were captured")
         return sink
 
@@ -90,7 +121,7 @@ def measure(tokens: int, *, capture: bool, budget: int, device: str) -> dict[str
     peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_rss()
     per_token = kv_bytes_per_token(engine.model)
     layers = engine.structure.num_layers
-    cache = (PROMPT + tokens) * (per_token + per_token // (2 * layers))
+    cache = case.batch * (PROMPT + tokens) * (per_token + per_token // (2 * layers))
     return {"peak": peak - before, "cache": cache, "beyond": peak - before - cache, "rows": sink.bytes}
 
 
@@ -114,101 +145,94 @@ def _peak_rss() -> int:
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, _in_use(on_gpu=False))
 
 
-def in_process(
-    tokens: int, *, capture: bool, budget: int, device: str, mmap_threshold: int
-) -> dict[str, int]:
+def in_process(case: str, tokens: int, *, capture: bool, device: str) -> dict[str, int]:
     """`measure` in a fresh process."""
-    environment = dict(os.environ)
-    if mmap_threshold:
-        environment |= {"MALLOC_MMAP_THRESHOLD_": str(mmap_threshold), "MALLOC_TRIM_THRESHOLD_": "131072"}
-    arguments = ["--one", str(tokens), "--budget", str(budget), "--device", device]
-    command = [sys.executable, "-m", "bench.peak_memory", *arguments, *([] if capture else ["--plain"])]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", "bench.peak_memory", "--one", str(tokens), "--cases", case]
+    command += ["--device", device, *([] if capture else ["--plain"])]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
+def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Every measurement of a case `args.rounds` times, in turn; bytes."""
+    runs: dict[str, dict[int, list[dict[str, int]]]] = {
+        variant: {tokens: [] for tokens in args.tokens} for variant in (PLAIN, CAPTURED)
+    }
+    for _ in range(args.rounds):
+        for variant, by_tokens in runs.items():
+            for tokens, found in by_tokens.items():
+                found.append(in_process(name, tokens, capture=variant == CAPTURED, device=args.device))
+    beyond = {
+        variant: {str(tokens): sorted(f["beyond"] for f in found) for tokens, found in by_tokens.items()}
+        for variant, by_tokens in runs.items()
+    }
+    few, many = args.tokens
+    middle = {
+        (variant, tokens): statistics.median(f["peak"] for f in found)
+        for variant, by_tokens in runs.items()
+        for tokens, found in by_tokens.items()
+    }
+    added = {tokens: middle[CAPTURED, tokens] - middle[PLAIN, tokens] for tokens in args.tokens}
+    case = CASES[name]
+    return {
+        "case": name,
+        "shape": case.shape,
+        "batch": case.batch,
+        "prompt_tokens": PROMPT,
+        "host_buffer_bytes": case.options.host_buffer_bytes,
+        "shard_bytes": case.options.shard_bytes,
+        "rows_bytes": {str(tokens): runs[CAPTURED][tokens][0]["rows"] for tokens in args.tokens},
+        "beyond_counted_cache": beyond,
+        "added_by_capture": {str(tokens): size for tokens, size in added.items()},
+        "ratio": round(added[many] / added[few], 3),
+    }
+
+
+def report(result: dict[str, Any], few: int, many: int) -> None:
+    budget = result["host_buffer_bytes"] / MIB
+    print(f"\nbudget {budget:,.0f} MiB, batch {result['batch']}: peaks in MiB, medians [lowest, highest]")
+    print(f"{'':44}{f'{few} tokens':>30}{f'{many} tokens':>30}{'ratio':>8}")
+    for name, by_tokens in result["beyond_counted_cache"].items():
+        middles = [statistics.median(by_tokens[str(tokens)]) for tokens in (few, many)]
+        cells = [
+            f"{m / MIB:.1f} [{by_tokens[str(t)][0] / MIB:.1f}, {by_tokens[str(t)][-1] / MIB:.1f}]"
+            for m, t in zip(middles, (few, many), strict=True)
+        ]
+        label = f"{name}, beyond the counted cache"
+        print(f"{label:44}{cells[0]:>30}{cells[1]:>30}{middles[1] / middles[0]:>8.3f}")
+    for label, sizes in (("added by capture", "added_by_capture"), ("rows captured", "rows_bytes")):
+        less, more = result[sizes][str(few)], result[sizes][str(many)]
+        print(f"{label:44}{less / MIB:>30.1f}{more / MIB:>30.1f}{more / less:>8.3f}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, nargs=2, default=[256, 2048], metavar=("FEW", "MANY"))
-    parser.add_argument("--budget", type=int, default=BUDGET, help="host_buffer_bytes and shard_bytes")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--mmap-threshold", type=int, default=65536, help="bytes; 0 leaves malloc alone")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
-        found = measure(args.one, capture=not args.plain, budget=args.budget, device=args.device)
-        print(json.dumps(found))
+        (name,) = args.cases
+        print(json.dumps(measure(CASES[name], args.one, capture=not args.plain, device=args.device)))
         return
-    result = compare(args)
-    report(result, *args.tokens)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Every measurement `args.rounds` times, in turn; bytes."""
-    runs: dict[str, dict[int, list[dict[str, int]]]] = {
-        name: {tokens: [] for tokens in args.tokens} for name in (PLAIN, CAPTURED)
-    }
-    for _ in range(args.rounds):
-        for name, by_tokens in runs.items():
-            for tokens, found in by_tokens.items():
-                found.append(
-                    in_process(
-                        tokens,
-                        capture=name == CAPTURED,
-                        budget=args.budget,
-                        device=args.device,
-                        mmap_threshold=args.mmap_threshold,
-                    )
-                )
-    variants: dict[str, dict[str, list[int]]] = {
-        name: {str(tokens): sorted(f["beyond"] for f in found) for tokens, found in by_tokens.items()}
-        for name, by_tokens in runs.items()
-    }
+    results = [compare(name, args) for name in args.cases]
+    marks = []
     few, many = args.tokens
-    middle = {
-        (name, tokens): statistics.median(f["peak"] for f in found)
-        for name, by_tokens in runs.items()
-        for tokens, found in by_tokens.items()
-    }
-    added = {tokens: middle[CAPTURED, tokens] - middle[PLAIN, tokens] for tokens in args.tokens}
-    return {
-        "device": args.device,
-        "shape": SHAPE,
-        "prompt_tokens": PROMPT,
-        "budget_bytes": args.budget,
-        "mmap_threshold": args.mmap_threshold,
-        "rounds": args.rounds,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "rows_bytes": {str(tokens): runs[CAPTURED][tokens][0]["rows"] for tokens in args.tokens},
-        "beyond_counted_cache": variants,
-        "added_by_capture": {str(tokens): size for tokens, size in added.items()},
-        "ratio": round(added[many] / added[few], 3),
-        "mark": MARK,
-    }
-
-
-def report(result: dict[str, Any], few: int, many: int) -> None:
-    print(f"peak memory, MiB, {result['device']}, medians of {result['rounds']} [lowest, highest]")
-    print(f"{'':44}{f'{few} tokens':>22}{f'{many} tokens':>22}{'ratio':>8}")
-    for name, by_tokens in result["beyond_counted_cache"].items():
-        middles = [statistics.median(by_tokens[str(tokens)]) for tokens in (few, many)]
-        cells = [
-            f"{m / MIB:.2f} [{by_tokens[str(t)][0] / MIB:.2f}, {by_tokens[str(t)][-1] / MIB:.2f}]"
-            for m, t in zip(middles, (few, many), strict=True)
-        ]
-        label = f"{name}, beyond the counted cache"
-        print(f"{label:44}{cells[0]:>22}{cells[1]:>22}{middles[1] / middles[0]:>8.3f}")
-    for label, sizes in (("added by capture", "added_by_capture"), ("rows captured", "rows_bytes")):
-        less, more = result[sizes][str(few)], result[sizes][str(many)]
-        print(f"{label:44}{less / MIB:>22.2f}{more / MIB:>22.2f}{more / less:>8.3f}")
-    kept = "kept" if result["ratio"] <= MARK else "MISSED"
-    print(f"mark: what capture adds grows by at most {MARK}: {result['ratio']}, {kept}")
+    for result in results:
+        report(result, few, many)
+        budget = f"budget {result['host_buffer_bytes'] >> 20:,} MiB"
+        name = f"peak memory that capture adds, {many} / {few} tokens, {budget}"
+        marks.append(Mark(name=name, measured=result["ratio"], at_most=MARK))
+    print()
+    print_marks(marks)
+    write_result(args.json, {"device": args.device, "rounds": args.rounds, "cases": results}, marks)
 
 
 if __name__ == "__main__":

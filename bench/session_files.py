@@ -8,9 +8,7 @@ reported are medians over the rounds, with quartiles.
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import secrets
 import shutil
@@ -26,12 +24,14 @@ import numpy as np
 import torch
 
 from actograph.client.tensors import open_folder
+from bench.marks import Mark, print_marks, write_result
 from storage.artifacts.local import LocalStore
 from storage.manifest import SessionManifest, StoredTensor
 from storage.session_files import SessionReader, SessionWriter, TensorRows
 from storage.session_reader import HeaderCache
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
+WRITERS = 4  # as the worker has
 SLICE_ROWS, SLICE_WIDTH, SLICE = 8192, 4096, 10  # a tensor of 64 MiB
 
 
@@ -215,14 +215,29 @@ def main() -> None:
             f"{variant:32}{spent['median']:12.0f}{spent['q1']:10.0f}{spent['q3']:10.0f}"
             f"{row['ratio_to_torch_load']:14.5f}"
         )
-    if options.json:
-        result = {
-            "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "torch": torch.__version__},
-            "settings": {"rounds": options.rounds, "sessions": options.sessions},
-            "writing": writing,
-            "slices": slices,
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    marks = marks_of(writing, slices)
+    print()
+    print_marks(marks)
+    settings = {"rounds": options.rounds, "sessions": options.sessions}
+    write_result(options.json, {"settings": settings, "writing": writing, "slices": slices}, marks)
+
+
+def marks_of(writing: dict[str, Any], slices: dict[str, Any]) -> list[Mark]:
+    """Full durability against a plain write, and a slice against loading all."""
+    written = writing[f"session, {WRITERS} threads"]["ratio_to_plain"]
+    return [
+        Mark(
+            name=f"session write throughput / a plain sequential write, {WRITERS} threads",
+            measured=written["median"],
+            at_least=0.8,
+            quartiles=(written["q1"], written["q3"]),
+        ),
+        Mark(
+            name="10-row slice of a 64 MiB tensor / torch.load of it",
+            measured=slices["SessionReader, new"]["ratio_to_torch_load"],
+            at_most=1 / 20,
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ median and the 95th percentile of the time from request to the last byte of the 
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import socket
 import statistics
@@ -28,6 +26,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from bench.marks import write_result
 from bench.session_rows import Shape, fill
 from storage import migrate
 from storage.database import Database
@@ -173,7 +172,6 @@ def main() -> None:
         print(f"{name:36}{row['items']:8.0f}{row['p50_ms']:10.1f}{row['p95_ms']:10.1f}")
     if options.json:
         about: dict[str, Any] = {
-            "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
             "settings": {
                 "database": backend,
                 "sessions": shape.sessions,
@@ -182,7 +180,7 @@ def main() -> None:
             },
             "results": results,
         }
-        options.json.write_text(json.dumps(about, indent=1) + "\n")
+        write_result(options.json, about)
 
 
 if __name__ == "__main__":
