@@ -4,22 +4,36 @@ SQLite runs in WAL mode with BEGIN emitted by us: `BEGIN IMMEDIATE` for writes, 
 writers wait for each other instead of failing half-way, plain `BEGIN` for reads.
 """
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from storage.write_turns import WriteTurns
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 _READ_ONLY = "actograph_read_only"
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+#: days since noon in Greenwich on 24 November 4714 BC, in milliseconds' steps
+_NOW_SQLITE = sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")
+_NOW_SERVER = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+#: https://www.sqlite.org/rescode.html
+_AWAY_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+#: connection, resources, operator's intervention, serialization: postgresql.org, appendix A
+_AWAY_STATES = ("08", "53", "57P", "40")
 BUSY_TIMEOUT_MS = 30_000
 
 
@@ -55,6 +69,31 @@ class Database:
         with Session(engine, expire_on_commit=False) as session:
             yield session
 
+    def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:
+        """Run `work` in a write transaction, again and again while the database is away.
+
+        A commit may have been made although its answer was lost, so `work` must bear being run twice.
+
+        Raises:
+            DBAPIError: the statement's own fault, or the database is away and `give_up` says so.
+        """
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                with self.write() as session:
+                    done = work(session)
+            except DBAPIError as error:
+                if not is_away(error) or give_up():
+                    raise
+                if pause == FIRST_PAUSE_SECONDS:
+                    log.warning("the database is away, trying again until it is back: %s", error.orig)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            else:
+                if pause > FIRST_PAUSE_SECONDS:
+                    log.warning("the database is back")
+                return done
+
     def ping(self) -> None:
         """Raises ServiceUnavailable where the database does not answer."""
         try:
@@ -72,11 +111,26 @@ class Database:
 def now(session: Session) -> float:
     """The time that leases are compared with, in Unix seconds.
 
-    On a server it is the server's clock, so that workers with wrong clocks agree.
+    It is the database's own clock, never this process's, so that workers with wrong clocks agree.
     """
-    if session.get_bind().dialect.name == "sqlite":
-        return time.time()
-    return float(session.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    return float(session.execute(_NOW_SQLITE if is_sqlite else _NOW_SERVER).scalar_one())
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Whether the database cannot be reached, is starting or stopping, or has no room just now.
+
+    Nothing was wrong with the statement then, and it can be tried again.
+    """
+    if error.connection_invalidated:
+        return True
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    name = getattr(error.orig, "sqlite_errorname", None)
+    if name is not None:
+        return str(name).startswith(_AWAY_SQLITE)
+    state = getattr(error.orig, "sqlstate", None)
+    return state is None or str(state).startswith(_AWAY_STATES)
 
 
 def changed(result: sa.Result[Any]) -> int:

@@ -265,6 +265,16 @@ def complete(session: Session, lease: LeasedSample, result: SampleResult) -> Non
         raise LeaseLost(f"sample {lease.id}: lease token {lease.token} is no longer valid")
 
 
+def is_committed(session: Session, lease: LeasedSample) -> bool:
+    """Whether a result was stored under this very lease: its commit's answer may have been lost."""
+    statement = sa.select(SampleRow.id).where(
+        SampleRow.id == lease.id,
+        SampleRow.lease_token == lease.token,
+        SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+    )
+    return session.execute(statement).first() is not None
+
+
 def fail(session: Session, lease: LeasedSample, error: ActographError, prompt: str | None = None) -> None:
     """Store why a sample failed.
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from actograph import tensor_files
-from actograph.contract.errors import CaptureFailed
+from actograph.contract.errors import CaptureFailed, ServiceUnavailable
 from actograph.contract.resources import SessionFile
 from storage.artifacts.store import ArtifactStore
 from storage.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
@@ -78,7 +78,10 @@ class SessionWriter:
         self.session_id = session_id
         #: the manifest as stored; set by `finish`
         self.manifest: SessionManifest | None = None
-        self._stage = store.stage(session_prefix(session_id))
+        try:
+            self._stage = store.stage(session_prefix(session_id))
+        except OSError as error:
+            raise _unwritten(session_id, error) from error
         self._lock = threading.Lock()
         self._open = True
         self._hooks: dict[str, _Hook] = {}
@@ -100,7 +103,8 @@ class SessionWriter:
 
         Raises:
             CaptureFailed: rows that do not follow on, a changed width or dtype, bytes that do not fit the
-                shape, a name twice, or a file that could not be written.
+                shape, or a name twice.
+            ServiceUnavailable: a file could not be written; the disk may be full.
         """
         with self._lock, self._discarding():
             names = [t.name for t in tensors]
@@ -131,7 +135,8 @@ class SessionWriter:
         Returns: every file of the session, the manifest last.
 
         Raises:
-            CaptureFailed: anything expected is missing or differs, or a file could not be written.
+            CaptureFailed: anything expected is missing or differs.
+            ServiceUnavailable: a file could not be written or uploaded.
             Conflict: a session of this id is stored already.
         """
         with self._lock, self._discarding():
@@ -186,7 +191,7 @@ class SessionWriter:
             yield
         except OSError as error:
             self._abandon()
-            raise CaptureFailed(f"session {self.session_id} could not be written: {error}") from error
+            raise _unwritten(self.session_id, error) from error
         except CaptureFailed as error:
             self._abandon()
             raise CaptureFailed(f"session {self.session_id}: {error.message}") from error
@@ -307,6 +312,11 @@ class SessionWriter:
         with self._stage.create(name) as file:
             file.write(data)
         return SessionFile(name=name, bytes=len(data), sha256=sha256(data).hexdigest())
+
+
+def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:
+    """The store's fault and never the sample's, which can be run again."""
+    return ServiceUnavailable(f"session {session_id} could not be written: {error}")
 
 
 def _checked_bytes(tensor: TensorRows) -> memoryview:

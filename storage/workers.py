@@ -18,7 +18,7 @@ LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 def register(session: Session, worker_id: str, *, hostname: str, pid: int, model: str) -> None:
     """A worker has started and loads its model."""
     moment = now(session)
-    session.add(
+    session.merge(  # a first commit's answer may have been lost
         WorkerRow(
             id=worker_id,
             hostname=hostname,

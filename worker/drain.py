@@ -9,13 +9,15 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
 from actograph.contract.capture_checks import check_capture
-from actograph.contract.errors import ActographError, CaptureFailed, LeaseLost, UnknownModel
+from actograph.contract.errors import ActographError, ServiceUnavailable, UnknownModel
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from actograph.settings import Settings
@@ -26,19 +28,19 @@ from storage import (
     model_loads,
     queue_pause,
     samples,
-    sessions,
     turns,
     workers,
 )
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
-from storage.database import Database
+from storage.database import Database, is_away
 from storage.models import JobRow
 from storage.queue_state import disk_pause
 from storage.sample_expansion import evaluation_samples
-from storage.samples import LeasedSample, SampleResult
+from storage.samples import LeasedSample
 from storage.session_files import session_prefix
 from worker.chat_template import template_sha256, tokenizer_sha256
+from worker.commit import commit_unit
 from worker.datasets_of_job import DatasetReader
 from worker.engine.generate import Engine
 from worker.grouping import ModelGrouping
@@ -51,7 +53,8 @@ from worker.runners.runner import Runner
 from worker.segments import Markup
 from worker.steering import Steering, steering_of
 from worker.stop_signal import StopSignal
-from worker.unit import Outcome, UnitRunner
+from worker.store_outage import StoreOutage
+from worker.unit import UnitRunner
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,7 @@ class Drain:
         self._worker_id = worker_id
         self._stop = stop
         self._grouping = ModelGrouping(settings.model_hold_seconds)
+        self._outage = StoreOutage(store)
         self._loaded: str | None = None
         self._datasets = DatasetReader(store, settings.data_roots)
 
@@ -96,6 +100,15 @@ class Drain:
         self._engine_for(model)
 
     def run_slice(self, job_id: str) -> None:
+        """Like `_run_slice`; where the database goes away meanwhile, the reconciler wakes the job again."""
+        try:
+            self._run_slice(job_id)
+        except DBAPIError as error:
+            if not is_away(error):
+                raise
+            logger.warning("job %s is left for now, the database is away: %s", job_id, error.orig)
+
+    def _run_slice(self, job_id: str) -> None:
         """Work on a job until it has nothing left, its slice is over, or the worker stops.
 
         While the queue is paused nothing is begun. The message is gone then, but the job is not: it is
@@ -135,8 +148,7 @@ class Drain:
         try:
             work_remains = self._run(chosen)
         finally:
-            with self._database.write() as session:
-                workers.set_idle(session, self._worker_id)
+            self._set_idle()
         # a job that went first has a message of its own; the one that was put off has lost its
         if work_remains or chosen != job_id:
             self._broker.wake(job_id, priority)
@@ -162,8 +174,13 @@ class Drain:
             if refused is not None and previous is not None:
                 self._load_again(previous)
         finally:
-            with self._database.write() as session:
-                workers.set_idle(session, self._worker_id)
+            self._set_idle()
+
+    def _set_idle(self) -> None:
+        """A worker that seemed busy for good would keep its job from being woken."""
+        self._database.insist(
+            lambda session: workers.set_idle(session, self._worker_id), give_up=self._stop.is_set
+        )
 
     def _load_again(self, model: str) -> None:
         try:
@@ -186,6 +203,9 @@ class Drain:
         """Returns whether the job may have work left that nobody runs."""
         try:
             current = self._prepare(job_id)
+        except ServiceUnavailable as error:  # of the store that the dataset or a vector is read from
+            self._outage.note(error)
+            return False
         except ActographError as error:
             logger.warning("job %s cannot run: %s", job_id, error)
             with self._database.write() as session:
@@ -208,7 +228,8 @@ class Drain:
                     if jobs.status_of(session, job_id) is not None:
                         jobs.end_if_done(session, job_id)
                     return False
-            self._run_unit(current, leases)
+            if not self._run_unit(current, leases):
+                return False  # the reconciler wakes the job again
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 return True
         return False
@@ -226,6 +247,8 @@ class Drain:
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
         if reason is not None:
             logger.warning("nothing new is begun: %s", reason)
+            return True
+        if self._outage.holds():
             return True
         with self._database.read() as session:
             return queue_pause.holds(session)
@@ -293,7 +316,8 @@ class Drain:
             steering=steering,
         )
 
-    def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> None:
+    def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
+        """Returns False where the store is away."""
         keeper = LeaseKeeper(
             self._database,
             leases,
@@ -304,56 +328,28 @@ class Drain:
         )
         with keeper:
             outcomes = current.units.run(leases, keeper)
-        with self._database.write() as session:
-            if outcomes is None:
-                samples.release(session, leases)
-                samples.give_back(session, leases)
-                if jobs.status_of(session, current.job_id) is not None:
-                    jobs.end_if_done(session, current.job_id)
-                return
-            samples.lock_job(session, leases)
-            lost = [o for o in outcomes if not self._commit(session, current, o)]
-            samples.give_back(session, [o.lease for o in lost])
-            kept = [o for o in outcomes if o not in lost]
-            if kept:
-                failed = sum(o.error is not None for o in kept)
-                jobs.count_finished(session, current.job_id, completed=len(kept) - failed, failed=failed)
-                job_control.follow_failures(session, current.job_id, [o.error for o in kept])
-                jobs.end_if_done(session, current.job_id)
-        for outcome in lost:
-            if outcome.recorded is not None:
-                self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
-
-    def _commit(self, session: Session, current: Slice, outcome: Outcome) -> bool:
-        """Write one sample's result under its lease; False where the lease is lost."""
-        try:
-            if outcome.error is not None:
-                text = outcome.prompt.text if outcome.prompt else None
-                samples.fail(session, outcome.lease, outcome.error, text)
-                return True
-            self._complete(session, current, outcome)
-        except LeaseLost as error:
-            logger.warning("%s", error)
-            return False
-        return True
-
-    def _complete(self, session: Session, current: Slice, outcome: Outcome) -> None:
-        prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
-        if prompt is None or generation is None or scores is None:
-            raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
-        recorded = outcome.recorded
-        result = SampleResult(
-            prompt=prompt.text,
-            completion=outcome.completion,
-            finish_reason=generation.finish_reason,
-            prompt_tokens=len(generation.prompt_ids),
-            generated_tokens=len(generation.generated_ids),
-            scores=scores,
-            session_id=recorded.session_id if recorded else None,
+        if outcomes is None:
+            self._database.insist(
+                lambda session: self._give_back(session, current, leases), give_up=self._stop.is_set
+            )
+            return True
+        done = self._database.insist(
+            lambda session: commit_unit(session, current.job_id, outcomes, current.units.provenance),
+            give_up=self._stop.is_set,
         )
-        samples.complete(session, outcome.lease, result)
-        if recorded is not None and current.units.provenance is not None:
-            verdict = next(iter(scores.values()), None)
-            correct = verdict.value == 1.0 if verdict else None
-            new = recorded.as_new(outcome.lease, generation, current.units.provenance, correct)
-            sessions.insert(session, new)
+        for outcome in done.lost:
+            if outcome.recorded is not None:
+                # what cannot be removed now is swept later: its sample has another session
+                with suppress(ServiceUnavailable, OSError):
+                    self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
+        if done.outage is None:
+            self._outage.is_over()
+            return True
+        self._outage.note(done.outage)
+        return False
+
+    def _give_back(self, session: Session, current: Slice, leases: Sequence[LeasedSample]) -> None:
+        samples.release(session, leases)
+        samples.give_back(session, leases)
+        if jobs.status_of(session, current.job_id) is not None:
+            jobs.end_if_done(session, current.job_id)

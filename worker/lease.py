@@ -73,6 +73,7 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         renewed_at = looked_at = time.monotonic()
+        is_failing = False
         pause = min(POLL_SECONDS, self._lease_seconds / 6)
         while not self._done.wait(pause):
             # a process that was stopped and goes on was not silent meanwhile: none of its threads ran
@@ -86,8 +87,11 @@ class LeaseKeeper:
                 if time.monotonic() - renewed_at > self._lease_seconds / 3:
                     self._renew()
                     renewed_at = time.monotonic()
+                is_failing = False
             except SQLAlchemyError:
-                logger.warning("the leases could not be renewed; trying again", exc_info=True)
+                if not is_failing:
+                    logger.warning("the leases cannot be renewed; trying again", exc_info=True)
+                is_failing = True
 
     def _end_stalled(self) -> None:
         """Leave word of the hang, as far as the index answers, and end the process."""

@@ -5,6 +5,9 @@ import os
 import socket
 from functools import cached_property
 
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
 from actograph.contract import model_names
 from actograph.contract.errors import ActographError, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
@@ -46,12 +49,17 @@ class WorkerProcess:
             ActographError: the model or the schema is refused; the reason is in the index.
         """
         settings = self._settings
+        # a database that is being restarted is no reason to give up
+        self._database.insist(lambda session: session.execute(sa.select(1)), give_up=self._stop.is_set)
         migrate.require_current(self._database)
         hostname = socket.gethostname()
         name = model_names.parse(settings.model).name if settings.model else ""
-        with self._database.write() as session:
+
+        def register(session: Session) -> None:
             workers.bury(session, hostname, _is_alive)
             workers.register(session, self.worker_id, hostname=hostname, pid=os.getpid(), model=name)
+
+        self._database.insist(register, give_up=self._stop.is_set)
         self._heartbeat.start()
         try:
             if not settings.model:
@@ -91,10 +99,12 @@ class WorkerProcess:
             return model_loads.options_in_force(session, model)
 
     def _loaded(self, structure: ModelStructure) -> None:
-        with self._database.write() as session:
+        def show(session: Session) -> None:
             workers.set_ready(session, self.worker_id, structure)
             # plans need the numbers at once, not with the first heartbeat
             workers.heartbeat(session, self.worker_id, self._models.memory())
+
+        self._database.insist(show, give_up=self._stop.is_set)
 
 
 def _is_alive(pid: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.errors import ActographError, CaptureFailed, ServiceUnavailable
 from actograph.contract.estimate import is_tail_only
 from actograph.contract.row_selection import FirstFeatures
 from actograph.contract.specs import CaptureSpec, SamplingSpec
@@ -135,6 +135,8 @@ class UnitRecorder:
         self._provenance = provenance
         self._writers: dict[int, SessionWriter] = {}
         self._came: dict[int, dict[str, _Came]] = {}
+        #: what the store said when it took no more
+        self._away: ServiceUnavailable | None = None
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         """Raises CaptureFailed where a value is not finite, or the store's errors."""
@@ -169,6 +171,9 @@ class UnitRecorder:
             self.reset(index)
 
     def _finish_one(self, index: int, generation: Generation) -> Recorded | ActographError:
+        if self._away is not None:  # each would wait for the store in vain
+            self.reset(index)
+            return self._away
         writer = self._writers.get(index)
         if writer is None:
             return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
@@ -178,6 +183,8 @@ class UnitRecorder:
             files = writer.finish(manifest, ids, positions)
         except ActographError as error:
             self.reset(index)
+            if isinstance(error, ServiceUnavailable):
+                self._away = error
             return error
         del self._writers[index]
         stored = writer.manifest or manifest

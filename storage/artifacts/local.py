@@ -30,6 +30,7 @@ from storage.artifacts.store import (
 )
 
 STAGING = ".staging-"
+_PROBE_BYTES = 64 << 10
 _SYNC_FILE_RANGE_WRITE = 2  # start writing dirty pages, do not wait: sync_file_range(2)
 
 
@@ -54,6 +55,13 @@ class LocalStore:
     def check(self) -> None:
         if not os.access(self.root / "sessions", os.W_OK | os.X_OK):
             raise ServiceUnavailable(f"the artifact folder {self.root} is missing or cannot be written to")
+        probe = staging_path(self.root / "sessions" / "probe")
+        try:
+            probe.write_bytes(bytes(_PROBE_BYTES))
+        except OSError as error:
+            raise ServiceUnavailable(f"nothing can be stored in {self.root}: {error}") from error
+        finally:
+            probe.unlink(missing_ok=True)
 
     def stage(self, prefix: str) -> "LocalStage":
         target = self.root / check_prefix(prefix)

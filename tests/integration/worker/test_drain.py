@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage import job_results, job_view, jobs, samples
-from storage.artifacts.store import ArtifactStore
 from storage.session_files import SessionReader
 from worker.stop_signal import StopSignal
 
@@ -131,34 +129,6 @@ def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: "Bench
     assert job.error is not None and job.error.type == "unknown_hook"
     assert "layers 0 to 1" in job.error.message
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.CANCELLED}
-
-
-def test_a_store_that_cannot_be_written_fails_the_samples_not_the_worker(
-    bench: "Bench", tmp_path: Path
-) -> None:
-    class FullDisk:
-        """The real store, but for the writing of sessions."""
-
-        def __init__(self, store: ArtifactStore) -> None:
-            self._store = store
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._store, name)
-
-        def stage(self, prefix: str) -> Any:
-            raise OSError(28, "No space left on device")
-
-    real, bench.store = bench.store, FullDisk(bench.store)
-    job_id = bench.submit(capture=CAPTURE)
-    bench.drain().run_slice(job_id)
-    bench.store = real
-    assert {s.status for s in bench.samples(job_id)} == {SampleStatus.FAILED}
-    assert all(s.error and "No space left" in s.error.message for s in bench.samples(job_id))
-    assert all(s.completion is None for s in bench.samples(job_id))
-    assert bench.status(job_id) is JobStatus.FAILED
-    again = bench.submit(capture=CAPTURE)
-    bench.drain().run_slice(again)
-    assert bench.status(again) is JobStatus.COMPLETED
 
 
 def test_values_that_are_not_finite_fail_the_sample(bench: "Bench") -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage import job_control, job_view, jobs, queue_pause
 from storage.artifacts.store import ArtifactStore
@@ -20,7 +21,7 @@ CAPTURE = {"points": ["resid_post"], "layers": "all"}
 
 
 class Disk:
-    """The real store, whose disk can be broken, and which acts before it takes a session."""
+    """The real store, which can be made to refuse sessions, and which acts before it takes one."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
@@ -33,7 +34,7 @@ class Disk:
     def stage(self, prefix: str) -> Any:
         self.before()
         if self.is_broken:
-            raise OSError(28, "No space left on device")
+            raise CaptureFailed("this sample cannot be stored")
         return self._store.stage(prefix)
 
 
@@ -80,7 +81,7 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
         job = job_view.resource(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "too_many_failures"
-    assert "No space left" in job.error.message
+    assert "cannot be stored" in job.error.message
     disk.is_broken = False
     with bench.database.write() as session:
         job_control.retry(session, job_id)

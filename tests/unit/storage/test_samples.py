@@ -1,6 +1,7 @@
 """Claims, leases and commits: a sample has one holder, and only that one's result counts."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from actograph.contract.errors import CaptureFailed, InvalidRequest, LeaseLost, 
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, sample_seed
 from storage import job_control, jobs, samples
-from storage.database import Database
+from storage.database import Database, now
 from storage.models import SampleRow
 from storage.sample_expansion import capture_samples
 from storage.samples import LeasedSample, SampleResult
@@ -57,6 +58,26 @@ def test_samples_are_claimed_in_their_order_and_never_twice(database: Database, 
     leased = rows(database, job_id)
     assert {r.status for r in leased} == {SampleStatus.LEASED}
     assert [r.worker_id for r in leased] == ["wrk_a", "wrk_a", "wrk_b", "wrk_b", "wrk_a"]
+
+
+@pytest.mark.parametrize("shift", [60.0, -60.0])
+def test_a_worker_whose_clock_is_wrong_neither_takes_nor_loses_leases(
+    database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
+    job_id, real = submit(2), time.time
+    (held,) = claim(database, job_id, seconds=30)
+    monkeypatch.setattr(time, "time", lambda: real() + shift)
+    (other,) = claim(database, job_id, count=2, worker="wrk_b", seconds=30)
+    assert other.sample_index == 1, "the first is still held"
+    with database.write() as session:
+        assert samples.renew(session, [other], lease_seconds=30) == {other.id}
+    monkeypatch.setattr(time, "time", real)
+    assert claim(database, job_id, count=2) == []
+    with database.read() as session:
+        assert abs(now(session) - real()) < 5
+        for row in rows(database, job_id):
+            assert 0 < row.lease_until - now(session) <= 31
+    assert held.sample_index == 0
 
 
 def test_a_lease_that_ran_out_is_claimed_by_another_and_fences_the_first(

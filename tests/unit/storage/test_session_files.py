@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 
 from actograph import tensor_files
 from actograph.client.tensors import open_folder
-from actograph.contract.errors import CaptureFailed, Conflict, NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.contract.errors import (
+    CaptureFailed,
+    Conflict,
+    NotFound,
+    RangeNotSatisfiable,
+    ServiceUnavailable,
+    StoreDamaged,
+)
 from storage.artifacts.local import LocalStore
 from storage.manifest import SessionManifest, StoredTensor
 from storage.session_files import SessionReader, SessionWriter, TensorRows
@@ -393,7 +400,7 @@ def test_a_full_disk_is_a_reason(store: LocalStore, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("storage.artifacts.local.fsync", full)
-    with pytest.raises(CaptureFailed, match=r"could not be written: .*No space left"):
+    with pytest.raises(ServiceUnavailable, match=r"could not be written: .*No space left"):
         writer.finish(manifest(session_id, TWO_ROWS), TOKENS)
     assert not staged(store)
 

@@ -1,0 +1,150 @@
+"""The store or the database goes away in mid-work: no sample fails of it, and nothing is done twice."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ServiceUnavailable
+from actograph.contract.resources import JobStatus, SampleStatus
+from storage.artifacts.store import ArtifactStore
+from storage.database import Database
+from storage.models import WorkerRow
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+CAPTURE = {"points": ["resid_post"], "layers": [1]}
+
+
+class BadStore:
+    """The real store, but for what `broken` raises when a session is begun or committed."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self.at_begin: Exception | None = None
+        self.at_commit: Exception | None = None
+        self.at_check: Exception | None = None
+        self.begun = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def stage(self, prefix: str) -> Any:
+        self.begun += 1
+        if self.at_begin is not None:
+            raise self.at_begin
+        stage = self._store.stage(prefix)
+        if self.at_commit is not None:
+            reason = self.at_commit
+
+            def commit(*_: Any, **__: Any) -> None:
+                raise reason
+
+            stage.commit = commit  # type: ignore[method-assign]
+        return stage
+
+    def check(self) -> None:
+        if self.at_check is not None:
+            raise self.at_check
+
+
+@pytest.mark.parametrize("moment", ["at_begin", "at_commit"])
+@pytest.mark.parametrize(
+    "reason",
+    [OSError(28, "No space left on device"), ServiceUnavailable("S3 answers 503")],
+    ids=["disk", "s3"],
+)
+def test_samples_that_the_store_does_not_take_are_given_back(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, moment: str, reason: Exception
+) -> None:
+    monkeypatch.setattr("worker.store_outage.FIRST_PAUSE_SECONDS", 0.001)
+    bad = BadStore(bench.store)
+    bench.store = bad
+    setattr(bad, moment, reason)
+    job_id = bench.submit(capture=CAPTURE)
+    drain = bench.drain(batch_size=2)
+    drain.run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.IN_PROGRESS
+    assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
+    assert bench.stored_sessions() == set()
+    assert bench.broker.woken == [], "a message now would only come back at once"
+    begun = bad.begun
+    bad.at_check = ServiceUnavailable("still away")
+    for _ in range(3):
+        drain.run_slice(job_id)
+    assert bad.begun == begun, "nothing is generated for a store that is known to be away"
+    bad.at_begin = bad.at_commit = bad.at_check = None
+    while bench.status(job_id) is JobStatus.IN_PROGRESS:  # until the pause is over
+        drain.run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.COMPLETED
+    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    assert bench.stored_sessions() == bench.indexed_sessions()
+    assert len(bench.stored_sessions()) == 5
+
+
+class BadDatabase(Database):
+    """Fails with what Postgres says while it is restarted, before or after a commit is made."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        #: transactions left until the next failure; None for never
+        self.fails_after: int | None = None
+        self.is_committed_first = False
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        fails = self.fails_after == 0
+        if self.fails_after is not None:
+            self.fails_after = self.fails_after - 1 if self.fails_after else None
+        if fails and not self.is_committed_first:
+            raise away()
+        with super().write() as session:
+            yield session
+        if fails:
+            raise away()
+
+
+def away() -> sa.exc.OperationalError:
+    return sa.exc.OperationalError("COMMIT", {}, psycopg.OperationalError("server closed the connection"))
+
+
+@pytest.mark.parametrize("is_committed_first", [False, True])
+def test_a_database_that_goes_away_costs_nothing_that_was_done(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, is_committed_first: bool
+) -> None:
+    """At every single transaction of a drain, with and without the commit having been made."""
+    monkeypatch.setattr("storage.database.FIRST_PAUSE_SECONDS", 0.001)
+    for moment in range(9):
+        job_id = bench.submit(capture=CAPTURE)
+        real = bench.database
+        bad = BadDatabase(real.url.render_as_string(hide_password=False))
+        bench.database = bad
+        drain = bench.drain(batch_size=3, lease_seconds=0.2)
+        bad.fails_after, bad.is_committed_first = moment, is_committed_first
+        for _ in range(100):
+            drain.run_slice(job_id)
+            if bench.status(job_id) is JobStatus.COMPLETED:
+                break
+        with bad.read() as session:
+            assert session.scalars(sa.select(WorkerRow.job_id)).all() == [None], moment
+        bench.database = real
+        bad.close()
+        found = bench.samples(job_id)
+        assert bench.status(job_id) is JobStatus.COMPLETED, moment
+        assert {s.status for s in found} == {SampleStatus.COMPLETED}
+        assert sum(s.attempts - 1 for s in found) <= 3, "at most the unit in hand is run again"
+        kept = {s.session_id for s in found}
+        assert len(kept) == 5
+        assert kept <= bench.stored_sessions()
+        with real.read() as session:
+            row = session.execute(
+                sa.text("SELECT completed, failed FROM jobs WHERE id = :id"), {"id": job_id}
+            )
+            assert tuple(row.one()) == (5, 0)

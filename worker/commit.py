@@ -1,0 +1,84 @@
+"""What a unit's samples came to, written into the index under their leases."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import CaptureFailed, LeaseLost, ServiceUnavailable
+from storage import job_control, jobs, samples, sessions
+from storage.samples import SampleResult
+from worker.recording import Provenance
+from worker.unit import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """What did not come into the index."""
+
+    #: somebody else holds the sample; what was recorded is to be removed
+    lost: Sequence[Outcome]
+    #: why samples were given back, None where none was: the store was away
+    outage: ServiceUnavailable | None
+
+
+def commit_unit(
+    session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None
+) -> Committed:
+    """Store all results of a unit; may be run again where the first commit's answer was lost.
+
+    A sample that the store could not take is given back: nothing is wrong with it.
+    """
+    samples.lock_job(session, [o.lease for o in outcomes])
+    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable)]
+    samples.release(session, [o.lease for o in away])
+    ended = [o for o in outcomes if o not in away and not samples.is_committed(session, o.lease)]
+    lost = [o for o in ended if not _commit(session, o, provenance)]
+    samples.give_back(session, [o.lease for o in lost])
+    kept = [o for o in ended if o not in lost]
+    if kept:
+        failed = sum(o.error is not None for o in kept)
+        jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
+        job_control.follow_failures(session, job_id, [o.error for o in kept])
+        jobs.end_if_done(session, job_id)
+    reasons = [o.error for o in away if isinstance(o.error, ServiceUnavailable)]
+    return Committed(lost=lost, outage=reasons[0] if reasons else None)
+
+
+def _commit(session: Session, outcome: Outcome, provenance: Provenance | None) -> bool:
+    """Write one sample's result under its lease; False where the lease is lost."""
+    try:
+        if outcome.error is not None:
+            text = outcome.prompt.text if outcome.prompt else None
+            samples.fail(session, outcome.lease, outcome.error, text)
+            return True
+        _complete(session, outcome, provenance)
+    except LeaseLost as error:
+        logger.warning("%s", error)
+        return False
+    return True
+
+
+def _complete(session: Session, outcome: Outcome, provenance: Provenance | None) -> None:
+    prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
+    if prompt is None or generation is None or scores is None:
+        raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
+    recorded = outcome.recorded
+    result = SampleResult(
+        prompt=prompt.text,
+        completion=outcome.completion,
+        finish_reason=generation.finish_reason,
+        prompt_tokens=len(generation.prompt_ids),
+        generated_tokens=len(generation.generated_ids),
+        scores=scores,
+        session_id=recorded.session_id if recorded else None,
+    )
+    samples.complete(session, outcome.lease, result)
+    if recorded is not None and provenance is not None:
+        verdict = next(iter(scores.values()), None)
+        correct = verdict.value == 1.0 if verdict else None
+        new = recorded.as_new(outcome.lease, generation, provenance, correct)
+        sessions.insert(session, new)
