@@ -1,4 +1,4 @@
-"""Rows of a question-and-answer dataset in GSM8K's form: one JSON object per line.
+"""Rows of a dataset, one JSON object per line: questions and answers in GSM8K's form, or texts.
 
 Used where a dataset is submitted and again where it is run, so that a bad row is refused
 before the job is queued. Source of the form: https://github.com/openai/grade-school-math.
@@ -6,10 +6,10 @@ before the job is queued. Source of the form: https://github.com/openai/grade-sc
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import MAX_PROMPT_CHARS
@@ -23,6 +23,8 @@ _NUMBER = re.compile(r"-?[0-9.]*[0-9][0-9.]*")
 
 _BOM = b"\xef\xbb\xbf"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetRow:
@@ -31,6 +33,14 @@ class DatasetRow:
     index: int
     question: str
     answer: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRow:
+    """One text to read. `index` counts the dataset's rows from 0, whatever `offset` was."""
+
+    index: int
+    text: str
 
 
 def read_rows(
@@ -47,11 +57,7 @@ def read_rows(
         InvalidDataset: naming each of the first bad rows and its field.
     """
 
-    def records() -> Iterator[object]:
-        for line in islice(_nonblank(lines), offset, None if limit is None else offset + limit):
-            yield _parse(line)
-
-    return _collect(records(), offset=offset, require_gold=require_gold)
+    return _questions(_records(lines, limit, offset), offset, require_gold)
 
 
 def check_rows(
@@ -62,8 +68,29 @@ def check_rows(
     Raises:
         InvalidDataset: naming each of the first bad rows and its field.
     """
-    window = islice(records, offset, None if limit is None else offset + limit)
-    return _collect(window, offset=offset, require_gold=require_gold)
+    return _questions(_window(records, limit, offset), offset, require_gold)
+
+
+def read_texts(
+    lines: Iterable[bytes], field: str, *, limit: int | None = None, offset: int = 0
+) -> list[TextRow]:
+    """`field` of `limit` rows after the first `offset`, read as `read_rows` reads; other fields are dropped.
+
+    Raises:
+        InvalidDataset: naming each of the first bad rows.
+    """
+    return _texts(_records(lines, limit, offset), field, offset)
+
+
+def check_texts(
+    records: Iterable[object], field: str, *, limit: int | None = None, offset: int = 0
+) -> list[TextRow]:
+    """`read_texts` for rows that are Python mappings already.
+
+    Raises:
+        InvalidDataset: naming each of the first bad rows.
+    """
+    return _texts(_window(records, limit, offset), field, offset)
 
 
 def bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -102,17 +129,60 @@ def _parse(line: bytes) -> object:
         return InvalidDataset("not JSON that can be read: a number too long or nesting too deep")
 
 
-def _collect(records: Iterable[object], *, offset: int, require_gold: bool) -> list[DatasetRow]:
-    rows: list[DatasetRow] = []
+def _records(lines: Iterable[bytes], limit: int | None, offset: int) -> Iterator[object]:
+    return (_parse(line) for line in _window(_nonblank(lines), limit, offset))
+
+
+def _window(rows: Iterable[T], limit: int | None, offset: int) -> Iterator[T]:
+    return islice(rows, offset, None if limit is None else offset + limit)
+
+
+def _questions(records: Iterator[object], offset: int, require_gold: bool) -> list[DatasetRow]:
+    fields = ("question", "answer")
+
+    def faults(row: Mapping[str, object]) -> Iterator[str]:
+        yield from _field_faults(row, fields)
+        answer = row.get("answer")
+        if require_gold and _text_fault(answer) is None and not _has_gold(str(answer)):
+            yield "answer does not end with a gold number (#### N)"
+
+    return [
+        DatasetRow(index=index, question=row["question"], answer=row["answer"])
+        for index, row in _collect(records, offset, faults, " and ".join(fields))
+    ]
+
+
+def _texts(records: Iterator[object], field: str, offset: int) -> list[TextRow]:
+    found = _collect(records, offset, lambda row: _field_faults(row, (field,)), field)
+    return [TextRow(index=index, text=row[field]) for index, row in found]
+
+
+def _collect(
+    records: Iterator[object],
+    offset: int,
+    faults_of: Callable[[Mapping[str, object]], Iterable[str]],
+    fields: str,
+) -> list[tuple[int, Mapping[str, Any]]]:
+    """The rows with their places, once all of them are known to be good.
+
+    Args:
+        fields: that a row must have, in words.
+    """
+    rows: list[tuple[int, Mapping[str, Any]]] = []
     faults: list[str] = []
     unreported = 0
     for index, record in enumerate(records, start=offset):
-        found = list(_faults(record, require_gold=require_gold))
+        if isinstance(record, InvalidDataset):
+            found = [record.message]
+        elif isinstance(record, Mapping):
+            found = list(faults_of(record))
+        else:
+            found = [f"not a JSON object with {fields}"]
         if not found:
-            assert isinstance(record, Mapping)
             # After a fault only the faults matter.
             if not faults:
-                rows.append(DatasetRow(index=index, question=record["question"], answer=record["answer"]))
+                assert isinstance(record, Mapping)
+                rows.append((index, record))
             continue
         room = max(0, MAX_REPORTED - len(faults))
         faults += [f"row {index}: {fault}" for fault in found[:room]]
@@ -128,20 +198,12 @@ def _collect(records: Iterable[object], *, offset: int, require_gold: bool) -> l
     return rows
 
 
-def _faults(record: object, *, require_gold: bool) -> Iterator[str]:
-    if isinstance(record, InvalidDataset):
-        yield record.message
-        return
-    if not isinstance(record, Mapping):
-        yield "not a JSON object with question and answer"
-        return
-    for field in ("question", "answer"):
-        if field not in record:
+def _field_faults(row: Mapping[str, object], fields: Sequence[str]) -> Iterator[str]:
+    for field in fields:
+        if field not in row:
             yield f"{field} is missing"
-        elif (fault := _text_fault(record[field])) is not None:
+        elif (fault := _text_fault(row[field])) is not None:
             yield f"{field} {fault}"
-        elif field == "answer" and require_gold and not _has_gold(record[field]):
-            yield "answer does not end with a gold number (#### N)"
 
 
 def _text_fault(value: object) -> str | None:

@@ -12,11 +12,11 @@ from actograph.contract.interventions import (
     resolve_hook,
 )
 from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec
+from actograph.contract.specs import AnyJobSpec
 from storage import vectors
 
 
-def check(session: Session, spec: EvaluationSpec | CaptureJobSpec, structure: ModelStructure | None) -> None:
+def check(session: Session, spec: AnyJobSpec, structure: ModelStructure | None) -> None:
     """Check hooks, stored vectors and widths; what needs a structure waits for it where it is not known.
 
     Raises:
@@ -38,7 +38,7 @@ def check(session: Session, spec: EvaluationSpec | CaptureJobSpec, structure: Mo
             check_width(hook, len(intervention.vector), known.width, f"{param}.vector")
 
 
-def require_vectors(session: Session, spec: EvaluationSpec | CaptureJobSpec) -> None:
+def require_vectors(session: Session, spec: AnyJobSpec) -> None:
     """Raises InvalidRequest where a stored vector is not there."""
     for param, intervention in each(spec.interventions, spec.conditions):
         _stored(session, intervention, param)

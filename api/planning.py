@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from actograph.contract import estimate
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.resources import Estimate, ModelStructure, Need
-from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec
+from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec, ExtractSpec
 from api.dependencies import Services
 from api.submissions import Submission
 from storage import prompt_lengths, queue_state, workers
@@ -60,10 +60,11 @@ def plan(services: Services, submission: Submission, prompt_tokens: int | None =
         per_token = measured[0] if measured else USUAL_CHARACTERS_PER_TOKEN
         lengths = _lengths(submission, lambda characters: math.ceil(characters / per_token))
         assumptions.append(_how(submission, lengths, measured))
-    assumptions.append(
-        f"every sample generates max_tokens = {submission.spec.sampling.max_tokens} tokens; one that ends "
-        "earlier takes less"
-    )
+    if not submission.spec.is_prefill:
+        assumptions.append(
+            f"every sample generates max_tokens = {submission.spec.max_tokens} tokens; one that ends "
+            "earlier takes less"
+        )
     if known.structure is None:
         assumptions.append(f"no worker has loaded {submission.spec.model} yet, so its widths are unknown")
     elif not known.memory:
@@ -97,7 +98,7 @@ def admit(services: Services, submission: Submission) -> None:
         f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can have, "
         f"max_tokens {found.generated_tokens}). Lower max_tokens or limit, capture fewer hooks or positions, "
         "or free space; POST /v1/estimate shows the plan",
-        param="capture" if found.disk.fits is False else "sampling.max_tokens",
+        param="capture" if found.disk.fits is False or submission.spec.is_prefill else "sampling.max_tokens",
     )
 
 
@@ -121,7 +122,7 @@ def _estimate(
 ) -> Estimate:
     """`batch` is the size of the batch whose memory is told; None lets the plan choose it."""
     spec, structure = submission.spec, known.structure
-    generated = spec.sampling.max_tokens
+    generated = spec.max_tokens
     values = Estimate(
         model=spec.model,
         samples=submission.total,
@@ -143,7 +144,12 @@ def _estimate(
     }
     if lengths is not None:
         found |= _disk(submission, structure, capture, lengths, known.disk_bytes)
-        found |= _memory(structure, known.memory, row_bytes, (lengths.longest, generated), batch)
+        if spec.is_prefill:
+            found |= _prefill_memory(
+                submission, structure, capture, known.memory, prompt_tokens=lengths.longest, batch=batch
+            )
+        else:
+            found |= _memory(structure, known.memory, row_bytes, (lengths.longest, generated), batch)
     elif not names:
         found["disk"] = _need(0, known.disk_bytes)
     values = values.model_copy(update=found)
@@ -164,8 +170,8 @@ def _disk(
         structure,
         submission.hooks or (),
         capture,
-        prompt_tokens=max(1, math.ceil(lengths.mean)),
-        generated_tokens=submission.spec.sampling.max_tokens,
+        prompt_tokens=min(max(1, math.ceil(lengths.mean)), structure.context_length),
+        generated_tokens=submission.spec.max_tokens,
     )
     total = None if submission.total is None else one * submission.total
     return {"bytes_per_sample": one, "disk": _need(total, available)}
@@ -183,14 +189,8 @@ def _memory(
     kv_bytes = structure.kv_bytes_per_token
     if kv_bytes is None:
         return {}
-    on_gpu = estimate.is_gpu(structure)
-    device, host = memory.get("device_available_bytes"), memory.get("host_available_bytes")
-    budget = estimate.Budget(
-        device_bytes=device or 0,
-        host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
-        cap=memory.get("batch_cap", estimate.batch_cap(on_gpu=on_gpu)),
-        on_gpu=on_gpu,
-    )
+    budget = _budget(structure, memory)
+    on_gpu, device, host = budget.on_gpu, *_available(memory)
     chosen = None
     if device is not None:
         chosen = estimate.batch_size(
@@ -205,6 +205,53 @@ def _memory(
         # on a CPU both come from the same memory
         "host": _need(buffered if on_gpu else run + buffered, host),
     }
+
+
+def _prefill_memory(
+    submission: Submission,
+    structure: ModelStructure,
+    capture: CaptureSpec,
+    memory: dict[str, int],
+    *,
+    prompt_tokens: int,
+    batch: int | None,
+) -> dict[str, object]:
+    """As `_memory`, for texts that are read and not continued."""
+    spec, budget = submission.spec, _budget(structure, memory)
+    device, host = _available(memory)
+    tokens = min(prompt_tokens, structure.context_length)
+    chosen = estimate.prefill_plan(
+        structure,
+        submission.hooks or (),
+        capture,
+        budget,
+        prompt_tokens=tokens,
+        samples=batch or (None if device is not None else 1),
+        layers_per_pass=spec.layers_per_pass if isinstance(spec, ExtractSpec) else None,
+    )
+    run = chosen.batch_size * estimate.prefill_bytes(structure, prompt_tokens=tokens)
+    held = chosen.held_bytes
+    return {
+        "batch_size": chosen.batch_size if device is not None else None,
+        "layers_per_pass": chosen.layers_per_pass,
+        "device": _need(run, device),
+        "host": _need(held if budget.on_gpu else run + held, host),
+    }
+
+
+def _available(memory: dict[str, int]) -> tuple[int | None, int | None]:
+    """Bytes on the device and in main memory; None where no worker tells."""
+    return memory.get("device_available_bytes"), memory.get("host_available_bytes")
+
+
+def _budget(structure: ModelStructure, memory: dict[str, int]) -> estimate.Budget:
+    on_gpu = estimate.is_gpu(structure)
+    return estimate.Budget(
+        device_bytes=memory.get("device_available_bytes", 0),
+        host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
+        cap=memory.get("batch_cap", estimate.batch_cap(on_gpu=on_gpu)),
+        on_gpu=on_gpu,
+    )
 
 
 def _need(needed: int | None, available: int | None) -> Need:
@@ -226,7 +273,7 @@ def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptT
 def _characters(submission: Submission) -> Iterator[int]:
     """Characters of each sample's prompt, without what a chat template adds."""
     spec = submission.spec
-    if isinstance(spec, CaptureJobSpec):
+    if isinstance(spec, CaptureJobSpec | ExtractSpec):
         for sample in submission.samples():
             yield _of_input(sample)
         return

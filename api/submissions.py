@@ -22,21 +22,23 @@ from actograph.contract.errors import (
 )
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import (
+    AnyJobSpec,
     CaptureJobSpec,
     CaptureSpec,
     EvaluationSpec,
     ExpiresAfter,
+    ExtractSpec,
     FileDataset,
     HubDataset,
     PathDataset,
 )
-from actograph.dataset_rows import DatasetRow
+from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring
 from api import interventions
 from api.dependencies import Services
 from storage import dataset_sources, files, jobs, samples
 from storage.models import JobRow
-from storage.sample_expansion import capture_samples, evaluation_samples
+from storage.sample_expansion import capture_samples, evaluation_samples, extract_samples
 from storage.samples import NewSample
 
 #: more samples than this make one transaction too long; split the job with offset and limit
@@ -45,7 +47,7 @@ MAX_SAMPLES = 200_000
 #: an offset beyond it selects nothing in any file; larger numbers than the machine's are not counted to
 FARTHEST_ROW = 1 << 40
 
-Spec = EvaluationSpec | CaptureJobSpec
+Spec = AnyJobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,8 @@ def check(services: Services, spec: Spec) -> Submission:
             total=total,
             uploads=(),
         )
+    if isinstance(spec, ExtractSpec):
+        return _extract(services, spec, structure, hook_names)
     spec, rows = _read_datasets(services, spec)
     evaluation = spec
     refs = (("dataset", spec.dataset), ("fewshot_dataset", spec.fewshot_dataset))
@@ -109,6 +113,42 @@ def check(services: Services, spec: Spec) -> Submission:
         hooks=hook_names,
         samples=lambda: evaluation_samples(evaluation, rows or ()),
         total=None if rows is None else len(rows) * len(spec.conditions) * spec.epochs,
+        uploads=uploads,
+    )
+
+
+def _extract(
+    services: Services, spec: ExtractSpec, structure: ModelStructure | None, hook_names: list[str] | None
+) -> Submission:
+    per_row = max(1, len(spec.conditions))
+    rows: list[TextRow] = []
+    total: int | None = len(spec.inputs or ()) * per_row
+    uploads: tuple[tuple[str, str], ...] = ()
+    if spec.dataset is not None:
+        dataset = _locate(services, spec.dataset, "dataset")
+        spec = spec.model_copy(update={"dataset": dataset})
+        total = None
+        if isinstance(dataset, FileDataset):
+            uploads = (("dataset", dataset.file_id),)
+        if not isinstance(dataset, HubDataset):
+            with _named("dataset"):
+                rows = dataset_sources.read_text_rows(
+                    dataset,
+                    spec.text_field,
+                    services.store,
+                    services.settings.data_roots,
+                    limit=_most_rows(spec.limit, per_row),
+                    offset=min(spec.offset, FARTHEST_ROW),
+                )
+            total = len(rows) * per_row
+    if total is not None:
+        _check_count(total)
+    return Submission(
+        spec=spec,
+        structure=structure,
+        hooks=hook_names,
+        samples=lambda: extract_samples(spec, rows),
+        total=total,
         uploads=uploads,
     )
 
@@ -146,9 +186,9 @@ def _hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> lis
 
 
 def _check_context(spec: Spec, structure: ModelStructure) -> None:
-    if spec.sampling.max_tokens >= structure.context_length:
+    if spec.max_tokens >= structure.context_length:
         raise ContextLengthExceeded(
-            f"max_tokens {spec.sampling.max_tokens} leaves no room for a prompt: {spec.model} has a "
+            f"max_tokens {spec.max_tokens} leaves no room for a prompt: {spec.model} has a "
             f"context of {structure.context_length} tokens",
             param="sampling.max_tokens",
         )
@@ -158,8 +198,8 @@ def _check_template(spec: Spec, structure: ModelStructure | None) -> None:
     """Refuse what needs a chat template where none is, or none shall be used."""
     lacks_template = structure is not None and not structure.chat_template
     why = f"{spec.model} has no chat template"
-    if isinstance(spec, CaptureJobSpec):
-        for place, given in enumerate(spec.inputs):
+    if isinstance(spec, CaptureJobSpec | ExtractSpec):
+        for place, given in enumerate(spec.inputs or ()):
             if given.messages is not None and lacks_template:
                 raise InvalidRequest(f"{why}; send a prompt instead", param=f"inputs.{place}.messages")
         return
@@ -184,6 +224,12 @@ def _check_count(count: int) -> int:
     return count
 
 
+def _most_rows(limit: int | None, per_row: int) -> int:
+    """Rows to read at most: one more than allowed is enough to know that there are too many."""
+    most = MAX_SAMPLES // per_row + 1
+    return most if limit is None else min(limit, most)
+
+
 def _read_datasets(
     services: Services, spec: EvaluationSpec
 ) -> tuple[EvaluationSpec, list[DatasetRow] | None]:
@@ -195,9 +241,7 @@ def _read_datasets(
     per_row = len(spec.conditions) * spec.epochs
     rows: list[DatasetRow] | None = None
     if not isinstance(dataset, HubDataset):
-        # one row more than allowed is enough to know that there are too many
-        most = MAX_SAMPLES // per_row + 1
-        limit = most if spec.limit is None else min(spec.limit, most)
+        limit = _most_rows(spec.limit, per_row)
         rows = _rows(services, dataset, "dataset", limit=limit, offset=spec.offset)
         _check_count(len(rows) * per_row)
         _check_targets(rows, scoring)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
+from actograph.contract.specs import JOB_KINDS, AnyJobSpec, job_spec_adapter
 
 MAX_REPORTED = 20
 
@@ -51,7 +51,7 @@ class InvalidFields(InvalidRequest):
         super().__init__(f"{where}{first.detail}{more}", param=first.param or None)
 
 
-def parse_job_spec(body: bytes) -> EvaluationSpec | CaptureJobSpec:
+def parse_job_spec(body: bytes) -> AnyJobSpec:
     """Read a job spec from JSON.
 
     Raises:
@@ -100,7 +100,7 @@ def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
     if raw[0]["type"] == "json_invalid":
         return [FieldError((), raw[0]["msg"])]
     if raw[0]["type"].startswith("union_tag"):
-        return [FieldError(("kind",), "kind must be one of evaluation, capture")]
+        return [FieldError(("kind",), f"kind must be one of {', '.join(JOB_KINDS)}")]
     sent = from_json(body)
     if not isinstance(sent, dict):
         return [FieldError((), "the body must be a JSON object")]

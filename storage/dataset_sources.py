@@ -3,14 +3,14 @@
 Hub datasets need the `datasets` library and are read by the worker alone.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.dataset_rows import DatasetRow, bounded_lines, read_rows
+from actograph.dataset_rows import DatasetRow, TextRow, bounded_lines, read_rows, read_texts
 from storage.artifacts.store import ArtifactStore
 from storage.ids import is_id
 
@@ -29,20 +29,44 @@ def read(
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
     """
-    lines: Iterable[bytes]
-    if isinstance(ref, FileDataset):
-        key = f"files/{ref.file_id}"
-        if not is_id(ref.file_id, "file"):
-            raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id")
-        try:
-            store.size(key)
-        except NotFound as error:
-            raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id") from error
-        stream = _ChunkReader(store.stream(key))
-        lines = bounded_lines(cast(BinaryIO, stream))
+    with _lines(ref, store, data_roots) as lines:
         return read_rows(lines, limit=limit, offset=offset, require_gold=require_gold)
-    with closing(allowed_path(ref.path, data_roots).open("rb")) as file:
-        return read_rows(bounded_lines(file), limit=limit, offset=offset, require_gold=require_gold)
+
+
+def read_text_rows(
+    ref: FileDataset | PathDataset,
+    field: str,
+    store: ArtifactStore,
+    data_roots: Sequence[str],
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[TextRow]:
+    """`field` of rows `offset` to `offset + limit` of the dataset, checked.
+
+    Raises:
+        InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
+    """
+    with _lines(ref, store, data_roots) as lines:
+        return read_texts(lines, field, limit=limit, offset=offset)
+
+
+@contextmanager
+def _lines(
+    ref: FileDataset | PathDataset, store: ArtifactStore, data_roots: Sequence[str]
+) -> Iterator[Iterator[bytes]]:
+    if isinstance(ref, PathDataset):
+        with allowed_path(ref.path, data_roots).open("rb") as file:
+            yield bounded_lines(file)
+        return
+    key = f"files/{ref.file_id}"
+    if not is_id(ref.file_id, "file"):
+        raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id")
+    try:
+        store.size(key)
+    except NotFound as error:
+        raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id") from error
+    yield bounded_lines(cast(BinaryIO, _ChunkReader(store.stream(key))))
 
 
 def allowed_path(path: str, data_roots: Sequence[str]) -> Path:

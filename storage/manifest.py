@@ -89,8 +89,8 @@ class AppliedIntervention(ManifestPart):
 class SessionManifest(ManifestPart):
     """Everything that a reader needs to know about a session.
 
-    Rows: for P prompt and G generated tokens the model ran P + G - 1; row t of a full tensor is what
-    it computed when token t was its input.
+    Rows: for P prompt and G generated tokens the model ran P + G - 1, or P where it generated nothing
+    (prefill); row t of a full tensor is what it computed when token t was its input.
     """
 
     format_version: int = FORMAT_VERSION
@@ -109,6 +109,9 @@ class SessionManifest(ManifestPart):
     dtype: str = Field(description="Dtype that the spec asked for; each tensor names its own.")
     prompt_tokens: int = Field(ge=1)
     generated_tokens: int = Field(ge=0)
+    truncated_from: int | None = Field(
+        None, description="Tokens that the text had before it was cut to the model's context; null: not cut."
+    )
     turns: list[Turn] = Field(default_factory=list)
     segments: list[Segment] = Field(default_factory=list)
     sampling: dict[str, Any] = Field(default_factory=dict)

@@ -4,10 +4,17 @@ The conditions and epochs of one problem stand together, so that a job that is r
 runs can be compared pair by pair.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, sample_seed
-from actograph.dataset_rows import DatasetRow
+from actograph.contract.specs import (
+    CaptureInput,
+    CaptureJobSpec,
+    EvaluationSpec,
+    ExtractSpec,
+    InputJobSpec,
+    sample_seed,
+)
+from actograph.dataset_rows import DatasetRow, TextRow
 from storage.samples import NewSample
 
 
@@ -27,14 +34,29 @@ def evaluation_samples(spec: EvaluationSpec, rows: Sequence[DatasetRow]) -> Iter
 
 def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
     """One sample for each of `inputs` under each condition in each epoch."""
+    return _input_samples(enumerate(spec.inputs), spec, epochs=spec.epochs, seed=spec.sampling.seed)
+
+
+def extract_samples(spec: ExtractSpec, rows: Sequence[TextRow]) -> Iterator[NewSample]:
+    """One sample for each of `inputs`, or of `rows` where there are none, under each condition.
+
+    `index` is a row's place in the dataset, whatever `offset` and `limit` are.
+    """
+    inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
+    return _input_samples(inputs, spec)
+
+
+def _input_samples(
+    inputs: Iterable[tuple[int, CaptureInput]], spec: InputJobSpec, *, epochs: int = 1, seed: int = 0
+) -> Iterator[NewSample]:
     names = [condition.name for condition in spec.conditions] or [""]
-    for index, given in enumerate(spec.inputs):
+    for index, given in inputs:
         for name in names:
-            for epoch in range(spec.epochs):
+            for epoch in range(epochs):
                 yield NewSample(
                     sample_index=index,
                     condition=name,
                     epoch=epoch,
                     input=given.model_dump(exclude_none=True),
-                    seed=sample_seed(spec.sampling.seed, index, epoch),
+                    seed=sample_seed(seed, index, epoch),
                 )

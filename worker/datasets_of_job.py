@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from actograph.contract.specs import DatasetRef, EvaluationSpec, HubDataset
-from actograph.dataset_rows import DatasetRow
+from actograph.contract.specs import DatasetRef, EvaluationSpec, ExtractSpec, HubDataset
+from actograph.dataset_rows import DatasetRow, TextRow
 from storage import dataset_sources
 from storage.artifacts.store import ArtifactStore
 
@@ -23,6 +23,18 @@ class DatasetReader:
 
             return load_hub_rows(ref, limit=limit, offset=offset)
         return dataset_sources.read(ref, self._store, self._data_roots, limit=limit, offset=offset)
+
+    def texts(self, spec: ExtractSpec) -> list[TextRow]:
+        """Raises InvalidDataset."""
+        ref = spec.dataset
+        assert ref is not None
+        if isinstance(ref, HubDataset):
+            from worker.evals.datasets import load_hub_texts
+
+            return load_hub_texts(ref, spec.text_field, limit=spec.limit, offset=spec.offset)
+        return dataset_sources.read_text_rows(
+            ref, spec.text_field, self._store, self._data_roots, limit=spec.limit, offset=spec.offset
+        )
 
     def fewshot_pool(self, spec: EvaluationSpec) -> list[DatasetRow]:
         """Every row that few-shot examples may be drawn from; none without few-shot.

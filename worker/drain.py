@@ -8,7 +8,7 @@ database decides; a message that comes twice or late finds nothing to claim.
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,7 +19,8 @@ from actograph.contract import hooks
 from actograph.contract.capture_checks import check_capture
 from actograph.contract.errors import ActographError, ServiceUnavailable, UnknownModel
 from actograph.contract.model_loads import ModelLoadOptions
-from actograph.contract.specs import CaptureSpec, EvaluationSpec
+from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
+from actograph.dataset_rows import DatasetRow
 from actograph.settings import Settings
 from storage import (
     job_control,
@@ -36,8 +37,8 @@ from storage.broker import Broker
 from storage.database import Database, is_away
 from storage.models import JobRow
 from storage.queue_state import disk_pause
-from storage.sample_expansion import evaluation_samples
-from storage.samples import LeasedSample
+from storage.sample_expansion import evaluation_samples, extract_samples
+from storage.samples import LeasedSample, NewSample
 from storage.session_files import session_prefix
 from worker.chat_template import template_sha256, tokenizer_sha256
 from worker.commit import commit_unit
@@ -278,21 +279,26 @@ class Drain:
         return Slice(job_id=job_id, priority=row.priority, units=units)
 
     def _runner(self, row: JobRow, engine: Engine) -> Runner:
+        if row.kind == "extract" and row.total is None:
+            extract = ExtractSpec.model_validate(row.spec)
+            self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
         if row.kind != "evaluation":
-            return CaptureRunner(row.spec, engine.model.tokenizer)
+            return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
         spec = EvaluationSpec.model_validate(row.spec)
         if row.total is None:
-            self._insert_samples(row, spec)
+            self._insert_samples(row, lambda: evaluation_samples(spec, self._rows(spec)))
         return EvaluationRunner(spec, engine.model.tokenizer, self._datasets.fewshot_pool(spec))
 
-    def _insert_samples(self, row: JobRow, spec: EvaluationSpec) -> None:
-        """Read a dataset that the API could not."""
-        rows = self._datasets.rows(spec.dataset, limit=spec.limit, offset=spec.offset)
+    def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
+        return self._datasets.rows(spec.dataset, limit=spec.limit, offset=spec.offset)
+
+    def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
+        """Insert the samples of a dataset that the API could not read."""
+        found = list(read())
         with self._database.write() as session:
             current = jobs.get(session, row.id)
             if current.total is None:  # another worker may have been faster
-                count = samples.insert(session, row.id, evaluation_samples(spec, rows))
-                jobs.set_total(session, row.id, count)
+                jobs.set_total(session, row.id, samples.insert(session, row.id, found))
 
     def _provenance(
         self, row: JobRow, engine: Engine, runner: Runner, steering: Steering

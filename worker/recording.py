@@ -49,7 +49,7 @@ class Provenance:
     template_sha256: str | None
     capture: CaptureSpec
     hooks: Sequence[str]
-    sampling: SamplingSpec
+    sampling: SamplingSpec | None  # None where nothing is generated
     markup: Markup
     steering: Steering = UNSTEERED
 
@@ -129,8 +129,16 @@ class UnitRecorder:
     removed without touching the one that was kept.
     """
 
-    def __init__(self, store: ArtifactStore, samples: Sequence[LeasedSample], provenance: Provenance) -> None:
+    def __init__(
+        self,
+        store: ArtifactStore,
+        samples: Sequence[LeasedSample],
+        provenance: Provenance,
+        truncated_from: Mapping[int, int] | None = None,
+    ) -> None:
+        """`truncated_from`: tokens that a sample's text had before it was cut, by its place in `samples`."""
         self._store = store
+        self._truncated_from = truncated_from or {}
         self._samples = samples
         self._provenance = provenance
         self._writers: dict[int, SessionWriter] = {}
@@ -190,7 +198,7 @@ class UnitRecorder:
         stored = writer.manifest or manifest
         return Recorded(
             session_id=manifest.session_id,
-            rows=len(generation.prompt_ids) + len(generation.generated_ids) - 1,
+            rows=len(generation.prompt_ids) + max(0, len(generation.generated_ids) - 1),
             tensors={
                 name: resources.TensorInfo(
                     shape=list(tensor.shape),
@@ -258,9 +266,12 @@ class UnitRecorder:
             dtype=origin.capture.dtype,
             prompt_tokens=prompt,
             generated_tokens=total - prompt,
-            turns=[Turn(role="assistant", start=0, stop=total, prompt_tokens=prompt)],
+            truncated_from=self._truncated_from.get(index),
+            turns=[Turn(role="assistant", start=0, stop=total, prompt_tokens=prompt)]
+            if total > prompt
+            else [],
             segments=named,
-            sampling=origin.sampling.model_dump(mode="json"),
+            sampling=origin.sampling.model_dump(mode="json") if origin.sampling else {},
             interventions=list(origin.steering.records(sample.condition)),
             seed=sample.seed,
             finish_reason=reason if reason in ("stop", "length") else None,

@@ -91,7 +91,7 @@ def due_tokens(
     *,
     tail_only: Collection[str] = ("logits",),
 ) -> range | list[int]:
-    """The tokens whose rows a hook must have, for a sample of so many tokens.
+    """The tokens whose rows a hook must have, for a sample of so many tokens; `generated` is 0 in prefill.
 
     A range for the forms whose rows are consecutive by definition, a list for the others.
 
@@ -101,7 +101,8 @@ def due_tokens(
     Raises:
         CaptureFailed: `positions` lists a token that the sample does not have.
     """
-    first, stop = (prompt - 1 if hook in tail_only else 0), prompt + generated - 1
+    begins = prompt - 1 if hook in tail_only and generated else 0
+    first, stop = begins, prompt + max(0, generated - 1)
     match positions:
         case "all":
             return range(first, max(first, stop))

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded, SampleTimeout
+from actograph.contract.estimate import PrefillPlan
 from actograph.contract.resources import Score
+from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
@@ -76,12 +78,15 @@ class UnitRunner:
 
         Prompts are known only once they are claimed, so the longest one so far stands for them.
         """
-        planned = self._engine.plan_batch_size(
-            self.provenance.hooks if self.provenance else (),
-            prompt_tokens=self._longest_prompt,
-            max_tokens=self._runner.sampling.max_tokens,
-            options=self._options,
-        )
+        if self._runner.sampling is None:
+            planned = self._prefill_plan(prompt_tokens=self._longest_prompt).batch_size
+        else:
+            planned = self._engine.plan_batch_size(
+                self.provenance.hooks if self.provenance else (),
+                prompt_tokens=self._longest_prompt,
+                max_tokens=self._runner.sampling.max_tokens,
+                options=self._options,
+            )
         return min(planned, self._at_most) if self._at_most else planned
 
     def run(self, leases: Sequence[LeasedSample], keeper: LeaseKeeper) -> list[Outcome] | None:
@@ -97,7 +102,13 @@ class UnitRunner:
         if runnable:
             recorder = None
             if self.provenance is not None:
-                recorder = UnitRecorder(self._store, [o.lease for o in runnable], self.provenance)
+                cut = {i: o.prompt.truncated_from for i, o in enumerate(runnable) if o.prompt}
+                recorder = UnitRecorder(
+                    self._store,
+                    [o.lease for o in runnable],
+                    self.provenance,
+                    {i: tokens for i, tokens in cut.items() if tokens is not None},
+                )
             try:
                 ran = self._generate(runnable, recorder, keeper)
                 if ran is None:
@@ -119,11 +130,13 @@ class UnitRunner:
             return Outcome(lease=lease, error=error)
         self._longest_prompt = max(self._longest_prompt, len(prompt.token_ids))
         context = self._engine.structure.context_length
-        max_tokens = self._runner.sampling.max_tokens
+        max_tokens = self._runner.sampling.max_tokens if self._runner.sampling else 0
         if len(prompt.token_ids) + max_tokens > context:
+            more = f" and max_tokens {max_tokens} together exceed" if max_tokens else " exceed"
+            hint = "" if max_tokens else "; an extract job with truncate: true cuts it"
             too_long = ContextLengthExceeded(
-                f"the prompt's {len(prompt.token_ids)} tokens and max_tokens {max_tokens} together "
-                f"exceed the model's context of {context} tokens"
+                f"the prompt's {len(prompt.token_ids)} tokens{more} the model's context of {context} "
+                f"tokens{hint}"
             )
             return Outcome(lease=lease, prompt=prompt, error=too_long)
         return Outcome(lease=lease, prompt=prompt)
@@ -141,23 +154,13 @@ class UnitRunner:
             for o in runnable
             if o.prompt is not None
         ]
-        origin = self.provenance
         device = self._engine.model.device
         before, started = memory_snapshot(device), time.monotonic()
         try:
-            generations = self._engine.generate(
-                requests,
-                sampling=self._runner.sampling,
-                hooks=origin.hooks if origin else (),
-                positions=origin.positions if origin else "all",
-                dtype=origin.capture.dtype if origin else "model",
-                shaping=origin.shaping if origin else RowShaping(),
-                sink=recorder,
-                should_stop=keeper.should_stop,
-                on_step=keeper.progress,
-                options=self._options,
-                time_limit=self._time_limit,
-            )
+            if self._runner.sampling is None:
+                generations = self._prefill(requests, recorder, keeper)
+            else:
+                generations = self._continue(requests, self._runner.sampling, recorder, keeper)
         except torch.AcceleratorError:
             raise
         except Exception as error:
@@ -173,7 +176,7 @@ class UnitRunner:
         if any(g.finish_reason == "cancelled" for g in generations):
             return None
         return [
-            replace(o, generation=g, error=self._error_of(g))
+            replace(o, generation=_noted(g, o), error=self._error_of(g))
             for o, g in zip(runnable, generations, strict=True)
         ]
 
@@ -185,6 +188,59 @@ class UnitRunner:
             )
         return _as_error(generation.error) if generation.error is not None else None
 
+    def _continue(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSpec,
+        recorder: UnitRecorder | None,
+        keeper: LeaseKeeper,
+    ) -> list[Generation]:
+        origin = self.provenance
+        return self._engine.generate(
+            requests,
+            sampling=sampling,
+            hooks=origin.hooks if origin else (),
+            positions=origin.positions if origin else "all",
+            dtype=origin.capture.dtype if origin else "model",
+            shaping=origin.shaping if origin else RowShaping(),
+            sink=recorder,
+            should_stop=keeper.should_stop,
+            on_step=keeper.progress,
+            options=self._options,
+            time_limit=self._time_limit,
+        )
+
+    def _prefill(
+        self, requests: Sequence[GenerationRequest], recorder: UnitRecorder | None, keeper: LeaseKeeper
+    ) -> list[Generation]:
+        origin = self.provenance
+        assert origin is not None and recorder is not None
+        longest = max(len(request.prompt_ids) for request in requests)
+        plan = self._prefill_plan(prompt_tokens=longest, samples=len(requests))
+        return self._engine.prefill(
+            requests,
+            hooks=origin.hooks,
+            sink=recorder,
+            positions=origin.positions,
+            dtype=origin.capture.dtype,
+            shaping=origin.shaping,
+            should_stop=keeper.should_stop,
+            on_layer=keeper.progress,
+            layers_per_pass=plan.layers_per_pass,
+            options=self._options,
+        )
+
+    def _prefill_plan(self, *, prompt_tokens: int, samples: int | None = None) -> PrefillPlan:
+        assert self.provenance is not None
+        return self._engine.plan_prefill(
+            self.provenance.hooks,
+            self.provenance.capture,
+            prompt_tokens=prompt_tokens,
+            samples=samples,
+            layers_per_pass=self._runner.layers_per_pass,
+            options=self._options,
+        )
+
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:
             return outcome
@@ -195,6 +251,13 @@ class UnitRunner:
         except ActographError as error:
             return replace(outcome, error=error)
         return replace(outcome, completion=completion, scores=scores)
+
+
+def _noted(generation: Generation, outcome: Outcome) -> Generation:
+    """A text that was cut to the context ended by its length."""
+    if outcome.prompt is None or outcome.prompt.truncated_from is None or generation.error is not None:
+        return generation
+    return replace(generation, finish_reason="length")
 
 
 def _with_sessions(outcomes: Sequence[Outcome], recorder: UnitRecorder) -> list[Outcome]:

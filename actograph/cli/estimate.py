@@ -64,10 +64,11 @@ def describe(found: "Estimate") -> str:
         "hooks": _number(len(found.hooks) if found.hooks is not None else None),
         "prompt tokens": f"mean {_number(found.prompt_tokens_mean)}, "
         f"longest {_number(found.prompt_tokens_longest)}",
-        "generated": f"at most {found.generated_tokens}",
+        "generated": f"at most {found.generated_tokens}" if found.generated_tokens else "nothing",
         "per token": _size(found.bytes_per_token),
         "per sample": _size(found.bytes_per_sample),
         "batch size": _number(found.batch_size),
+        **({"layers a pass": str(found.layers_per_pass)} if found.layers_per_pass is not None else {}),
         "weights": _size(found.weights_bytes),
         "fits": _verdict(found.fits),
     }

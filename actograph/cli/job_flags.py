@@ -21,6 +21,7 @@ def body_of(
     task: str | None,
     dataset: str | None,
     prompt: Sequence[str] | None,
+    text_field: str | None,
     limit: int | None,
     offset: int | None,
     num_fewshot: int | None,
@@ -34,6 +35,8 @@ def body_of(
     top_p: float | None,
     top_k: int | None,
     seed: int | None,
+    truncate: bool | None,
+    layers_per_pass: int | None,
     priority: int | None,
     tag: Sequence[str] | None,
     expires_after: str | None = None,
@@ -54,6 +57,7 @@ def body_of(
         "task": task,
         "dataset": {"file_id": file_id} if file_id is not None else None,
         "inputs": [{"prompt": text} for text in prompt] if prompt else None,
+        "text_field": text_field,
         "limit": limit,
         "offset": offset,
         "num_fewshot": num_fewshot,
@@ -67,6 +71,8 @@ def body_of(
         "sampling.top_p": top_p,
         "sampling.top_k": top_k,
         "sampling.seed": seed,
+        "truncate": truncate,
+        "layers_per_pass": layers_per_pass,
         "priority": priority,
         "tags": list(tag) if tag else None,
         "expires_after": _expiry(expires_after),
@@ -151,14 +157,13 @@ def check(spec: Mapping[str, Any]) -> None:
     """
     from pydantic import ValidationError
 
-    from actograph.contract.specs import job_spec_adapter
+    from actograph.contract.specs import JOB_KINDS, job_spec_adapter
 
     try:
         job_spec_adapter.validate_python(spec)
     except ValidationError as error:
-        kinds = ("evaluation", "capture")
         faults = []
         for fault in error.errors(include_url=False, include_input=False):
-            place = ".".join(str(part) for part in fault["loc"] if part not in kinds) or "job"
+            place = ".".join(str(part) for part in fault["loc"] if part not in JOB_KINDS) or "job"
             faults.append(f"{place}: {fault['msg']}")
         raise InvalidRequest("; ".join(faults)) from error

@@ -35,17 +35,20 @@ def submit(
     spec: Annotated[
         str | None, typer.Argument(metavar="[SPEC.json|-]", help="Job as JSON; - reads standard input.")
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="evaluation or capture.")] = None,
+    kind: Annotated[str | None, typer.Option(help="evaluation, capture or extract.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the one model that is served.")] = None,
     task: Annotated[str | None, typer.Option(help="Task of an evaluation, such as gsm8k.")] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="PATH", help="JSONL file to upload, or the id of an uploaded one.")
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Prompt of a capture job; give it again for more.")
+        list[str] | None, typer.Option(help="Prompt of a capture or extract job; give it again for more.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Most problems to take.")] = None,
-    offset: Annotated[int | None, typer.Option(help="Problems to skip first.")] = None,
+    text_field: Annotated[
+        str | None, typer.Option(help="Field of the dataset's rows that an extraction reads.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most rows of the dataset to take.")] = None,
+    offset: Annotated[int | None, typer.Option(help="Rows of the dataset to skip first.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Few-shot examples.")] = None,
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think.")
@@ -69,6 +72,13 @@ def submit(
     top_p: Annotated[float | None, typer.Option(help="Nucleus of this probability.")] = None,
     top_k: Annotated[int | None, typer.Option(help="The k likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the job.")] = None,
+    truncate: Annotated[
+        bool | None,
+        typer.Option("--truncate/--no-truncate", help="Extraction: cut longer texts to the model's context."),
+    ] = None,
+    layers_per_pass: Annotated[
+        int | None, typer.Option(help="Extraction: layers whose rows are held at once.")
+    ] = None,
     priority: Annotated[int | None, typer.Option(help="0 is served first, 9 last.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag; give it again for more.")] = None,
     expires_after: Annotated[
@@ -107,7 +117,7 @@ def list_jobs(
     ctx: typer.Context,
     *,
     status: Annotated[str | None, typer.Option(help="queued, in_progress, completed, failed, ...")] = None,
-    kind: Annotated[str | None, typer.Option(help="evaluation or capture.")] = None,
+    kind: Annotated[str | None, typer.Option(help="evaluation, capture or extract.")] = None,
     tag: Annotated[str | None, typer.Option(help="Jobs with this tag.")] = None,
     limit: LimitOption = 20,
     everything: AllOption = False,

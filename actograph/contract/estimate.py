@@ -7,6 +7,7 @@ same. Sizes are bytes, lengths are tokens, all per sample unless said otherwise.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actograph.contract.layer_order import LayerOrder, chunks_of
 from actograph.contract.resources import ModelStructure
 from actograph.contract.row_selection import Features, FirstFeatures, Stride
 from actograph.contract.specs import CaptureSpec, Dtype
@@ -95,7 +96,7 @@ def weights_bytes(structure: ModelStructure) -> int:
 
 
 def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *, tail_only: bool) -> int:
-    """Rows that are stored of a hook: at most P+G-1.
+    """Rows that are stored of a hook: at most P+G-1, or P where nothing is generated.
 
     How long a segment will be is not known before: one that can only be generated counts as all
     that is generated, any other as every row.
@@ -103,8 +104,8 @@ def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *
     Args:
         tail_only: the model computes this tensor from the last prompt token on (logits), see `is_tail_only`.
     """
-    first = prompt_tokens - 1 if tail_only else 0
-    stop = prompt_tokens + generated_tokens - 1
+    first = prompt_tokens - 1 if tail_only and generated_tokens else 0
+    stop = prompt_tokens + max(0, generated_tokens - 1)
     match capture.positions:
         case "last" | "last_prompt":
             return 1
@@ -193,6 +194,91 @@ def _rows_of(
 def keeps_tensors(capture: CaptureSpec) -> bool:
     """Whether rows or reduced rows are stored, and not statistics alone."""
     return capture.stats is None or capture.stats.tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillPlan:
+    """How texts are read: so many at once, and so many layers' rows held at once."""
+
+    batch_size: int
+    layers_per_pass: int
+    #: held in main memory for the batch before it goes to the sink
+    held_bytes: int
+
+
+def prefill_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
+    """Device memory of one text that is read: no cache, no logits but a bounded piece."""
+    return prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * _PREFILL_TENSORS
+
+
+def held_bytes(
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    capture: CaptureSpec,
+    *,
+    prompt_tokens: int,
+    layers_per_pass: int,
+) -> int:
+    """What one text holds at most between two hand-offs: the rows or summaries of a chunk of layers."""
+    order = LayerOrder(structure)
+    kept = []
+    for hook in hooks:
+        rows = kept_rows(capture, prompt_tokens, 0, tail_only=False) if stores_every_row(capture) else 0
+        if capture.reduce != "none":
+            rows = 1
+        kept.append(rows * hook_bytes(structure, hook, capture.dtype, capture.features))
+        if capture.stats is not None:
+            channels = hook_bytes(structure, hook, "float32", capture.features) // item_bytes("float32")
+            kept[-1] += channels * sum(_statistics_bytes(capture))
+    chunks = chunks_of([order.layer_of(hook) for hook in hooks], layers_per_pass, order.end)
+    return max((sum(kept[chunk.start : chunk.stop]) for chunk in chunks), default=0)
+
+
+def prefill_plan(
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    capture: CaptureSpec,
+    budget: Budget,
+    *,
+    prompt_tokens: int,
+    samples: int | None = None,
+    layers_per_pass: int | None = None,
+    token_limit: int | None = None,
+) -> PrefillPlan:
+    """As many texts as fit with one layer's rows, then as many layers as fit with so many texts.
+
+    Args:
+        hooks: in execution order, as `hooks.expand` gives them.
+        prompt_tokens: of the longest text.
+        samples: texts that will be run, where that is settled.
+        layers_per_pass: where the job says it.
+        token_limit: most padded tokens that a batch may have.
+    """
+    order = LayerOrder(structure)
+    layers = max(1, len({order.layer_of(hook) for hook in hooks}))
+
+    def held(size: int) -> int:
+        return held_bytes(structure, hooks, capture, prompt_tokens=prompt_tokens, layers_per_pass=size)
+
+    batch = samples
+    if batch is None:
+        cap = budget.cap if token_limit is None else min(budget.cap, token_limit // prompt_tokens)
+        usable = int(budget.device_bytes * USABLE)
+        if not budget.on_gpu:
+            usable = max(0, usable - budget.host_buffer_bytes)
+        fits = usable // max(1, prefill_bytes(structure, prompt_tokens=prompt_tokens))
+        one = held(layers_per_pass or 1)
+        if one:
+            fits = min(fits, budget.host_buffer_bytes // one)
+        batch = max(1, min(cap, fits))
+    room = budget.host_buffer_bytes // batch
+    size = layers_per_pass or next((n for n in range(layers, 1, -1) if held(n) <= room), 1)
+    size = min(size, layers)
+    return PrefillPlan(
+        batch_size=batch,
+        layers_per_pass=size,
+        held_bytes=min(budget.host_buffer_bytes, batch * held(size)),
+    )
 
 
 def stores_every_row(capture: CaptureSpec) -> bool:

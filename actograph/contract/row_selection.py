@@ -56,6 +56,16 @@ Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
 NamedRows = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Positions = NamedRows | Segment | Stride | Tokens | Segments
 
+#: segments and names that only a generation can have
+_GENERATED = frozenset({"generated", "think", "answer", "tool_call", "tool_result"})
+
+
+def needs_generation(positions: object) -> str | None:
+    """The part of a choice of tokens that only generated ones can meet; None where there is none."""
+    names = positions if isinstance(positions, list) else [positions]
+    return next((name for name in names if isinstance(name, str) and name in _GENERATED), None)
+
+
 Reduce = Literal["none", "mean", "max", "last"]
 
 

@@ -8,11 +8,20 @@ import json
 from hashlib import sha256
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
 
 from actograph.contract import hooks
-from actograph.contract.interventions import InterventionList
-from actograph.contract.row_selection import Features, Positions, Reduce, Stats
+from actograph.contract.interventions import InterventionList, each
+from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
 from actograph.contract.scorers import ScorerList
 
 MAX_PROMPT_CHARS = 1_000_000
@@ -25,6 +34,7 @@ Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 LayerIndex = Annotated[int, Field(ge=0)]
+Layers = list[LayerIndex] | Literal["all"] | hooks.LayerSlice
 SampleTimeout = Annotated[
     float | None,
     Field(
@@ -68,7 +78,7 @@ class CaptureSpec(Spec):
     """
 
     points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
-    layers: list[LayerIndex] | Literal["all"] | hooks.LayerSlice | None = None
+    layers: Layers | None = None
     hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=list, max_length=10_000, description="Hook names, or any accepted alias of one."
     )
@@ -89,7 +99,16 @@ class CaptureSpec(Spec):
     dtype: Dtype = Field(
         "model", description="Stored dtype; `model` keeps what the model computed. Integers stay integers."
     )
-    mode: Literal["generate", "off"] = "generate"
+    mode: Literal["generate", "prefill", "off"] = Field(
+        "generate", description="`prefill` reads the prompt and generates nothing; `off` captures nothing."
+    )
+
+    @model_validator(mode="after")
+    def _within_the_prompt(self) -> "CaptureSpec":
+        lacking = needs_generation(self.positions)
+        if self.mode == "prefill" and lacking is not None:
+            raise ValueError(f"positions {lacking} need generated tokens, and mode prefill generates none")
+        return self
 
     @model_validator(mode="after")
     def _reduced_or_dropped(self) -> "CaptureSpec":
@@ -166,13 +185,13 @@ class ExpiresAfter(Spec):
 
 
 class JobSpecBase(Spec):
+    """What every kind of job has."""
+
     model: str = Field(min_length=1, max_length=1024)
-    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
     capture: CaptureSpec | None = None
     interventions: InterventionList = Field(
         default_factory=list, description="Changes of the activations, in the order in which they apply."
     )
-    epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
     max_consecutive_failures: int | None = Field(
         None,
@@ -196,8 +215,29 @@ class JobSpecBase(Spec):
         default_factory=dict, max_length=16
     )
 
+    @property
+    def is_prefill(self) -> bool:
+        """Whether prompts are only read, and nothing is generated."""
+        return self.capture is not None and self.capture.mode == "prefill"
 
-class EvaluationSpec(JobSpecBase):
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that a sample generates."""
+        return 0
+
+
+class GeneratingSpec(JobSpecBase):
+    """A job that generates, or can."""
+
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
+    epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
+
+    @property
+    def max_tokens(self) -> int:
+        return 0 if self.is_prefill else self.sampling.max_tokens
+
+
+class EvaluationSpec(GeneratingSpec):
     """Run a task over a dataset, score every answer, keep the activations."""
 
     kind: Literal["evaluation"]
@@ -224,6 +264,16 @@ class EvaluationSpec(JobSpecBase):
         default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
     )
 
+    @field_validator("capture")
+    @classmethod
+    def _answers(cls, value: CaptureSpec | None) -> CaptureSpec | None:
+        if value is not None and value.mode == "prefill":
+            raise ValueError(
+                "mode prefill generates nothing, so there would be no answers to score; send an extract or a "
+                "capture job"
+            )
+        return value
+
 
 class Message(Spec):
     """One chat message."""
@@ -245,16 +295,82 @@ class CaptureInput(Spec):
         return self
 
 
-class CaptureJobSpec(JobSpecBase):
+class InputJobSpec(JobSpecBase):
+    """A job over prompts or conversations that a client sends, under steered conditions."""
+
+    conditions: Annotated[list[CaptureCondition], AfterValidator(_distinct_names)] = Field(
+        default_factory=list, max_length=64, description="Every input is run under each; none: run once."
+    )
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+    @model_validator(mode="after")
+    def _edits_of_what_is_read(self) -> "InputJobSpec":
+        if self.is_prefill:
+            for param, intervention in each(self.interventions, self.conditions):
+                lacking = needs_generation(intervention.positions)
+                if lacking is not None:
+                    raise ValueError(
+                        f"{param}.positions: {lacking} needs generated tokens; mode prefill generates none"
+                    )
+        return self
+
+
+class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     """Generate from prompts or conversations and keep the activations."""
 
     kind: Literal["capture"]
     inputs: list[CaptureInput] = Field(min_length=1, max_length=MAX_INPUTS)
-    conditions: Annotated[list[CaptureCondition], AfterValidator(_distinct_names)] = Field(
-        default_factory=list, max_length=64, description="Every input is run under each; none: run once."
-    )
     sample_timeout_seconds: SampleTimeout = None
-    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+
+class ExtractCaptureSpec(CaptureSpec):
+    """The capture spec of an extraction: every layer unless some are named, and always prefill."""
+
+    layers: Annotated[
+        Layers,
+        BeforeValidator(
+            lambda value: "all" if value is None else value, json_schema_input_type=Layers | None
+        ),
+    ] = Field("all", description="null means all.")
+    mode: Literal["prefill"] = "prefill"
+
+
+class ExtractSpec(InputJobSpec):
+    """Read texts, generate nothing, keep the activations of every token: prefill in chunks of layers."""
+
+    kind: Literal["extract"]
+    inputs: list[CaptureInput] | None = Field(
+        None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations; or `dataset`."
+    )
+    dataset: DatasetRef | None = Field(None, description="Rows with a text each; or `inputs`.")
+    text_field: str = Field("text", min_length=1, max_length=256, description="Of each row, what is read.")
+    limit: int | None = Field(None, ge=1, description="Most rows of the dataset to take; null takes all.")
+    offset: int = Field(0, ge=0, description="Rows of the dataset to skip first.")
+    truncate: bool = Field(
+        False, description="Cut a text to the model's context; false fails a sample that is longer."
+    )
+    layers_per_pass: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Layers whose rows are held at once; null: the memory plan decides.",
+    )
+    capture: ExtractCaptureSpec = Field(default_factory=ExtractCaptureSpec)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ExtractSpec":
+        if (self.inputs is None) == (self.dataset is None):
+            raise ValueError("give exactly one of inputs and dataset")
+        if self.inputs is not None and (self.limit is not None or self.offset):
+            raise ValueError("limit and offset are for a dataset; inputs are taken as they are")
+        return self
+
+
+AnyJobSpec = EvaluationSpec | CaptureJobSpec | ExtractSpec
+#: values of `kind`
+JOB_KINDS = ("evaluation", "capture", "extract")
+JobSpec = Annotated[AnyJobSpec, Field(discriminator="kind")]
+job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
 
 
 class SessionUpdate(Spec):
@@ -273,10 +389,6 @@ class SessionUpdate(Spec):
         if not self.model_fields_set:
             raise ValueError("name at least one of expires_at, pinned and tags")
         return self
-
-
-JobSpec = Annotated[EvaluationSpec | CaptureJobSpec, Field(discriminator="kind")]
-job_spec_adapter: TypeAdapter[EvaluationSpec | CaptureJobSpec] = TypeAdapter(JobSpec)
 
 
 def canonical_digest(value: Any) -> str:

@@ -9,12 +9,13 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
+from actograph.contract.estimate import PrefillPlan, prefill_plan
 from actograph.contract.interventions import check_width
+from actograph.contract.layer_order import LayerOrder
 from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import Dtype, SamplingSpec
+from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from worker.engine import ladder, memory, tracing
 from worker.engine.interventions import Edit, Editor
-from worker.engine.layer_chunks import LayerOrder
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.prefill import Prefill
@@ -58,7 +59,7 @@ class Engine:
         self.token_limit: int | None = None  # set where memory ran out: padded tokens that still fit
         self.prefill_token_limit: int | None = None  # the same for texts that are only read
         self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
-        self._layer_of = self._layer_order()
+        self._layers = LayerOrder(self.structure)
         hf: Any = self.model.hf
         head = hf.get_output_embeddings()
         path = next(name for name, module in hf.named_modules() if module is head)
@@ -82,6 +83,28 @@ class Engine:
             max_tokens=max_tokens,
             host_buffer_bytes=options.host_buffer_bytes,
             token_limit=self.token_limit,
+        )
+
+    def plan_prefill(
+        self,
+        hooks: Sequence[str],
+        capture: CaptureSpec,
+        *,
+        prompt_tokens: int,
+        samples: int | None = None,
+        layers_per_pass: int | None = None,
+        options: BufferOptions = _NO_OPTIONS,
+    ) -> PrefillPlan:
+        """Texts to read at once and layers whose rows to hold at once: see `estimate.prefill_plan`."""
+        return prefill_plan(
+            self.structure,
+            hooks,
+            capture,
+            memory.budget_of(self.model, options.host_buffer_bytes),
+            prompt_tokens=prompt_tokens,
+            samples=samples,
+            layers_per_pass=layers_per_pass,
+            token_limit=self.prefill_token_limit,
         )
 
     def generate(
@@ -215,7 +238,7 @@ class Engine:
             flat=self._discovery.flat,
             edited_at=self._edited_at,
             head=self._head,
-            layer_of=self._layer_of,
+            order=self._layers,
             requests=requests,
             reads=self._reads(hooks, [edit for request in requests for edit in request.edits]),
             positions="last_prompt" if positions == "last" else positions,
@@ -280,14 +303,6 @@ class Engine:
                 param="hooks",
             )
         return location
-
-    def _layer_order(self) -> LayerOrder:
-        hooks, last = self.structure.hooks, self.structure.num_layers - 1
-        return LayerOrder(
-            self._order,
-            starts=[self._order[hooks[f"resid_pre.{i}"].location] for i in range(last + 1)],
-            end=self._order[hooks[f"resid_post.{last}"].location],
-        )
 
     def _edited_at(self, hook: str) -> str:
         """Where a hook's tensor is written: the first location that shows it."""

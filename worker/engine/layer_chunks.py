@@ -6,9 +6,7 @@ Every layer is computed once and the numbers are those of an undivided forward, 
 nothing is put back into the model.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,54 +17,6 @@ from worker.engine.rows import RowStream
 from worker.engine.step_reader import PointReader
 
 Errors = dict[int, BaseException]
-
-
-class LayerOrder:
-    """Which layer a location belongs to, by the order in which a forward reaches it.
-
-    What comes before the first layer counts to it; what comes after the last one is beyond it.
-
-    Args:
-        order: location -> its place.
-        starts: place of each layer's input, ascending.
-        end: place of the last layer's output.
-    """
-
-    def __init__(self, order: Mapping[str, int], starts: Sequence[int], end: int) -> None:
-        self._order = order
-        self._starts = list(starts)
-        self._end = end
-
-    def __call__(self, location: str) -> int:
-        """Layer, counted from 0; the number of layers for what comes after them."""
-        place = self._order[location]
-        if place > self._end:
-            return len(self._starts)
-        return max(0, bisect_right(self._starts, place) - 1)
-
-    @property
-    def count(self) -> int:
-        return len(self._starts)
-
-
-def chunks_of(layers: Sequence[int], size: int, end: int) -> list[range]:
-    """Consecutive reads in chunks of at most `size` layers that are wanted.
-
-    Args:
-        layers: of each read, ascending.
-        end: what stands for the end of the model, which is a chunk of its own.
-    """
-    runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
-    chunks: list[range] = []
-    start = held = stop = 0
-    for layer, reads in runs:
-        if held and (held == size or layer == end):
-            chunks.append(range(start, stop))
-            start, held = stop, 0
-        stop, held = stop + reads, held + 1
-    if held:
-        chunks.append(range(start, stop))
-    return chunks
 
 
 class LayerChunks:

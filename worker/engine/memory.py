@@ -76,21 +76,25 @@ def plan_batch_size(
         prompt_tokens: of the longest prompt.
         token_limit: most padded tokens (samples times prompt and max_tokens) that a batch may have.
     """
-    on_gpu = model.device.type == "cuda"
-    budget = estimate.Budget(
-        device_bytes=available_bytes(model.device),
-        host_buffer_bytes=host_buffer_bytes,
-        cap=estimate.batch_cap(on_gpu=on_gpu),
-        on_gpu=on_gpu,
-    )
     return estimate.batch_size(
         structure,
         kv_bytes_per_token(model),
         bytes_per_token(structure, hooks),
-        budget,
+        budget_of(model, host_buffer_bytes),
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
         token_limit=token_limit,
+    )
+
+
+def budget_of(model: LoadedModel, host_buffer_bytes: int) -> estimate.Budget:
+    """What a batch of this model may use now."""
+    on_gpu = model.device.type == "cuda"
+    return estimate.Budget(
+        device_bytes=available_bytes(model.device),
+        host_buffer_bytes=host_buffer_bytes,
+        cap=estimate.batch_cap(on_gpu=on_gpu),
+        on_gpu=on_gpu,
     )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from actograph.contract.layer_order import LayerOrder, chunks_of
 from worker.engine import ladder, memory, tracing
 from worker.engine.interventions import Edit, Editor
-from worker.engine.layer_chunks import ChunkReader, Errors, LayerChunks, LayerOrder, chunks_of
+from worker.engine.layer_chunks import ChunkReader, Errors, LayerChunks
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.requests import (
@@ -37,7 +38,7 @@ class Prefill:
     flat: frozenset[str]
     edited_at: Callable[[str], str]
     head: str  # location of its output
-    layer_of: LayerOrder
+    order: LayerOrder
     requests: Sequence[GenerationRequest]
     reads: Sequence[tuple[str, Point]]  # in execution order
     positions: Positions
@@ -80,7 +81,7 @@ class Prefill:
 
     def _sparing(self) -> Iterator["Prefill"]:
         """Ways to run a batch of one that each need less: half the layers per pass, and so on."""
-        layers = len({self.layer_of(location) for location, _ in self.reads})
+        layers = len({self.order.layer_of(location) for location, _ in self.reads})
         size, options = min(self.layers_per_pass, layers), ladder.sparing(self.options)
         if size == 1 and options != self.options:
             yield replace(self, options=options)
@@ -94,7 +95,7 @@ class Prefill:
         lengths = [len(r.prompt_ids) for r in chosen]
         locations = [location for location, _ in self.reads]
         points = [point for _, point in self.reads]
-        layers = [self.layer_of(location) for location in locations]
+        layers = [self.order.layer_of(location) for location in locations]
 
         def open_stream(part: Sequence[Point], errors: Errors) -> RowStream:
             return RowStream(
@@ -117,7 +118,7 @@ class Prefill:
         chunks = LayerChunks(
             points,
             layers,
-            chunks_of(layers, self.layers_per_pass, self.layer_of.count),
+            chunks_of(layers, self.layers_per_pass, self.order.end),
             samples=len(chosen),
             open_stream=open_stream,
             should_stop=self.should_stop,

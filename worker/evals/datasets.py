@@ -6,7 +6,7 @@ import datasets
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import HubDataset
-from actograph.dataset_rows import DatasetRow, check_rows
+from actograph.dataset_rows import DatasetRow, TextRow, check_rows, check_texts
 
 
 def load_hub_rows(
@@ -18,6 +18,21 @@ def load_hub_rows(
         InvalidDataset: if the name is not a Hub id, the Hub cannot be reached, it has no such
             dataset, config or split, or a row is not a question with an answer.
     """
+    return check_rows(_split(dataset), limit=limit, offset=offset, require_gold=require_gold)
+
+
+def load_hub_texts(
+    dataset: HubDataset, field: str, *, limit: int | None = None, offset: int = 0
+) -> list[TextRow]:
+    """`field` of rows of a split.
+
+    Raises:
+        InvalidDataset: as `load_hub_rows` does, or where a row has no such text.
+    """
+    return check_texts(_split(dataset), field, limit=limit, offset=offset)
+
+
+def _split(dataset: HubDataset) -> datasets.Dataset:
     _check_hub_id(dataset.hub)
     name = f"{dataset.hub} (config {dataset.config or 'default'}, split {dataset.split})"
     try:
@@ -31,7 +46,7 @@ def load_hub_rows(
         ) from error
     if not isinstance(rows, datasets.Dataset):
         raise InvalidDataset(f"dataset {name} is not one split of rows", param="dataset")
-    return check_rows(rows, limit=limit, offset=offset, require_gold=require_gold)
+    return rows
 
 
 def _check_hub_id(name: str) -> None:

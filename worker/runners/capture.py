@@ -1,4 +1,4 @@
-"""Capture jobs: prompts or conversations in, generations and sessions out."""
+"""Jobs over prompts and conversations: captures generate from them or only read them, extractions read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,22 +14,35 @@ from worker.runners.runner import Prompt
 
 
 class CaptureRunner:
-    def __init__(self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """One prompt or conversation to each sample; nothing is scored."""
+
+    def __init__(
+        self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, context_length: int
+    ) -> None:
         """`spec` is the stored job spec; its inputs are the samples."""
-        self.sampling = SamplingSpec.model_validate(spec["sampling"])
+        is_prefill = (spec["capture"] or {}).get("mode") == "prefill"
+        self.sampling = None if is_prefill else SamplingSpec.model_validate(spec["sampling"])
+        self.layers_per_pass: int | None = spec.get("layers_per_pass")
         self._enable_thinking = bool(spec["enable_thinking"])
+        self._most_tokens = context_length if spec.get("truncate") else None
         self._tokenizer = tokenizer
 
     def prompt(self, sample: LeasedSample) -> Prompt:
         given = CaptureInput.model_validate(sample.input)
         if given.prompt is not None:
-            return text.encode(self._tokenizer, given.prompt, is_chat=False)
+            return text.encode(self._tokenizer, given.prompt, is_chat=False, most_tokens=self._most_tokens)
         messages = [message.model_dump() for message in given.messages or []]
-        rendered = render_chat(self._tokenizer, messages, enable_thinking=self._enable_thinking)
-        return text.encode(self._tokenizer, rendered, is_chat=True)
+        rendered = render_chat(
+            self._tokenizer,
+            messages,
+            enable_thinking=self._enable_thinking,
+            # an answer that is there already is read; else the text is what a generation would begin with
+            add_generation_prompt=self.sampling is not None or messages[-1]["role"] != "assistant",
+        )
+        return text.encode(self._tokenizer, rendered, is_chat=True, most_tokens=self._most_tokens)
 
     def completion(self, token_ids: tuple[int, ...]) -> str:
-        return text.decode(self._tokenizer, token_ids, self.sampling.stop)
+        return text.decode(self._tokenizer, token_ids, self.sampling.stop if self.sampling else ())
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

@@ -16,6 +16,8 @@ from worker.runners.runner import Prompt
 
 
 class EvaluationRunner:
+    layers_per_pass: int | None = None
+
     def __init__(
         self,
         spec: EvaluationSpec,

@@ -14,14 +14,21 @@ class Prompt:
     text: str
     #: tokens as the model is given them, never empty
     token_ids: tuple[int, ...]
+    #: tokens that the text had before it was cut to the model's context; None where it was not cut
+    truncated_from: int | None = None
 
 
 class Runner(Protocol):
     """Made once per time slice for one job."""
 
     @property
-    def sampling(self) -> SamplingSpec:
-        """The job's sampling, with the stop strings of its task."""
+    def sampling(self) -> SamplingSpec | None:
+        """The job's sampling, with the stop strings of its task; None where nothing is generated."""
+        ...
+
+    @property
+    def layers_per_pass(self) -> int | None:
+        """Prefill: layers whose rows are held at once, where the job says it."""
         ...
 
     def prompt(self, sample: LeasedSample) -> Prompt:

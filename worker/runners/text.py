@@ -10,12 +10,15 @@ from worker.chat_template import encode_prompt
 from worker.runners.runner import Prompt
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool) -> Prompt:
-    """Raises InvalidRequest where the text has no tokens."""
+def encode(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool, most_tokens: int | None = None
+) -> Prompt:
+    """The text's tokens, no more than `most_tokens` of them. Raises InvalidRequest where it has none."""
     ids = encode_prompt(tokenizer, text, is_chat=is_chat)
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
-    return Prompt(text=text, token_ids=tuple(ids))
+    cut = most_tokens is not None and len(ids) > most_tokens
+    return Prompt(text=text, token_ids=tuple(ids[:most_tokens]), truncated_from=len(ids) if cut else None)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> str:

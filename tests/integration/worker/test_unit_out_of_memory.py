@@ -91,7 +91,7 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         jobs.start(session, job.id)
         leases = samples.claim(session, job.id, worker_id=WORKER, count=len(PROMPTS), lease_seconds=60)
         stored_spec: dict[str, Any] = dict(jobs.get(session, job.id).spec)
-    runner = CaptureRunner(stored_spec, engine.model.tokenizer)
+    runner = CaptureRunner(stored_spec, engine.model.tokenizer, engine.structure.context_length)
     capture = CaptureSpec.model_validate(stored_spec["capture"])
     origin = Provenance(
         structure=engine.structure,

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, OutOfDeviceMemory
+from actograph.contract.layer_order import chunks_of
 from actograph.contract.specs import SamplingSpec
 from worker.engine import prefill
 from worker.engine.generate import Engine
 from worker.engine.interventions import Edit
-from worker.engine.layer_chunks import chunks_of
 from worker.engine.requests import BufferOptions, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.rows import RowStream
 from worker.row_choice import EveryKth, TheseTokens
@@ -307,3 +307,12 @@ def test_memory_that_runs_out_where_rows_are_held_suffices_for_one_layer(
     assert made[0].error is None
     assert attempts == [19, 13, 7, 6, 6, 2]
     assert_same(got, want, (0,), hooks, {})
+
+
+def test_what_the_head_takes_in_has_a_row_for_each_token(setting: Any, keeping_sink: Any) -> None:
+    engine, requests, _ = setting
+    for hooks in (["final_norm", "lm_head.input", "logits"], ["lm_head.input"]):
+        sink = keeping_sink()
+        engine.prefill(requests, hooks=["final_norm", *hooks], sink=sink, layers_per_pass=1)
+        for i in range(len(requests)):
+            assert torch.equal(rows_of(sink, i, "lm_head.input"), rows_of(sink, i, "final_norm"))

@@ -24,6 +24,53 @@ def test_everything_but_kind_model_and_inputs_has_a_default() -> None:
     assert spec.capture is None
 
 
+def extract(**changes: Any) -> dict[str, Any]:
+    return {"kind": "extract", "model": "m", "inputs": [{"prompt": "x"}]} | changes
+
+
+@pytest.mark.parametrize("capture", [{}, {"layers": None}, {"layers": "all"}])
+def test_an_extraction_reads_all_layers_unless_some_are_named(capture: dict[str, Any]) -> None:
+    spec = job_spec_adapter.validate_python(extract(capture=capture))
+    assert spec.capture is not None
+    assert (spec.capture.layers, spec.capture.mode) == ("all", "prefill")
+    assert spec.is_prefill and spec.max_tokens == 0
+    named = job_spec_adapter.validate_python(extract(capture={"layers": [3]}))
+    assert named.capture is not None and named.capture.layers == [3]
+    stored = CaptureSpec.model_validate(spec.capture.model_dump(mode="json"))
+    assert stored.digest() == spec.capture.digest()
+
+
+def test_a_capture_in_prefill_mode_generates_nothing() -> None:
+    body = {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}]}
+    assert job_spec_adapter.validate_python(body | {"capture": {"mode": "prefill"}}).max_tokens == 0
+    assert job_spec_adapter.validate_python(body).max_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (extract(capture={"mode": "generate"}), "prefill"),
+        (extract(capture=None), "capture"),
+        (extract(capture={"positions": "generated"}), "generates none"),
+        (extract(capture={"positions": ["prompt", "answer"]}), "generates none"),
+        (extract(sampling={"seed": 1}), "sampling"),
+        (extract(epochs=2), "epochs"),
+        (extract(layers_per_pass=0), "layers_per_pass"),
+        (extract(limit=3), "limit and offset are for a dataset"),
+        (extract(dataset={"path": "x.jsonl"}), "exactly one of inputs and dataset"),
+        (extract(inputs=None), "exactly one of inputs and dataset"),
+        (
+            extract(interventions=[{"hook": "embed", "op": "zero", "positions": "generated"}]),
+            r"interventions.0.positions: generated needs",
+        ),
+        (EVALUATION | {"capture": {"mode": "prefill"}}, "no answers to score"),
+    ],
+)
+def test_what_prefill_cannot_do_is_refused(body: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        job_spec_adapter.validate_python(body)
+
+
 def test_the_published_example_is_accepted() -> None:
     job_spec_adapter.validate_python(
         {

@@ -1,0 +1,102 @@
+"""Extract jobs at the API: what is taken, what is refused, and what is estimated."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from storage import samples, workers
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+MIB = 1 << 20
+#: one row of one hook of the demo model: 8 float32
+ROW = 32
+
+
+def extract(**changes: Any) -> dict[str, Any]:
+    return {"kind": "extract", "model": "demo", "inputs": [{"prompt": "x" * 400}, {"prompt": "y"}]} | changes
+
+
+def stored_samples(service: "Service", job_id: str) -> list[tuple[int, dict[str, Any]]]:
+    with service.database.read() as session:
+        rows, _ = samples.find(session, job_id, limit=100)
+        return [(row.sample_index, dict(row.input)) for row in rows]
+
+
+def test_inputs_and_rows_of_a_dataset_become_samples(service: "Service") -> None:
+    service.load_model()
+    answer = service.client.post("/v1/jobs", json=extract())
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert (job["kind"], job["progress"]["total"]) == ("extract", 2)
+    assert job["spec"]["capture"]["layers"] == "all" and job["spec"]["capture"]["mode"] == "prefill"
+    assert "sampling" not in job["spec"]
+    assert stored_samples(service, job["id"]) == [(0, {"prompt": "x" * 400}), (1, {"prompt": "y"})]
+
+    file_id = service.upload({"body": "one"}, {"body": "two"}, {"body": "three"})
+    dataset = extract(dataset={"file_id": file_id}, text_field="body", offset=1, limit=1)
+    del dataset["inputs"]
+    answer = service.client.post("/v1/jobs", json=dataset)
+    assert answer.status_code == 202, answer.text
+    assert stored_samples(service, answer.json()["id"]) == [(1, {"prompt": "two"})]
+
+
+def test_mistakes_are_refused_with_their_field(service: "Service", problem: "Problem") -> None:
+    service.load_model(chat_template=False)
+    file_id = service.upload({"body": "one"})
+    without = extract(dataset={"file_id": file_id})
+    del without["inputs"]
+    chat = [{"messages": [{"role": "user", "content": "a"}]}]
+    for body, pointer, words in (
+        (without, "/dataset", "row 0: text is missing"),
+        (extract(capture={"positions": "generated"}), "/capture", "generates none"),
+        (extract(capture={"mode": "generate"}), "/capture/mode", "prefill"),
+        (extract(capture={"points": ["router_logits"]}), "/capture/points", "no experts"),
+        (
+            extract(inputs=chat),
+            "/inputs/0/messages",
+            "template",
+        ),
+        (extract(dataset={"file_id": file_id}), "", "exactly one of inputs and dataset"),
+        (extract(sampling={"seed": 1}), "/sampling", "unknown field"),
+    ):
+        found = problem(service.client.post("/v1/jobs", json=body), 422)
+        (error,) = found["errors"]
+        assert error["pointer"] == pointer and words in error["detail"], (body, found)
+
+
+def loaded(service: "Service", host_buffer: int) -> None:
+    worker_id = service.load_model()
+    numbers = {"device_available_bytes": 64 * MIB, "host_available_bytes": 64 * MIB, "batch_cap": 16}
+    with service.database.write() as session:
+        workers.heartbeat(session, worker_id, numbers | {"host_buffer_bytes": host_buffer})
+
+
+def test_an_estimate_tells_batch_and_layers_per_pass(service: "Service") -> None:
+    # 100 tokens of two hooks take 6,400 bytes a layer: two texts with one layer, or one with three
+    loaded(service, host_buffer=3 * 6400)
+    body = extract(capture={"points": ["attn_in", "mlp_in"]}, inputs=[{"prompt": "x" * 400}] * 3)
+    found = service.client.post("/v1/estimate", json=body).json()
+    assert (found["samples"], found["generated_tokens"], len(found["hooks"])) == (3, 0, 8)
+    assert found["prompt_tokens_longest"] == 100
+    assert found["bytes_per_token"] == 8 * ROW
+    assert 100 * 8 * ROW < found["bytes_per_sample"] < 100 * 8 * ROW + 8000
+    assert (found["batch_size"], found["layers_per_pass"]) == (3, 1)
+    asked = service.client.post("/v1/estimate", json=body | {"layers_per_pass": 2}).json()
+    assert (asked["batch_size"], asked["layers_per_pass"]) == (1, 2)
+    assert found["fits"] is True
+    # on a CPU the same memory holds what the forward makes
+    assert found["host"]["needed"] - found["device"]["needed"] == 3 * 6400
+
+
+def test_other_jobs_have_no_layers_per_pass_and_prefill_captures_do(service: "Service") -> None:
+    loaded(service, host_buffer=MIB)
+    body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x" * 40}]}
+    generating = service.client.post("/v1/estimate", json=body).json()
+    assert (generating["generated_tokens"], generating["layers_per_pass"]) == (512, None)
+    reading = service.client.post("/v1/estimate", json=body | {"capture": {"mode": "prefill"}}).json()
+    assert (reading["generated_tokens"], reading["layers_per_pass"]) == (0, 3)
+    assert reading["bytes_per_sample"] < generating["bytes_per_sample"]
