@@ -38,6 +38,11 @@ class Settings(BaseSettings):
     allowed_models: CommaList = Field(
         (), description="Further models that jobs may name, comma-separated, each like `model`."
     )
+    model_switching: bool = Field(
+        True,
+        description="Worker: change the model for jobs of an allowed one that no worker holds; else serve "
+        "`model` alone.",
+    )
     data_roots: CommaList = Field(
         (), description="Folders that `dataset: {path}` may read from, comma-separated."
     )

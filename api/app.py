@@ -103,6 +103,6 @@ def open_services(settings: Settings) -> Services:
         settings=settings,
         database=database,
         store=store,
-        broker=Broker(settings.broker_url),
+        broker=Broker(settings.broker_url, database),
         models=ServedModels(settings),
     )

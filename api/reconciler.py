@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import ActographError, NotFound
 from api.dependencies import Services
 from api.housekeeping import Housekeeping
+from api.unserved_jobs import UnservedJobs
 from api.waking import wake_jobs
 from storage import job_control, job_queue, jobs, queue_pause, workers
 from storage.queue_state import disk_pause
@@ -34,6 +35,7 @@ class Reconciler:
         self.has_looked = threading.Event()
         self._failing = False
         self._paused = False
+        self._unserved = UnservedJobs(services, patience_seconds=services.settings.lease_seconds)
 
     def start(self) -> None:
         self._thread.start()
@@ -76,7 +78,9 @@ class Reconciler:
         self._housekeeping.tick()
         woken = [] if self._is_paused() else wake_jobs(self._services)
         if woken:
-            log.info("woke %s", ", ".join(woken))
+            log.info("woke %d job(s), %s first", len(woken), woken[0])
+        if told := self._unserved.tell():
+            log.warning("%d job(s) wait for a worker of their model, %s first", len(told), told[0])
         return woken
 
     def _expire_workers(self) -> None:

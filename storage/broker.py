@@ -4,19 +4,21 @@ A lost or doubled message does no harm: the database says what is to be done, an
 reconciler wakes jobs again whose message is gone.
 """
 
-import base64
-import json
+import re
 import time
-from typing import Any
 
 import redis
 from celery import Celery
 from kombu.exceptions import KombuError
+from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ServiceUnavailable
+from storage import routing
+from storage.database import Database
 
 DRAIN_TASK = "actograph.drain"
-QUEUE = "actograph"
+#: read by nobody; Celery wants one to begin with
+QUEUE = routing.PREFIX
 PRIORITIES = list(range(10))
 SEPARATOR = ":"
 #: a time slice is about a minute; no message may come near this
@@ -24,6 +26,8 @@ VISIBILITY_TIMEOUT_SECONDS = 3600
 
 #: a broker that has just taken a message is there
 TRUST_SECONDS = 1.0
+_JOB_ID = re.compile(rb"job_[0-9a-f]{32}")
+_HAS_PRIORITY = re.compile(rf"{SEPARATOR}[1-9]$")
 
 
 def celery_app(broker_url: str) -> Celery:
@@ -41,7 +45,8 @@ def celery_app(broker_url: str) -> Celery:
             "visibility_timeout": VISIBILITY_TIMEOUT_SECONDS,
             "priority_steps": PRIORITIES,
             "sep": SEPARATOR,
-            "queue_order_strategy": "priority",
+            # queues of one priority in turn
+            "queue_order_strategy": "round_robin",
             "socket_timeout": 30,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
@@ -57,14 +62,17 @@ def celery_app(broker_url: str) -> Celery:
         worker_proc_alive_timeout=3600,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
+        # nobody asks Celery about its workers: the index knows them
+        worker_enable_remote_control=False,
     )
     return app
 
 
 class Broker:
-    """Wakes workers for jobs."""
+    """Wakes workers for jobs. `database` says who can serve them."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, database: Database) -> None:
+        self._database = database
         self._celery = celery_app(url)
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=5, socket_connect_timeout=5, retry=None
@@ -74,34 +82,46 @@ class Broker:
     def wake(self, job_id: str, priority: int) -> bool:
         """Say that a job may have work. False where the broker cannot be reached.
 
-        A failure needs no other answer: the reconciler wakes the job once the broker is back.
+        The message goes where a worker that can serve the job reads it. A failure needs no other answer:
+        the reconciler wakes the job once the broker is back.
         """
         try:
+            with self._database.read() as session:
+                queue = routing.queue_of_job(session, job_id)
+            if queue is None:
+                return True
             # kombu tries a broker that is away for seconds; a ping says so at once
             if time.monotonic() > self._answered_at + TRUST_SECONDS:
                 self._redis.ping()
-            self._celery.send_task(DRAIN_TASK, args=[job_id], priority=priority, retry=False)
-        except (redis.RedisError, KombuError, OSError):
+            self._celery.send_task(DRAIN_TASK, args=[job_id], queue=queue, priority=priority, retry=False)
+        except (redis.RedisError, KombuError, OSError, SQLAlchemyError):
             self._answered_at = float("-inf")
             return False
         self._answered_at = time.monotonic()
         return True
 
-    def waiting_job_ids(self) -> set[str]:
-        """Jobs that have a message in the queue; what a worker has taken is not counted.
+    def waiting(self) -> dict[str, set[str]]:
+        """Queue -> the jobs that have a message there; what a worker has taken is not counted.
 
         Raises:
             ServiceUnavailable: the broker does not answer.
         """
-        names = [QUEUE if p == 0 else f"{QUEUE}{SEPARATOR}{p}" for p in PRIORITIES]
-        found: set[str] = set()
+        found: dict[str, set[str]] = {}
         try:
-            for name in names:
-                for message in self._redis.lrange(name, 0, -1):
-                    found.add(_job_id(message))
+            for name in self._lists():
+                queue = name.rpartition(SEPARATOR)[0] if _HAS_PRIORITY.search(name) else name
+                ids = found.setdefault(queue, set())
+                ids.update(map(_job_id, self._redis.lrange(name, 0, -1)))
         except redis.RedisError as error:
             raise ServiceUnavailable("the broker does not answer") from error
         return found
+
+    def waiting_job_ids(self) -> set[str]:
+        """Jobs that have a message in some queue; errors as `waiting`."""
+        return set[str]().union(*self.waiting().values())
+
+    def _lists(self) -> list[str]:
+        return [name.decode() for name in self._redis.scan_iter(f"{routing.PREFIX}.*", _type="list")]
 
     def ping(self) -> None:
         """Raises ServiceUnavailable where the broker does not answer."""
@@ -116,5 +136,6 @@ class Broker:
 
 
 def _job_id(message: bytes | str) -> str:
-    body: Any = json.loads(base64.b64decode(json.loads(message)["body"]))
-    return str(body[0][0])
+    """Read without parsing, since thousands may wait: a message names its job in plain text."""
+    found = _JOB_ID.search(message if isinstance(message, bytes) else message.encode())
+    return found.group().decode() if found else ""

@@ -1,6 +1,6 @@
 """Every query about the queue as a whole: which jobs wait, in what order, and what is open."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -9,11 +9,17 @@ from sqlalchemy.orm import Session
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.database import now
 from storage.jobs import ACTIVE
-from storage.models import JobRow, SampleRow
+from storage.models import EventRow, JobRow, SampleRow
 
 
-def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
-    """Whether a job that is served before `priority` has samples that nobody runs."""
+def more_urgent_waits(
+    session: Session, job_id: str, priority: int, models: Collection[str] | None = None
+) -> bool:
+    """Whether a job that is served before `priority` has samples that nobody runs.
+
+    Args:
+        models: only jobs of these count; None: all do.
+    """
     waiting = (
         sa.select(SampleRow.id)
         .where(SampleRow.job_id == JobRow.id, SampleRow.status == SampleStatus.PENDING)
@@ -25,6 +31,8 @@ def more_urgent_waits(session: Session, job_id: str, priority: int) -> bool:
         JobRow.id != job_id,
         sa.or_(waiting, JobRow.total.is_(None)),
     )
+    if models is not None:
+        statement = statement.where(JobRow.model.in_(models))
     return session.execute(statement.limit(1)).first() is not None
 
 
@@ -81,6 +89,23 @@ def unended(session: Session) -> Sequence[str]:
             JobRow.status == JobStatus.CANCELLING,
             sa.and_(JobRow.status.in_(ACTIVE), JobRow.total.is_not(None), ~open_sample),
         )
+    )
+    return session.scalars(statement).all()
+
+
+def active_models(session: Session) -> set[str]:
+    """Models that jobs which have not ended name."""
+    return set(session.scalars(sa.select(JobRow.model).where(JobRow.status.in_(ACTIVE)).distinct()))
+
+
+def active_without_event(session: Session, model: str, event: str, *, limit: int) -> Sequence[str]:
+    """Jobs of a model that have not ended and have no such entry in their log, the oldest first."""
+    logged = sa.select(EventRow.id).where(EventRow.job_id == JobRow.id, EventRow.event == event).exists()
+    statement = (
+        sa.select(JobRow.id)
+        .where(JobRow.model == model, JobRow.status.in_(ACTIVE), ~logged)
+        .order_by(JobRow.created_at, JobRow.id)
+        .limit(limit)
     )
     return session.scalars(statement).all()
 

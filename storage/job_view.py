@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus
-from storage import events
+from storage import events, jobs, routing
 from storage.job_queue import queue_position
 from storage.models import JobRow
 
@@ -42,6 +42,7 @@ def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None 
         finished_at=_seconds(row.finished_at),
         progress=progress(row),
         queue_position=place,
+        waiting_reason=_waiting_reason(session, row),
         samples_per_second=per_second,
         eta_seconds=left / per_second if per_second else None,
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
@@ -56,6 +57,10 @@ def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None 
 
 def progress(row: JobRow) -> resources.Progress:
     return resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed)
+
+
+def _waiting_reason(session: Session, row: JobRow) -> str | None:
+    return routing.why_unserved(session, row.model) if row.status in jobs.ACTIVE else None
 
 
 def _done(data: Mapping[str, Any]) -> int:

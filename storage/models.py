@@ -206,6 +206,8 @@ class WorkerRow(Base):
     job_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     error: Mapped[dict[str, Any] | None]
     memory: Mapped[dict[str, Any] | None]
+    #: names of the models that it may hold
+    served: Mapped[list[str] | None]
 
 
 class ModelRow(Base):

@@ -156,6 +156,14 @@ def claim(
     ]
 
 
+def is_any_pending(session: Session, job_id: str) -> bool:
+    """Whether the job has a sample that nobody holds."""
+    statement = sa.select(SampleRow.id).where(
+        SampleRow.job_id == job_id, SampleRow.status == SampleStatus.PENDING
+    )
+    return session.execute(statement.limit(1)).first() is not None
+
+
 def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: float) -> set[str]:
     """Prolong leases; returns the ids of the samples that are still ours."""
     if not leases or not lock_job(session, leases):

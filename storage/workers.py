@@ -15,8 +15,16 @@ from storage.models import ModelRow, SampleRow, WorkerRow
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 
 
-def register(session: Session, worker_id: str, *, hostname: str, pid: int, model: str) -> None:
-    """A worker has started and loads its model."""
+def register(
+    session: Session,
+    worker_id: str,
+    *,
+    hostname: str,
+    pid: int,
+    model: str,
+    served: Sequence[str] | None = None,
+) -> None:
+    """A worker has started and loads its model; `served` are all that it may hold, by default this one."""
     moment = now(session)
     session.merge(  # a first commit's answer may have been lost
         WorkerRow(
@@ -25,6 +33,7 @@ def register(session: Session, worker_id: str, *, hostname: str, pid: int, model
             pid=pid,
             status=WorkerStatus.STARTING,
             model=model,
+            served=list(served) if served is not None else [model],
             started_at=moment,
             heartbeat_at=moment,
         )
@@ -56,12 +65,20 @@ def set_failed(session: Session, worker_id: str, error: ActographError) -> None:
     _update(session, worker_id, status=WorkerStatus.SETUP_FAILED, error=error.as_record())
 
 
-def set_busy(session: Session, worker_id: str, job_id: str) -> None:
-    _update(session, worker_id, status=WorkerStatus.BUSY, job_id=job_id, heartbeat_at=now(session))
+def set_busy(session: Session, worker_id: str, job_id: str, model: str | None = None) -> None:
+    """The worker turns to a job.
+
+    Where its model is named, it counts as held from now on, even if it is yet to be loaded, so that no
+    second worker loads it for the next job.
+    """
+    held = {} if model is None else {"model": model}
+    _update(session, worker_id, status=WorkerStatus.BUSY, job_id=job_id, heartbeat_at=now(session), **held)
 
 
-def set_idle(session: Session, worker_id: str) -> None:
-    _update(session, worker_id, status=WorkerStatus.READY, job_id=None, heartbeat_at=now(session))
+def set_idle(session: Session, worker_id: str, model: str | None = None) -> None:
+    """The worker has nothing to do; `model` is what it holds, "" for none, None for what it held before."""
+    held = {} if model is None else {"model": model}
+    _update(session, worker_id, status=WorkerStatus.READY, job_id=None, heartbeat_at=now(session), **held)
 
 
 def set_offline(session: Session, worker_id: str) -> None:
@@ -170,6 +187,7 @@ def resource(row: WorkerRow) -> resources.Worker:
         id=row.id,
         status=WorkerStatus(row.status),
         model=row.model,
+        serves=row.served or [],
         hostname=row.hostname,
         pid=row.pid,
         device=row.device,

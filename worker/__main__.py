@@ -9,6 +9,7 @@ from actograph.settings import Settings
 from storage.broker import QUEUE
 from worker import celery_app
 from worker.stop_signal import StopSignal
+from worker.subscription import Subscription, SubscriptionStep
 
 
 def main() -> int:
@@ -24,6 +25,7 @@ def main() -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
         celery_app.stop_signal = stop = StopSignal.create(Path(folder))
+        SubscriptionStep.subscription = Subscription(stop.folder)
         options = ["--without-gossip", "--without-mingle", "--queues", QUEUE]
         try:
             celery_app.app.worker_main(["worker", "--loglevel", Settings().log_level, *options])

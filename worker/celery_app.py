@@ -17,6 +17,7 @@ from actograph.settings import Settings
 from storage.broker import DRAIN_TASK, celery_app
 from worker.setup_attempts import MOST, SetupAttempts
 from worker.stop_signal import StopSignal
+from worker.subscription import Subscription, SubscriptionStep
 
 if TYPE_CHECKING:
     from worker.process import WorkerProcess
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 app = celery_app(Settings().broker_url)
+app.steps["consumer"].add(SubscriptionStep)
 
 #: set in the child only
 _process: "WorkerProcess | None" = None
@@ -72,7 +74,9 @@ def _start(**_: Any) -> None:
                 f"the process died {MOST} times while it loaded the model, most likely for want of memory; "
                 "take a smaller model or dtype"
             )
-        _process = WorkerProcess(Settings(), stop)
+        subscription = Subscription(stop.folder)
+        subscription.write([])
+        _process = WorkerProcess(Settings(), stop, subscription)
         _process.start()
         attempts.succeeded()
     except Exception as error:  # Celery would log it and go on without a model

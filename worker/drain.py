@@ -28,6 +28,7 @@ from storage import (
     jobs,
     model_loads,
     queue_pause,
+    routing,
     samples,
     turns,
     workers,
@@ -59,12 +60,16 @@ from worker.unit import UnitRunner
 
 logger = logging.getLogger(__name__)
 
+#: idle workers that one worker calls to its job when it begins
+CALLED_AT_ONCE = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
     """One job, ready to be run for a while."""
 
     job_id: str
+    model: str
     priority: int
     units: UnitRunner
 
@@ -80,9 +85,12 @@ class Drain:
         models: ModelHolder,
         worker_id: str,
         stop: StopSignal,
+        may_load: Sequence[str] = (),
         end_process: Callable[[int], None] = os._exit,
     ) -> None:
-        """`end_process` is called where a unit hangs: nothing else gets a stuck kernel off the device."""
+        """`may_load` names the models that this worker may change to. `end_process` is called where a unit
+        hangs: nothing else gets a stuck kernel off the device."""
+        self._may_load = may_load
         self._end_process = end_process
         self._settings = settings
         self._database = database
@@ -121,30 +129,18 @@ class Drain:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
             row = jobs.get(session, job_id)
-            is_load = row.kind == model_loads.KIND and not self._stop.is_set()
-            if is_load:
+            if row.kind == model_loads.KIND and not self._stop.is_set():
                 if not model_loads.begin(session, row, self._worker_id):
                     return
-                workers.set_busy(session, self._worker_id, job_id)
-        if is_load:
-            self._load_as_asked(row)
+                workers.set_busy(session, self._worker_id, row.id, row.model)
+                chosen: str | None = job_id
+            else:
+                chosen = None if self._stop.is_set() else self._choose(session, row)
+        if chosen is None:
+            self._broker.wake(job_id, row.priority)
             return
-        with self._database.write() as session:
-            priority = row.priority
-            chosen = job_id
-            if not self._stop.is_set():
-                if self._loaded not in (None, row.model):
-                    chosen = self._grouping.choose(
-                        job_queue.WaitingJob(job_id, priority, row.model),
-                        self._loaded,
-                        [job for job in job_queue.claimable(session) if job.kind != model_loads.KIND],
-                    )
-                chosen = turns.next_job(session, chosen, self._worker_id)
-                turns.begin(session, chosen)
-                jobs.start(session, chosen)
-                workers.set_busy(session, self._worker_id, chosen)
-        if self._stop.is_set():
-            self._broker.wake(job_id, priority)
+        if row.kind == model_loads.KIND:
+            self._load_as_asked(row)
             return
         try:
             work_remains = self._run(chosen)
@@ -152,7 +148,30 @@ class Drain:
             self._set_idle()
         # a job that went first has a message of its own; the one that was put off has lost its
         if work_remains or chosen != job_id:
-            self._broker.wake(job_id, priority)
+            self._broker.wake(job_id, row.priority)
+
+    def _choose(self, session: Session, row: JobRow) -> str | None:
+        """Begin the job whose turn it is or, before it, one of the loaded model; returns which.
+
+        None where other workers hold the job's model, so that its message goes on to them.
+        """
+        chosen, model = row.id, row.model
+        if self._loaded not in (None, row.model):
+            if routing.is_held(session, row.model):
+                return None
+            chosen = self._grouping.choose(
+                job_queue.WaitingJob(row.id, row.priority, row.model),
+                self._loaded,
+                [job for job in job_queue.claimable(session) if job.kind != model_loads.KIND],
+            )
+            if chosen != row.id and self._loaded is not None:
+                model = self._loaded
+        # a sibling has the same model
+        chosen = turns.next_job(session, chosen, self._worker_id)
+        turns.begin(session, chosen)
+        jobs.start(session, chosen)
+        workers.set_busy(session, self._worker_id, chosen, model)
+        return chosen
 
     def _load_as_asked(self, row: JobRow) -> None:
         """Change the model; where the new one is refused, go on with the one that was there."""
@@ -180,7 +199,8 @@ class Drain:
     def _set_idle(self) -> None:
         """A worker that seemed busy for good would keep its job from being woken."""
         self._database.insist(
-            lambda session: workers.set_idle(session, self._worker_id), give_up=self._stop.is_set
+            lambda session: workers.set_idle(session, self._worker_id, self._loaded or ""),
+            give_up=self._stop.is_set,
         )
 
     def _load_again(self, model: str) -> None:
@@ -212,7 +232,7 @@ class Drain:
             with self._database.write() as session:
                 jobs.fail(session, job_id, error)
             return False
-        began = time.monotonic()
+        began, called = time.monotonic(), False
         while not self._is_paused():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
@@ -229,18 +249,32 @@ class Drain:
                     if jobs.status_of(session, job_id) is not None:
                         jobs.end_if_done(session, job_id)
                     return False
+                helpers = 0 if called else self._helpers(session, current)
+            for _ in range(helpers):
+                self._broker.wake(job_id, current.priority)
+            called = True
             if not self._run_unit(current, leases):
                 return False  # the reconciler wakes the job again
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 return True
         return False
 
+    def _helpers(self, session: Session, current: Slice) -> int:
+        """How many idle workers of this model to call to the samples that are left.
+
+        Everyone who comes calls two more, so that a thousand are at work after ten rounds.
+        """
+        if not samples.is_any_pending(session, current.job_id):
+            return 0
+        return min(CALLED_AT_ONCE, routing.idle_holders(session, current.model))
+
     def _is_over(self, current: Slice, seconds: float) -> bool:
         """Whether a slice that has lasted so long gives way: to its end, or to a job that waits."""
         if seconds > self._settings.slice_seconds:
             return True
         with self._database.read() as session:
-            if job_queue.more_urgent_waits(session, current.job_id, current.priority):
+            near = routing.within_reach(session, current.model, self._may_load)
+            if job_queue.more_urgent_waits(session, current.job_id, current.priority, near):
                 return True
             return seconds > self._settings.turn_seconds and turns.another_waits(session, current.job_id)
 
@@ -276,7 +310,7 @@ class Drain:
             steering=steering,
             time_limit=row.spec.get("sample_timeout_seconds") or None,
         )
-        return Slice(job_id=job_id, priority=row.priority, units=units)
+        return Slice(job_id=job_id, model=row.model, priority=row.priority, units=units)
 
     def _runner(self, row: JobRow, engine: Engine) -> Runner:
         if row.kind == "extract" and row.total is None:

@@ -13,7 +13,7 @@ from actograph.contract.errors import ActographError, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
-from storage import migrate, model_loads, workers
+from storage import migrate, model_loads, routing, workers
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
@@ -22,6 +22,7 @@ from worker.drain import Drain
 from worker.heartbeat import Heartbeat
 from worker.model_holder import ModelHolder
 from worker.stop_signal import StopSignal
+from worker.subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,11 @@ logger = logging.getLogger(__name__)
 class WorkerProcess:
     """Set up once per child process; torch is imported with this module, so only there."""
 
-    def __init__(self, settings: Settings, stop: StopSignal) -> None:
+    def __init__(self, settings: Settings, stop: StopSignal, subscription: Subscription) -> None:
         self._settings = settings
         self._stop = stop
+        self._subscription = subscription
+        self._served = served_models(settings)
         self.worker_id = new_worker_id()
         self._database = Database(settings.effective_database_url)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
@@ -57,7 +60,14 @@ class WorkerProcess:
 
         def register(session: Session) -> None:
             workers.bury(session, hostname, _is_alive)
-            workers.register(session, self.worker_id, hostname=hostname, pid=os.getpid(), model=name)
+            workers.register(
+                session,
+                self.worker_id,
+                hostname=hostname,
+                pid=os.getpid(),
+                model=name,
+                served=self._served,
+            )
 
         self._database.insist(register, give_up=self._stop.is_set)
         self._heartbeat.start()
@@ -81,10 +91,11 @@ class WorkerProcess:
             settings=settings,
             database=self._database,
             store=open_store(settings.effective_artifact_url),
-            broker=Broker(settings.broker_url),
+            broker=Broker(settings.broker_url, self._database),
             models=self._models,
             worker_id=self.worker_id,
             stop=self._stop,
+            may_load=self._served,
         )
 
     def stop(self) -> None:
@@ -105,6 +116,14 @@ class WorkerProcess:
             workers.heartbeat(session, self.worker_id, self._models.memory())
 
         self._database.insist(show, give_up=self._stop.is_set)
+        loaders = [routing.loaders_queue(model) for model in self._served]
+        self._subscription.write([routing.holders_queue(structure.model), *loaders])
+
+
+def served_models(settings: Settings) -> list[str]:
+    """Names of the models that a worker with these settings may hold, its first one first."""
+    sources = (settings.model, *(settings.allowed_models if settings.model_switching else ()))
+    return list(dict.fromkeys(model_names.parse(text).name for text in sources if text))
 
 
 def _is_alive(pid: int) -> bool:

@@ -86,6 +86,9 @@ class Job(Resource):
     finished_at: int | None = None
     progress: Progress
     queue_position: int | None = Field(None, description="1 is next; null once started or ended.")
+    waiting_reason: str | None = Field(
+        None, description="Why no worker can run it now; null where one can, or it has ended."
+    )
     samples_per_second: float | None = Field(None, description="Measured over the last finished units.")
     eta_seconds: float | None = None
     error: ErrorRecord | None = None
@@ -400,6 +403,7 @@ class Worker(Resource):
     object: Literal["worker"] = "worker"
     status: WorkerStatus
     model: str | None = None
+    serves: list[str] = Field(default_factory=list, description="Models that it may hold.")
     hostname: str
     pid: int
     device: str | None = None

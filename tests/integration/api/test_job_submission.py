@@ -10,7 +10,7 @@ import pytest
 
 from actograph.settings import Settings
 from api import submissions
-from storage import jobs, samples
+from storage import jobs, routing, samples
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -263,14 +263,14 @@ def test_max_tokens_beyond_the_context_is_refused_with_both_numbers(
     answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 1023}))
     assert answer.status_code == 202
     service.client.delete(f"/v1/jobs/{answer.json()['id']}")
-    _drop_last_message(service)
+    _drop_last_message(service, routing.holders_queue("demo"))
 
 
-def _drop_last_message(service: "Service") -> None:
+def _drop_last_message(service: "Service", queue: str) -> None:
     import redis
 
     with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        client.lpop("actograph:5")
+        assert client.lpop(f"{queue}:5")
 
 
 def test_what_needs_a_chat_template_is_refused_without_one(
@@ -395,7 +395,7 @@ def test_a_job_of_too_many_samples_is_refused(
         service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, limit=4, epochs=2)).status_code
         == 202
     )
-    _drop_last_message(service)
+    _drop_last_message(service, routing.loaders_queue("demo"))
     service.client.delete(f"/v1/jobs/{service.client.get('/v1/jobs').json()['first_id']}")
 
 

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from actograph.contract.resources import WorkerStatus
 from actograph.settings import Settings
 from api.reconciler import Reconciler
-from storage import jobs, workers
+from api.unserved_jobs import UnservedJobs
+from storage import events, jobs, routing, workers
 from storage.models import SampleRow, WorkerRow
 
 if TYPE_CHECKING:
@@ -130,6 +131,37 @@ def test_an_idle_worker_joins_a_job_that_another_one_runs(
         workers.set_busy(session, idle, job_id)
         workers.set_idle(session, other)
     assert reconcile() == []
+
+
+def test_a_message_for_holders_that_are_gone_counts_as_lost(
+    service: "Service", reconcile: Callable[[], list[str]]
+) -> None:
+    worker_id = service.load_model()
+    job_id = service.submit()
+    assert service.services.broker.waiting() == {routing.holders_queue("demo"): {job_id}}
+    assert reconcile() == []
+    with service.database.write() as session:
+        workers.set_offline(session, worker_id)
+    assert reconcile() == [job_id]
+    assert service.services.broker.waiting()[routing.loaders_queue("demo")] == {job_id}
+    assert reconcile() == []
+
+
+def test_a_job_whose_model_no_worker_serves_says_so_once(
+    service: "Service",
+) -> None:
+    service.load_model("other")
+    job_id = service.submit()
+    shown = service.client.get(f"/v1/jobs/{job_id}").json()
+    assert "no live worker holds demo" in shown["waiting_reason"]
+    unserved = UnservedJobs(service.services, patience_seconds=0)
+    assert unserved.tell() == [job_id]
+    assert unserved.tell() == []
+    with service.database.read() as session:
+        told = [event for event in events.after(session, job_id, 0) if event.event == "job.waiting"]
+    assert [event.data["reason"] for event in told] == [shown["waiting_reason"]]
+    service.load_model()
+    assert service.client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] is None
 
 
 def test_a_cancelling_job_ends_once_no_lease_is_alive(

@@ -1,0 +1,194 @@
+"""Two workers, two real models: who takes whose jobs, and how often a model is loaded."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.resources import JobStatus, ModelStructure
+from actograph.contract.specs import job_spec_adapter
+from actograph.settings import Settings
+from storage import jobs, migrate, routing, samples, workers
+from storage.artifacts.store import open_store
+from storage.database import Database
+from storage.ids import new_worker_id
+from storage.models import SampleRow
+from storage.sample_expansion import capture_samples
+from worker.drain import Drain
+from worker.model_holder import ModelHolder
+from worker.stop_signal import StopSignal
+
+pytestmark = pytest.mark.integration
+
+FIRST, SECOND = "tiny-qwen3", "stories260k"
+
+
+class Queues:
+    """A broker in memory that routes as the real one does."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.waiting: defaultdict[str, deque[str]] = defaultdict(deque)
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        with self._database.read() as session:
+            queue = routing.queue_of_job(session, job_id)
+        assert queue is not None
+        self.waiting[queue].append(job_id)
+        return True
+
+
+class Worker:
+    """A worker in this process; it reads the queues that a real one subscribes to."""
+
+    def __init__(self, settings: Settings, database: Database, queues: Queues, served: Sequence[str]) -> None:
+        self.id = new_worker_id()
+        self._database, self._queues, self._served = database, queues, served
+        self.loaded: list[str] = []
+        with database.write() as session:
+            workers.register(session, self.id, hostname="here", pid=1, model=served[0], served=served)
+        self.holder = ModelHolder(settings, self._note)
+        self.drain = Drain(
+            settings=settings,
+            database=database,
+            store=open_store(settings.effective_artifact_url),
+            broker=queues,  # type: ignore[arg-type]
+            models=self.holder,
+            worker_id=self.id,
+            stop=StopSignal.create(settings.home),
+            may_load=served,
+        )
+        self.drain.load(served[0])
+
+    def _note(self, structure: ModelStructure) -> None:
+        self.loaded.append(structure.model)
+        with self._database.write() as session:
+            workers.set_ready(session, self.id, structure)
+
+    def take_one(self) -> bool:
+        """Serve one message, if there is one for this worker."""
+        reads = [routing.holders_queue(self.loaded[-1]), *map(routing.loaders_queue, self._served)]
+        for queue in reads:
+            if self._queues.waiting[queue]:
+                self.drain.run_slice(self._queues.waiting[queue].popleft())
+                return True
+        return False
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
+    migrate.upgrade(opened)
+    yield opened
+    opened.close()
+
+
+Make = Callable[[Sequence[str]], Worker]
+
+
+@pytest.fixture
+def queues(database: Database) -> Queues:
+    return Queues(database)
+
+
+@pytest.fixture
+def make(tmp_path: Path, shared: Path, database: Database, queues: Queues) -> Iterator[Make]:
+    torch.set_num_threads(2)
+    made: list[Worker] = []
+
+    def start(served: Sequence[str]) -> Worker:
+        model, *others = (f"{name}={shared / 'models' / name}" for name in served)
+        settings = Settings(
+            home=tmp_path, model=model, allowed_models=tuple(others), device="cpu", batch_size=1,
+            slice_seconds=1e-6,
+        )  # fmt: skip
+        made.append(Worker(settings, database, queues, served))
+        return made[-1]
+
+    yield start
+    for worker in made:
+        worker.holder.unload()
+
+
+def submit(database: Database, queues: Queues, model: str, count: int = 3) -> str:
+    body = {
+        "kind": "capture",
+        "model": model,
+        "inputs": [{"prompt": f"one {n}"} for n in range(count)],
+        "capture": {"mode": "off"},
+        "sampling": {"max_tokens": 2},
+    }
+    spec: Any = job_spec_adapter.validate_python(body)
+    with database.write() as session:
+        row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=[], total=count)
+        samples.insert(session, row.id, capture_samples(spec))
+    queues.wake(row.id, row.priority)
+    return row.id
+
+
+def run(*crew: Worker) -> None:
+    """Let them take messages in turn until none is left."""
+    for _ in range(200):
+        if not [worker for worker in crew if worker.take_one()]:
+            return
+    raise AssertionError("the messages never end")
+
+
+def who_ran(database: Database, job_id: str) -> Counter[str]:
+    with database.read() as session:
+        return Counter(
+            row.worker_id or "" for row in session.query(SampleRow).where(SampleRow.job_id == job_id)
+        )
+
+
+def test_each_worker_takes_the_jobs_of_its_own_model(database: Database, queues: Queues, make: Make) -> None:
+    # both may hold both models, and neither has a reason to change
+    first, second = make([FIRST, SECOND]), make([SECOND, FIRST])
+    made = [submit(database, queues, model) for model in (FIRST, SECOND, SECOND, FIRST)]
+    run(first, second)
+    with database.read() as session:
+        assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
+    assert [set(who_ran(database, job_id)) for job_id in made] == [
+        {first.id}, {second.id}, {second.id}, {first.id},
+    ]  # fmt: skip
+    assert (first.loaded, second.loaded) == ([FIRST], [SECOND])
+
+
+def test_a_model_that_nobody_holds_is_loaded_by_one_worker_that_may(
+    database: Database, queues: Queues, make: Make
+) -> None:
+    fixed, free = make([FIRST]), make([FIRST, SECOND])
+    # submitted together: the second job must not make another worker load the model too
+    made = [submit(database, queues, SECOND) for _ in range(3)]
+    run(fixed, free)
+    with database.read() as session:
+        assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
+        assert routing.held_models(session) == {FIRST, SECOND}
+    assert (fixed.loaded, free.loaded) == ([FIRST], [FIRST, SECOND])
+
+
+def test_idle_workers_of_the_model_are_called_to_a_long_job(
+    database: Database, queues: Queues, make: Make
+) -> None:
+    crew = [make([FIRST])]
+    for number in range(2):  # further workers that would be called; they need no model for that
+        with database.write() as session:
+            workers.register(session, f"wrk_{number}", hostname="here", pid=1, model=FIRST)
+            workers.set_idle(session, f"wrk_{number}", FIRST)
+    job_id = submit(database, queues, FIRST, count=3)
+    crew[0].take_one()
+    # one message of the slice that ended, and one for each idle worker
+    assert list(queues.waiting[routing.holders_queue(FIRST)]) == [job_id] * 3
+
+
+def test_nobody_is_called_to_what_one_unit_finishes(database: Database, queues: Queues, make: Make) -> None:
+    worker = make([FIRST])
+    with database.write() as session:
+        workers.register(session, "wrk_idle", hostname="here", pid=1, model=FIRST)
+        workers.set_idle(session, "wrk_idle", FIRST)
+    submit(database, queues, FIRST, count=1)
+    run(worker)
+    assert not any(queues.waiting.values())
