@@ -6,7 +6,7 @@ can be, and a number that is unknown refuses nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from actograph.contract import estimate
@@ -149,7 +149,9 @@ def _estimate(
                 submission, structure, capture, known.memory, prompt_tokens=lengths.longest, batch=batch
             )
         else:
-            found |= _memory(structure, known.memory, row_bytes, (lengths.longest, generated), batch)
+            tokens = (lengths.longest, generated)
+            captured = _Captured.of(structure, names, capture, tokens)
+            found |= _memory(structure, known.memory, captured, tokens, batch)
     elif not names:
         found["disk"] = _need(0, known.disk_bytes)
     values = values.model_copy(update=found)
@@ -177,10 +179,36 @@ def _disk(
     return {"bytes_per_sample": one, "disk": _need(total, available)}
 
 
+@dataclass(frozen=True)
+class _Captured:
+    """What capturing takes for the longest prompt."""
+
+    need: estimate.CaptureNeed
+    #: bytes of all tensors of the sample
+    tensors: int
+
+    @classmethod
+    def of(
+        cls,
+        structure: ModelStructure,
+        hooks: Sequence[str],
+        capture: CaptureSpec,
+        tokens: tuple[int, int],
+    ) -> "_Captured":
+        """`tokens` are those of the prompt, and those generated."""
+        prompt, generated = tokens
+        return cls(
+            estimate.capture_need(structure, hooks, capture, prompt_tokens=prompt),
+            estimate.tensor_bytes(
+                structure, hooks, capture, prompt_tokens=prompt, generated_tokens=generated
+            ),
+        )
+
+
 def _memory(
     structure: ModelStructure,
     memory: dict[str, int],
-    row_bytes: int,
+    captured: _Captured,
     tokens: tuple[int, int],
     batch: int | None,
 ) -> dict[str, object]:
@@ -194,11 +222,13 @@ def _memory(
     chosen = None
     if device is not None:
         chosen = estimate.batch_size(
-            structure, kv_bytes, row_bytes, budget, prompt_tokens=prompt, max_tokens=generated
+            structure, kv_bytes, captured.need, budget, prompt_tokens=prompt, max_tokens=generated
         )
     size = batch or chosen or 1
-    run = size * estimate.run_bytes(structure, kv_bytes, prompt_tokens=prompt, max_tokens=generated)
-    buffered = estimate.buffered_bytes(budget, row_bytes, tokens=prompt + generated, samples=size)
+    run = estimate.run_bytes(structure, kv_bytes, prompt_tokens=prompt, max_tokens=generated)
+    # rows leave the device as they come, so that only what stays there is certain
+    run = size * (run + captured.need.summaries)
+    buffered = estimate.buffered_bytes(budget, captured.tensors, samples=size)
     return {
         "batch_size": chosen,
         "device": _need(run, device),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded, SampleTimeout
-from actograph.contract.estimate import PrefillPlan
+from actograph.contract.estimate import CaptureNeed, PrefillPlan, capture_need
 from actograph.contract.resources import Score
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
@@ -85,9 +85,21 @@ class UnitRunner:
                 self.provenance.hooks if self.provenance else (),
                 prompt_tokens=self._longest_prompt,
                 max_tokens=self._runner.sampling.max_tokens,
+                capture_of=self._capture_of,
                 options=self._options,
             )
         return min(planned, self._at_most) if self._at_most else planned
+
+    def _capture_of(self, prompt_tokens: int) -> CaptureNeed:
+        """What capturing takes for a prompt of so many tokens, counted as the API counts it."""
+        if self.provenance is None:
+            return CaptureNeed()
+        return capture_need(
+            self._engine.structure,
+            self.provenance.hooks,
+            self.provenance.capture,
+            prompt_tokens=prompt_tokens,
+        )
 
     def run(self, leases: Sequence[LeasedSample], keeper: LeaseKeeper) -> list[Outcome] | None:
         """One outcome for every sample, in order; None where `keeper` ended the unit early.
@@ -206,6 +218,7 @@ class UnitRunner:
             sink=recorder,
             should_stop=keeper.should_stop,
             on_step=keeper.progress,
+            capture_of=self._capture_of,
             options=self._options,
             time_limit=self._time_limit,
         )

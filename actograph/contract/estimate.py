@@ -25,6 +25,11 @@ _LONG_BYTES = 8
 #: mean, variance, min, max, rms and kurtosis of a channel
 _STATISTICS = 6
 _STATISTIC_BYTES = 8
+#: the same while rows pass: a running summary per channel, that of the newest rows, their merge, and what
+#: merging makes in passing, in numbers of float64 (with a threshold one more each)
+_STATISTICS_HELD, _STATISTICS_IN_PASSING = 6, 8
+#: a reduced row, that of the newest rows, and their merge, in numbers of float32 at most
+_REDUCED_HELD = 3
 #: a manifest and the headers of the files, beside what each hook adds to them
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
@@ -305,37 +310,73 @@ def run_bytes(structure: ModelStructure, kv_bytes: int, *, prompt_tokens: int, m
     return tokens * kv_bytes + _LOGITS_COPIES * 4 * structure.vocab_size + prefill
 
 
-def buffered_bytes(budget: Budget, row_bytes: int, *, tokens: int, samples: int) -> int:
-    """Host memory that the captured rows of a batch take at most before they go to disk."""
-    return min(budget.host_buffer_bytes, row_bytes * tokens * samples)
+@dataclass(frozen=True, kw_only=True)
+class CaptureNeed:
+    """Memory that capturing adds to one sample."""
+
+    #: rows of the prompt that are kept: on the device until they are copied, then in the host's buffer
+    prompt_rows: int = 0
+    #: on the device, for `reduce` and `stats`
+    summaries: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        return self.prompt_rows + self.summaries
+
+
+def capture_need(
+    structure: ModelStructure, hooks: Sequence[str], capture: CaptureSpec, *, prompt_tokens: int
+) -> CaptureNeed:
+    """What capturing these hooks takes beside the model's own run, for a prompt of so many tokens."""
+    rows = summaries = 0
+    for hook in hooks:
+        if stores_every_row(capture):
+            count = _rows_of(structure, hook, capture, prompt_tokens, 1)
+            rows += count * hook_bytes(structure, hook, capture.dtype, capture.features)
+        summaries += hook_width(structure, hook, capture.features) * _summary_bytes(capture)
+    return CaptureNeed(prompt_rows=rows, summaries=summaries)
+
+
+def _summary_bytes(capture: CaptureSpec) -> int:
+    """Bytes per channel that summing up rows takes on the device, at the moment when it takes most."""
+    total = 0 if capture.reduce == "none" else 4 * _REDUCED_HELD
+    if capture.stats is not None:
+        held = _STATISTICS_HELD + (capture.stats.threshold is not None)
+        total += _STATISTIC_BYTES * (3 * held + _STATISTICS_IN_PASSING)
+    return total
+
+
+def buffered_bytes(budget: Budget, sample_bytes: int, *, samples: int) -> int:
+    """Host memory that what a batch captures takes at most before it goes to disk.
+
+    Args:
+        sample_bytes: of all tensors of one sample, see `tensor_bytes`.
+    """
+    return min(budget.host_buffer_bytes, sample_bytes * samples)
 
 
 def batch_size(
     structure: ModelStructure,
     kv_bytes: int,
-    row_bytes: int,
+    capture: CaptureNeed,
     budget: Budget,
     *,
     prompt_tokens: int,
     max_tokens: int,
-    token_limit: int | None = None,
 ) -> int:
     """Samples to run at once, at least 1.
 
     Args:
-        row_bytes: of one token over all hooks, see `bytes_per_token`.
+        capture: of the longest prompt, see `capture_need`.
         prompt_tokens: of the longest prompt.
-        token_limit: most padded tokens (samples times prompt and max_tokens) that a batch may have.
     """
-    cap = budget.cap
-    if token_limit is not None:
-        cap = min(cap, token_limit // (prompt_tokens + max_tokens))
     usable = int(budget.device_bytes * USABLE)
     if not budget.on_gpu:
         usable = max(0, usable - budget.host_buffer_bytes)
     one = run_bytes(structure, kv_bytes, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    # in main memory the rows are in the host's buffer, which is set aside above
+    one += capture.device_bytes if budget.on_gpu else capture.summaries
     fits = usable // max(one, 1)
-    captured = prompt_tokens * row_bytes
-    if captured:
-        fits = min(fits, budget.host_buffer_bytes // captured)
-    return max(1, min(cap, fits))
+    if capture.prompt_rows:
+        fits = min(fits, budget.host_buffer_bytes // capture.prompt_rows)
+    return max(1, min(budget.cap, fits))

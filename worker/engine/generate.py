@@ -16,6 +16,7 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from worker.engine import ladder, memory, tracing
 from worker.engine.interventions import Edit, Editor
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.prefill import Prefill
@@ -56,7 +57,7 @@ class Engine:
         self.model = model
         self._discovery = discover(model)
         self.structure: ModelStructure = self._discovery.structure
-        self.token_limit: int | None = None  # set where memory ran out: padded tokens that still fit
+        self.limit = LearnedLimit()  # of batches that generate
         self.prefill_token_limit: int | None = None  # the same for texts that are only read
         self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
         self._layers = LayerOrder(self.structure)
@@ -72,17 +73,24 @@ class Engine:
         *,
         prompt_tokens: int,
         max_tokens: int,
+        capture_of: memory.CaptureOf | None = None,
         options: BufferOptions = _NO_OPTIONS,
     ) -> int:
-        """Samples to run at once, from free memory and from what earlier batches met."""
+        """Samples to run at once, from free memory and from what earlier batches met.
+
+        Args:
+            prompt_tokens: of the longest prompt.
+            capture_of: what capturing takes; None counts every row of `hooks` as it is computed.
+        """
+        capture_of = capture_of or memory.every_row(self.structure, hooks)
         return memory.plan_batch_size(
             self.model,
             self.structure,
-            hooks,
+            capture_of(prompt_tokens),
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             host_buffer_bytes=options.host_buffer_bytes,
-            token_limit=self.token_limit,
+            limit=self.limit,
         )
 
     def plan_prefill(
@@ -119,6 +127,7 @@ class Engine:
         sink: RowSink | None = None,
         should_stop: Callable[[], bool] = _never,
         on_step: Callable[[int], None] | None = None,
+        capture_of: memory.CaptureOf | None = None,
         options: BufferOptions = _NO_OPTIONS,
         time_limit: float | None = None,
     ) -> list[Generation]:
@@ -139,6 +148,7 @@ class Engine:
             should_stop: polled between decode steps; True cancels the batch.
             on_step: told the number of tokens generated so far (a progress heartbeat).
             time_limit: seconds for which a request may be decoded; one that takes longer ends as "timeout".
+            capture_of: as `plan_batch_size` has it; what fits is remembered by it.
 
         Raises:
             InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
@@ -162,6 +172,18 @@ class Engine:
         )
         done: dict[int, Generation] = {}
         sparing = ladder.sparing(options)
+        capture_of = capture_of or memory.every_row(self.structure, hooks)
+
+        def need(batch: Sequence[int]) -> int:
+            longest = max(len(requests[i].prompt_ids) for i in batch)
+            return memory.batch_need(
+                self.model,
+                self.structure,
+                capture_of(longest),
+                prompt_tokens=longest,
+                max_tokens=sampling.max_tokens,
+                samples=len(batch),
+            )
 
         def reset(batch: Sequence[int]) -> None:
             if sink is not None and hooks:
@@ -170,7 +192,14 @@ class Engine:
 
         def attempt(batch: Sequence[int], spare: int) -> None:
             memory.reset_peak(self.model.device)
-            done.update(self._run(replace(plan, options=sparing) if spare else plan, batch))
+            try:
+                done.update(self._run(replace(plan, options=sparing) if spare else plan, batch))
+            except Exception as error:
+                if memory.is_out_of_memory(error):
+                    self.limit.failed(need(batch), len(batch))
+                raise
+            if all(done[i].finish_reason != "cancelled" for i in batch):
+                self.limit.passed(need(batch))
 
         def give_up(index: int, seen: Mapping[str, int]) -> None:
             request = requests[index]
@@ -178,7 +207,7 @@ class Engine:
             done[index] = _failed(request, memory.out_of_memory(self.model.device, what, seen))
 
         with self._lock:
-            largest = ladder.descend(
+            ladder.descend(
                 range(len(requests)),
                 attempt=attempt,
                 reset=reset,
@@ -186,9 +215,6 @@ class Engine:
                 give_up=give_up,
                 spares=int(bool(hooks) and sparing != options),
             )
-        if largest < len(requests):
-            longest = max(len(r.prompt_ids) for r in requests) + sampling.max_tokens
-            self.token_limit = max(1, largest) * longest
         return [done[i] for i in range(len(requests))]
 
     def prefill(

@@ -2,7 +2,8 @@
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,12 +11,17 @@ import torch
 from actograph.contract import estimate
 from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import CaptureSpec
 from worker.engine.kv_cache import kv_bytes_per_token
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import LoadedModel
 
 # The arithmetic is the contract's, so that the service answers and refuses by the same numbers
 CPU_BATCH_CAP = estimate.CPU_BATCH_CAP
 bytes_per_token = estimate.bytes_per_token
+CaptureNeed = estimate.CaptureNeed
+#: tokens of a prompt -> what capturing takes for it
+CaptureOf = Callable[[int], CaptureNeed]
 
 
 def available_bytes(device: torch.device) -> int:
@@ -60,30 +66,35 @@ def _read(path: str) -> str:
 def plan_batch_size(
     model: LoadedModel,
     structure: ModelStructure,
-    hooks: Sequence[str],
+    capture: CaptureNeed,
     *,
     prompt_tokens: int,
     max_tokens: int,
     host_buffer_bytes: int,
-    token_limit: int | None = None,
+    limit: LearnedLimit | None = None,
 ) -> int:
     """Samples to run at once: at least 1, at most 16 on a CPU and 64 on a GPU.
 
     Per sample it counts the cache for prompt and continuation, the logits of one step in float32,
-    and the prompt's captured rows (those of decoding pass through bounded buffers).
+    the prompt's captured rows (those of decoding pass through bounded buffers), and statistics.
 
     Args:
+        capture: of the longest prompt.
         prompt_tokens: of the longest prompt.
-        token_limit: most padded tokens (samples times prompt and max_tokens) that a batch may have.
+        limit: what earlier batches met.
     """
+    budget = budget_of(model, host_buffer_bytes)
+    if limit is not None:
+        need = batch_need(model, structure, capture, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        most = limit.most_samples(need)
+        budget = replace(budget, cap=budget.cap if most is None else min(budget.cap, most))
     return estimate.batch_size(
         structure,
         kv_bytes_per_token(model),
-        bytes_per_token(structure, hooks),
-        budget_of(model, host_buffer_bytes),
+        capture,
+        budget,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
-        token_limit=token_limit,
     )
 
 
@@ -96,6 +107,28 @@ def budget_of(model: LoadedModel, host_buffer_bytes: int) -> estimate.Budget:
         cap=estimate.batch_cap(on_gpu=on_gpu),
         on_gpu=on_gpu,
     )
+
+
+def batch_need(
+    model: LoadedModel,
+    structure: ModelStructure,
+    capture: CaptureNeed,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    samples: int = 1,
+) -> int:
+    """Bytes that a batch takes where the model is by the plan's arithmetic; batches are compared by them."""
+    run = estimate.run_bytes(
+        structure, kv_bytes_per_token(model), prompt_tokens=prompt_tokens, max_tokens=max_tokens
+    )
+    return samples * (run + capture.device_bytes)
+
+
+def every_row(structure: ModelStructure, hooks: Sequence[str]) -> CaptureOf:
+    """What capturing takes where every row is kept as it is computed."""
+    everything = CaptureSpec()
+    return lambda prompt: estimate.capture_need(structure, hooks, everything, prompt_tokens=prompt)
 
 
 def memory_snapshot(device: torch.device | None = None) -> dict[str, int]:

@@ -19,6 +19,7 @@ from storage.sample_expansion import capture_samples
 from storage.session_files import SessionReader
 from worker.chat_template import template_sha256, tokenizer_sha256
 from worker.engine.generate import Engine
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import load_model
 from worker.lease import LeaseKeeper
 from worker.recording import Provenance
@@ -60,7 +61,7 @@ def no_room_for(engine: Engine, prompt_tokens: int, *, at_step: int) -> Iterator
         yield sizes
     finally:
         handle.remove()
-        engine.token_limit = None
+        engine.limit = LearnedLimit()
 
 
 @pytest.mark.parametrize("at_step", [0, 1, 4])

@@ -15,6 +15,7 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine import generate as generate_module
 from worker.engine import memory
 from worker.engine.generate import Engine
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, Positions
 from worker.engine.rows import RowStream
 
@@ -380,15 +381,14 @@ def test_out_of_memory_halves_the_batch_and_fails_only_what_does_not_fit_alone(
         made = engine.generate(
             requests, sampling=SamplingSpec(max_tokens=6), hooks=["embed", "resid_mid.4"], sink=sink
         )
-        assert engine.token_limit is not None
         longest = max(len(r.prompt_ids) for r in requests)
         assert engine.plan_batch_size([], prompt_tokens=longest, max_tokens=6) == 2
-        assert engine.plan_batch_size([], prompt_tokens=2 * longest + 6, max_tokens=6) == 1
+        assert engine.plan_batch_size([], prompt_tokens=3 * longest, max_tokens=3 * 6) == 1
         tight.append(1)
         alone = engine.generate(requests[:1], sampling=SamplingSpec(max_tokens=6))
     finally:
         handle.remove()
-        engine.token_limit = None
+        engine.limit = LearnedLimit()
     assert set(sink.resets) == set(range(5))
     for i, g in enumerate(made):
         assert g.error is None

@@ -9,6 +9,7 @@ from transformers import Qwen3Config
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.generate import Engine
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import wrap_model
 from worker.engine.requests import BufferOptions, GenerationRequest
 
@@ -93,7 +94,7 @@ def test_out_of_memory_is_survived(engine: Engine, keeping_sink: Any) -> None:
         )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-        engine.token_limit = None
+        engine.limit = LearnedLimit()
     assert any(g.error is None for g in made) or all("cuda_allocated" in str(g.error) for g in made)
     after = engine.generate(requests(5), sampling=SamplingSpec(max_tokens=4))
     assert after[0].finish_reason == "length"

@@ -3,7 +3,7 @@
 The failures come from a forward hook of the test, where a device's allocator would raise them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ErrorRecord
 from actograph.contract.specs import SamplingSpec
 from worker.engine.generate import Engine
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk
 from worker.engine.rows import RowStream
 
@@ -62,7 +63,7 @@ def scarce(engine: Engine, when: When) -> Iterator[Failures]:
         yield seen
     finally:
         handle.remove()
-        engine.token_limit = None
+        engine.limit = LearnedLimit()
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,10 @@ def test_batches_shrink_until_they_fit(engine_of: EngineOf, undisturbed: Any, wh
     engine, sink = engine_of(MODEL), WrittenOnce()
     with scarce(engine, lambda batch, step: step == PASSES[where] and batch > most) as failures:
         made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink)
-        limit = engine.token_limit
+        longest = max(len(r.prompt_ids) for r in requests)
+        planned = engine.plan_batch_size(HOOKS, prompt_tokens=longest, max_tokens=TOKENS)
     assert [batch for batch, _ in failures.at] == ([5, 3] if most == 2 else [5, 3, 2, 2])
-    assert limit == most * (max(len(r.prompt_ids) for r in requests) + TOKENS)
+    assert planned == most
     assert_same(sink, made, want, wanted)
 
 
@@ -228,3 +230,41 @@ def test_rows_stored_before_the_failure_are_reset_and_stored_once(
         made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink, options=options)
     assert any(stored)
     assert_same(sink, made, want, wanted)
+
+
+def test_what_failed_is_not_planned_again_whatever_goes_through_later(
+    engine_of: EngineOf, requests_for: Any
+) -> None:
+    """Memory that holds a certain number of padded tokens, met by jobs of other shapes."""
+    engine = engine_of(MODEL)
+    longest = 40
+    prompt = requests_for(engine, PROMPTS[:1])[0].prompt_ids
+    long = tuple((prompt * longest)[:longest])
+
+    def run(samples: int, hooks: Sequence[str], stop: bool = False) -> None:
+        requests = [GenerationRequest(key=str(i), prompt_ids=long, seed=i) for i in range(samples)]
+        engine.generate(
+            requests, sampling=SAMPLING, hooks=hooks, sink=WrittenOnce(), should_stop=lambda: stop
+        )
+
+    def plan(hooks: Sequence[str] = (), prompt_tokens: int = longest) -> int:
+        return engine.plan_batch_size(hooks, prompt_tokens=prompt_tokens, max_tokens=TOKENS)
+
+    eight = ["embed", *(h for h in engine.structure.hooks if h.endswith(".0"))][:8]
+    sixteen = [h for h in engine.structure.hooks if h != "logits"][:16]
+    assert (len(eight), len(sixteen)) == (8, 16)
+    with scarce(engine, lambda batch, step: batch >= 8) as failures:
+        assert plan(eight) == 16
+        run(8, eight)
+        assert failures.at == [(8, 0)]
+        assert plan(eight) == 4
+        assert plan(sixteen) < 4  # each sample takes more
+        assert 4 <= plan() < 8  # and less without capture, which is still no reason to try what failed
+        assert plan(eight, prompt_tokens=4 * longest) == 1
+        assert plan(eight, prompt_tokens=longest // 4) > 4
+        for samples in (1, 2, 3):  # smaller batches that go through change nothing
+            run(samples, eight)
+        run(6, eight, stop=True)  # nor does one that was cancelled
+        assert plan(eight) == 4
+        run(6, eight)
+        assert plan(eight) == 6

@@ -16,6 +16,7 @@ from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
 from worker.engine.generate import Engine
 from worker.engine.interventions import Edit
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest
 from worker.row_choice import TheseTokens, due_tokens
 from worker.segments import Markup, segments
@@ -209,7 +210,7 @@ def test_memory_that_runs_out_midway_leaves_the_edits_right(
         )
     finally:
         handle.remove()
-        engine.token_limit = None
+        engine.limit = LearnedLimit()
     assert sink.resets and again == made
     for i in range(len(requests)):
         assert torch.allclose(sink.rows(i, hook), want.rows(i, hook), atol=1e-4)

@@ -99,10 +99,9 @@ def test_the_cache_stops_at_the_context_length() -> None:
     assert run(CONTEXT - 10) == run(CONTEXT)
 
 
-def batch(own: estimate.Budget, row_bytes: int = 0, prompt: int = 10, limit: int | None = None) -> int:
-    return estimate.batch_size(
-        structure(), 1000, row_bytes, own, prompt_tokens=prompt, max_tokens=10, token_limit=limit
-    )
+def batch(own: estimate.Budget, rows: int = 0, summaries: int = 0) -> int:
+    need = estimate.CaptureNeed(prompt_rows=rows, summaries=summaries)
+    return estimate.batch_size(structure(), 1000, need, own, prompt_tokens=10, max_tokens=10)
 
 
 def test_the_batch_follows_from_the_scarcest_resource() -> None:
@@ -110,8 +109,33 @@ def test_the_batch_follows_from_the_scarcest_resource() -> None:
     assert batch(budget(device_bytes=10**9)) == 16
     assert batch(budget(device_bytes=int(5.5 * one / estimate.USABLE))) == 5
     assert batch(budget(device_bytes=0)) == 1
-    assert batch(budget(device_bytes=10**9, host_buffer_bytes=700), row_bytes=10) == 7
-    assert batch(budget(device_bytes=10**9), limit=60) == 3
+    assert batch(budget(device_bytes=10**9, host_buffer_bytes=700), rows=100) == 7
+    assert batch(budget(device_bytes=int(5.5 * one / estimate.USABLE)), summaries=one) == 2
+    assert (
+        batch(budget(device_bytes=int(5.5 * one / estimate.USABLE), host_buffer_bytes=10**9), rows=one) == 2
+    )
+
+
+def test_what_capturing_needs_follows_from_the_whole_spec() -> None:
+    def need(**fields: Any) -> estimate.CaptureNeed:
+        capture = CaptureSpec.model_validate(fields)
+        return estimate.capture_need(structure(), ["resid_post.0", "logits"], capture, prompt_tokens=20)
+
+    row, head = HIDDEN * 2, VOCAB * 2
+    assert need() == estimate.CaptureNeed(prompt_rows=20 * row + head)
+    assert need(dtype="float32").prompt_rows == 2 * (20 * row + head)
+    assert need(features={"first": 2}).prompt_rows == 20 * 4 + 4
+    assert need(positions="generated") == need(positions="answer") == estimate.CaptureNeed()
+    assert need(positions={"stride": 19}).prompt_rows == 2 * row + head
+    assert need(positions="last").prompt_rows == row + head
+    for summed in ({"reduce": "mean"}, {"stats": {"tensors": False}}):
+        assert need(**summed).prompt_rows == 0
+        assert need(**summed).summaries > 0
+        narrow = need(**summed, features={"first": 2})
+        assert narrow.summaries * (HIDDEN + VOCAB) == need(**summed).summaries * 4
+    both = need(stats={"threshold": 1.0})
+    assert both.prompt_rows == need().prompt_rows
+    assert both.summaries > need(stats=True).summaries > need(reduce="mean").summaries
 
 
 def test_on_a_cpu_the_buffer_comes_out_of_the_same_memory() -> None:
