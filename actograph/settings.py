@@ -92,6 +92,12 @@ class Settings(BaseSettings):
     disk_floor_bytes: int = Field(
         2 << 30, ge=0, description="With less free where artifacts are stored the queue pauses; 0 never does."
     )
+    store_quota_bytes: int = Field(
+        0, ge=0, description="Sessions and uploaded files may take so much in all; 0: no limit."
+    )
+    owner_quota_bytes: int = Field(
+        0, ge=0, description="Sessions and uploaded files of one API key may take so much; 0: no limit."
+    )
     expire_after_seconds: int = Field(
         0, ge=0, description="Sessions are deleted so long after they were made; 0 keeps them."
     )

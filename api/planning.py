@@ -15,7 +15,8 @@ from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec, ExtractSpec
 from api.dependencies import Services
 from api.submissions import Submission
-from storage import prompt_lengths, queue_state, workers
+from storage import prompt_lengths, queue_state, quotas, workers
+from storage.quotas import Quotas
 from storage.samples import NewSample
 
 #: of English text under a vocabulary of 30,000 tokens or more
@@ -40,6 +41,7 @@ class _Known:
     #: of the live worker that has most room
     memory: dict[str, int]
     disk_bytes: int | None
+    quotas: Quotas
 
 
 def plan(services: Services, submission: Submission, prompt_tokens: int | None = None) -> Estimate:
@@ -78,13 +80,17 @@ def admit(services: Services, submission: Submission) -> None:
     """Refuse a job that certainly cannot be run or stored.
 
     Raises:
-        InsufficientResources: naming what is needed and what is available.
+        InsufficientResources: naming what is needed and what is available (QuotaExceeded for a quota).
     """
     known = _known(services, submission)
     lengths = _lengths(submission, lambda characters: math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
     found = _estimate(submission, known, lengths, [], batch=1)
     if found.fits is not False:
         return
+    disk = found.disk
+    if disk.fits is False and disk.needed is not None:
+        # where a quota is what refuses it, the answer says so
+        known.quotas.require(submission.owner, disk.needed, f"up to {found.samples} samples", param="capture")
     faults = [
         f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
         for what, need in (
@@ -106,10 +112,14 @@ def _known(services: Services, submission: Submission) -> _Known:
     model = submission.spec.model
     with services.database.read() as session:
         holders = workers.memory_of_holders(session, model)
+        limits = quotas.read(session, services.settings)
+    writable = queue_state.writable_bytes(services.store, services.settings.disk_floor_bytes)
+    rooms = [room for room in (writable, limits.left(submission.owner)) if room is not None]
     return _Known(
         structure=submission.structure,
         memory=max(holders, key=lambda memory: memory.get("device_available_bytes", 0), default={}),
-        disk_bytes=queue_state.writable_bytes(services.store, services.settings.disk_floor_bytes),
+        disk_bytes=min(rooms, default=None),
+        quotas=limits,
     )
 
 

@@ -14,7 +14,7 @@ from api.dependencies import Services
 from api.housekeeping import Housekeeping
 from api.unserved_jobs import UnservedJobs
 from api.waking import wake_jobs
-from storage import job_control, job_queue, jobs, queue_pause, workers
+from storage import job_control, job_queue, jobs, queue_pause, quotas, workers
 from storage.queue_state import disk_pause
 
 log = logging.getLogger(__name__)
@@ -104,12 +104,15 @@ class Reconciler:
                 continue  # deleted since
 
     def _is_paused(self) -> bool:
-        """Whether nothing is to be begun; a full disk is said when it begins and when it ends."""
-        reason = disk_pause(self._services.store, self._services.settings.disk_floor_bytes)
+        """Whether nothing is to be begun; a full store is said when it begins and when it ends."""
+        services = self._services
+        with services.database.read() as session:
+            is_held = queue_pause.holds(session)
+            full = quotas.read(session, services.settings).pause()
+        reason = disk_pause(services.store, services.settings.disk_floor_bytes) or full
         if reason is not None and not self._paused:
             log.warning("the queue is paused: %s", reason)
         elif reason is None and self._paused:
-            log.warning("the queue goes on: there is space on the disk again")
+            log.warning("the queue goes on: there is space in the store again")
         self._paused = reason is not None
-        with self._services.database.read() as session:
-            return self._paused or queue_pause.holds(session)
+        return self._paused or is_held

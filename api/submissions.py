@@ -63,6 +63,8 @@ class Submission:
     total: int | None
     #: (field of the spec, file id)
     uploads: tuple[tuple[str, str], ...]
+    #: who submits it, see `storage.quotas`
+    owner: str | None = None
 
 
 def check(services: Services, spec: Spec) -> Submission:
@@ -165,7 +167,13 @@ def insert(session: Session, submission: Submission) -> JobRow:
     spec = submission.spec
     interventions.require_vectors(session, spec)
     row = jobs.create(
-        session, kind=spec.kind, model=spec.model, spec=spec, hooks=submission.hooks, total=submission.total
+        session,
+        kind=spec.kind,
+        model=spec.model,
+        spec=spec,
+        hooks=submission.hooks,
+        total=submission.total,
+        owner=submission.owner,
     )
     samples.insert(session, row.id, submission.samples())
     return row

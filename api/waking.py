@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from actograph.contract.errors import ServiceUnavailable
 from api.dependencies import Services
-from storage import job_queue, model_loads, routing, workers
+from storage import job_queue, model_loads, quotas, routing, workers
 from storage.job_queue import WaitingJob
 
 #: jobs woken in one round; the others have their turn in the next
@@ -25,7 +25,8 @@ def wake_jobs(services: Services) -> list[str]:
     with services.database.read() as session:
         busy = set(workers.busy_job_ids(session))
         fleet = routing.fleet(session)
-        candidates = job_queue.claimable(session)
+        held = quotas.read(session, services.settings).paused_owners()
+        candidates = job_queue.claimable(session, held)
     idle = fleet.idle.copy()
     wanted = []
     for job in candidates:

@@ -98,7 +98,7 @@ def cases(database: Database) -> dict[str, tuple[str, Params]]:
         "rare condition": {"condition": "rare"},
         "rare condition, other model": {"condition": "rare", "model": "example/usual"},
         "sample_index": {"sample_index": 7},
-        "owner, middle": {"owner": f"key_{1:016x}", "after": middle},
+        "owner, middle": {"owner": f"key:{1:08x}", "after": middle},
         "created before the middle": {"created_before": moment},
         "pinned (none)": {"pinned": "true"},
     }

@@ -80,7 +80,7 @@ def _job(job_id: str, number: int, count: int, tags: list[str]) -> dict[str, Any
 
 def _place(number: int) -> dict[str, Any]:
     """What the sessions of job `number` have in common."""
-    return {"model": _model(number), "owner": f"key_{number % 4:016x}", "rare": number % RARE_JOB == 0}
+    return {"model": _model(number), "owner": f"key:{number % 4:08x}", "rare": number % RARE_JOB == 0}
 
 
 def _session(rng: random.Random, first: dict[str, Any], index: int, hooks: int) -> dict[str, Any]:

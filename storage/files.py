@@ -12,9 +12,24 @@ from storage.database import now
 from storage.models import FileRow
 
 
-def insert(session: Session, *, file_id: str, filename: str, purpose: str, size: int, sha256: str) -> FileRow:
+def insert(
+    session: Session,
+    *,
+    file_id: str,
+    filename: str,
+    purpose: str,
+    size: int,
+    sha256: str,
+    owner: str | None = None,
+) -> FileRow:
     row = FileRow(
-        id=file_id, filename=filename, purpose=purpose, bytes=size, sha256=sha256, created_at=now(session)
+        id=file_id,
+        filename=filename,
+        purpose=purpose,
+        bytes=size,
+        sha256=sha256,
+        created_at=now(session),
+        owner=owner,
     )
     session.add(row)
     session.flush()

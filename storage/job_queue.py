@@ -13,12 +13,18 @@ from storage.models import EventRow, JobRow, SampleRow
 
 
 def more_urgent_waits(
-    session: Session, job_id: str, priority: int, models: Collection[str] | None = None
+    session: Session,
+    job_id: str,
+    priority: int,
+    models: Collection[str] | None = None,
+    *,
+    held: Collection[str] = (),
 ) -> bool:
     """Whether a job that is served before `priority` has samples that nobody runs.
 
     Args:
         models: only jobs of these count; None: all do.
+        held: owners whose jobs cannot be begun now, see `storage.quotas`.
     """
     waiting = (
         sa.select(SampleRow.id)
@@ -30,6 +36,7 @@ def more_urgent_waits(
         JobRow.priority < priority,
         JobRow.id != job_id,
         sa.or_(waiting, JobRow.total.is_(None)),
+        not_held(held),
     )
     if models is not None:
         statement = statement.where(JobRow.model.in_(models))
@@ -52,6 +59,11 @@ def has_work(moment: float) -> sa.ColumnElement[bool]:
     return sa.or_(free_sample, JobRow.total.is_(None))
 
 
+def not_held(owners: Collection[str]) -> sa.ColumnElement[bool]:
+    """Of a job: it belongs to none of these."""
+    return sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(owners)) if owners else sa.true()
+
+
 class WaitingJob(NamedTuple):
     """An active job with work that somebody could begin."""
 
@@ -61,13 +73,18 @@ class WaitingJob(NamedTuple):
     kind: str = ""
 
 
-def claimable(session: Session) -> Sequence[WaitingJob]:
-    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first."""
+def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJob]:
+    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first.
+
+    Args:
+        held: owners whose jobs cannot be begun now, see `storage.quotas`.
+    """
     statement = (
         sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
         .where(
             JobRow.status.in_(ACTIVE),
             has_work(now(session)),
+            not_held(held),
         )
         .order_by(JobRow.priority, JobRow.created_at)
     )

@@ -9,7 +9,9 @@ from actograph.contract import resources
 from actograph.contract.resources import JobStatus
 from storage import events, jobs, routing
 from storage.job_queue import queue_position
+from storage.jobs import ACTIVE
 from storage.models import JobRow
+from storage.quotas import Quotas
 
 
 def rate(session: Session, row: JobRow) -> float | None:
@@ -27,8 +29,13 @@ def rate(session: Session, row: JobRow) -> float | None:
     return done / span if span > 0 else None
 
 
-def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None = None) -> resources.Job:
-    """The job as the API shows it."""
+def resource(
+    session: Session,
+    row: JobRow,
+    positions: Mapping[str, int] | None = None,
+    quotas: Quotas | None = None,
+) -> resources.Job:
+    """The job as the API shows it; with `quotas` it says whether one of them holds it back."""
     place = positions.get(row.id) if positions is not None else queue_position(session, row)
     per_second = rate(session, row)
     left = (row.total or 0) - row.completed - row.failed
@@ -47,12 +54,20 @@ def resource(session: Session, row: JobRow, positions: Mapping[str, int] | None 
         eta_seconds=left / per_second if per_second else None,
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
         priority=row.priority,
+        owner=row.owner,
+        paused_reason=_paused(row, quotas),
         deadline_at=_seconds(row.deadline_at),
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,
         results_url=f"/v1/jobs/{row.id}/results",
     )
+
+
+def _paused(row: JobRow, quotas: Quotas | None) -> str | None:
+    if quotas is None or row.status not in ACTIVE:
+        return None
+    return quotas.pause() or quotas.owner_pause(row.owner)
 
 
 def progress(row: JobRow) -> resources.Progress:

@@ -26,6 +26,7 @@ def create(
     spec: JobSpecBase,
     hooks: Sequence[str] | None,
     total: int | None,
+    owner: str | None = None,
 ) -> JobRow:
     """Insert a queued job. `total` is None where the worker has yet to read the dataset."""
     moment = now(session)
@@ -43,6 +44,7 @@ def create(
         created_at=moment,
         deadline_at=deadline(spec.deadline_seconds, moment),
         hooks=list(hooks) if hooks is not None else None,
+        owner=owner,
     )
     session.add(row)
     session.flush()

@@ -7,6 +7,7 @@ longest ago.
 """
 
 from collections import Counter
+from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -15,15 +16,16 @@ from actograph.contract.resources import WorkerStatus
 from storage import jobs
 from storage.database import now
 from storage.job_control import LOAD
-from storage.job_queue import has_work
+from storage.job_queue import has_work, not_held
 from storage.models import JobRow, WorkerRow
 
 
-def next_job(session: Session, job_id: str, worker_id: str) -> str:
+def next_job(session: Session, job_id: str, worker_id: str, held: Collection[str] = ()) -> str:
     """The job that a turn of `job_id` goes to: it, or a sibling that has waited longer.
 
     Args:
         worker_id: who takes the turn; it does not count as running anything.
+        held: owners whose jobs cannot be begun now, see `storage.quotas`.
     """
     row = jobs.get(session, job_id)
     if row.served_at is None:
@@ -37,7 +39,7 @@ def next_job(session: Session, job_id: str, worker_id: str) -> str:
     )
     statement = (
         sa.select(JobRow.id, JobRow.served_at, JobRow.created_at)
-        .where(*_siblings(row), has_work(now(session)))
+        .where(*_siblings(row), has_work(now(session)), not_held(held))
         .order_by(JobRow.created_at, JobRow.id)
     )
     waiting = session.execute(statement).all()
@@ -52,8 +54,8 @@ def begin(session: Session, job_id: str) -> None:
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(served_at=now(session)))
 
 
-def another_waits(session: Session, job_id: str) -> bool:
-    """Whether a sibling has work and no worker."""
+def another_waits(session: Session, job_id: str, held: Collection[str] = ()) -> bool:
+    """Whether a sibling that can be begun has work and no worker."""
     row = session.get(JobRow, job_id)
     if row is None:
         return False
@@ -66,6 +68,7 @@ def another_waits(session: Session, job_id: str) -> bool:
         *_siblings(row),
         JobRow.id != job_id,
         has_work(now(session)),
+        not_held(held),
         ~is_run,
     )
     return session.execute(statement.limit(1)).first() is not None

@@ -8,7 +8,7 @@ database decides; a message that comes twice or late finds nothing to claim.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from storage import (
     jobs,
     model_loads,
     queue_pause,
+    quotas,
     routing,
     samples,
     turns,
@@ -71,6 +72,7 @@ class Slice:
     job_id: str
     model: str
     priority: int
+    owner: str | None
     units: UnitRunner
 
 
@@ -129,13 +131,16 @@ class Drain:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
             row = jobs.get(session, job_id)
+            held = self._held_owners(session)
+            if row.owner in held:
+                return
             if row.kind == model_loads.KIND and not self._stop.is_set():
                 if not model_loads.begin(session, row, self._worker_id):
                     return
                 workers.set_busy(session, self._worker_id, row.id, row.model)
                 chosen: str | None = job_id
             else:
-                chosen = None if self._stop.is_set() else self._choose(session, row)
+                chosen = None if self._stop.is_set() else self._choose(session, row, held)
         if chosen is None:
             self._broker.wake(job_id, row.priority)
             return
@@ -150,7 +155,7 @@ class Drain:
         if work_remains or chosen != job_id:
             self._broker.wake(job_id, row.priority)
 
-    def _choose(self, session: Session, row: JobRow) -> str | None:
+    def _choose(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
         """Begin the job whose turn it is or, before it, one of the loaded model; returns which.
 
         None where other workers hold the job's model, so that its message goes on to them.
@@ -162,12 +167,12 @@ class Drain:
             chosen = self._grouping.choose(
                 job_queue.WaitingJob(row.id, row.priority, row.model),
                 self._loaded,
-                [job for job in job_queue.claimable(session) if job.kind != model_loads.KIND],
+                [job for job in job_queue.claimable(session, held) if job.kind != model_loads.KIND],
             )
             if chosen != row.id and self._loaded is not None:
                 model = self._loaded
         # a sibling has the same model
-        chosen = turns.next_job(session, chosen, self._worker_id)
+        chosen = turns.next_job(session, chosen, self._worker_id, held)
         turns.begin(session, chosen)
         jobs.start(session, chosen)
         workers.set_busy(session, self._worker_id, chosen, model)
@@ -238,6 +243,8 @@ class Drain:
                 # a pause or a deadline that came since is seen here at the latest
                 if queue_pause.holds(session) or job_control.fail_overdue(session, job_id):
                     return False
+                if current.owner in self._held_owners(session):
+                    return False
                 leases = samples.claim(
                     session,
                     job_id,
@@ -274,9 +281,11 @@ class Drain:
             return True
         with self._database.read() as session:
             near = routing.within_reach(session, current.model, self._may_load)
-            if job_queue.more_urgent_waits(session, current.job_id, current.priority, near):
+            held = self._held_owners(session)
+            if job_queue.more_urgent_waits(session, current.job_id, current.priority, near, held=held):
                 return True
-            return seconds > self._settings.turn_seconds and turns.another_waits(session, current.job_id)
+            late = seconds > self._settings.turn_seconds
+            return late and turns.another_waits(session, current.job_id, held)
 
     def _is_paused(self) -> bool:
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
@@ -286,7 +295,18 @@ class Drain:
         if self._outage.holds():
             return True
         with self._database.read() as session:
-            return queue_pause.holds(session)
+            full = quotas.read(session, self._settings).pause()
+            if full is not None:
+                logger.warning("nothing new is begun: %s", full)
+            return full is not None or queue_pause.holds(session)
+
+    def _held_owners(self, session: Session) -> list[str]:
+        """Owners at their quota; nothing of theirs is begun."""
+        limits = quotas.read(session, self._settings)
+        held = limits.paused_owners()
+        for owner in held:
+            logger.info("nothing of this owner is begun: %s", limits.owner_pause(owner))
+        return held
 
     def _prepare(self, job_id: str) -> Slice:
         """Load the model if need be, read what the spec names, resolve its hooks.
@@ -310,7 +330,7 @@ class Drain:
             steering=steering,
             time_limit=row.spec.get("sample_timeout_seconds") or None,
         )
-        return Slice(job_id=job_id, model=row.model, priority=row.priority, units=units)
+        return Slice(job_id=job_id, model=row.model, priority=row.priority, owner=row.owner, units=units)
 
     def _runner(self, row: JobRow, engine: Engine) -> Runner:
         if row.kind == "extract" and row.total is None:

@@ -23,6 +23,7 @@ def status_text(job: Job) -> str:
         text += f" #{job.queue_position}"
     elif job.progress.total:
         text += f" {done}/{job.progress.total}"
+    text += ", paused" if job.paused_reason else ""
     return text + (f", {job.progress.failed} failed" if job.progress.failed else "")
 
 
@@ -53,6 +54,8 @@ def describe(job: Job) -> str:
         "kind": job.kind,
         "model": job.model,
         "status": status_text(job),
+        "paused": job.paused_reason or "",
+        "owner": job.owner or "",
         "priority": str(job.priority),
         "tags": ", ".join(job.tags),
         "deadline": _moment(job.deadline_at),

@@ -1,4 +1,4 @@
-"""`actograph store`: clear the artifact store, and compare it with the index."""
+"""`actograph store`: usage, clearing the artifact store, and comparing it with the index."""
 
 import secrets
 from collections import Counter
@@ -21,6 +21,39 @@ app = typer.Typer(no_args_is_help=True, help="Clear the artifact store, and chec
 AfterOption = Annotated[
     str | None, typer.Option(metavar="CURSOR", help="Go on where an earlier run was broken off.")
 ]
+
+
+@app.command()
+def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
+    """Show what is stored, by whom, and what the quotas leave."""
+    with closing(client_of(ctx)) as client:
+        found = client.store_usage()
+    if output is Format.JSON:
+        emit(found.model_dump_json())
+        return
+    rows = [
+        [
+            one.owner or "",
+            str(one.sessions),
+            tables.size(one.session_bytes),
+            str(one.files),
+            tables.size(one.file_bytes),
+            _room(one.available_bytes),
+        ]
+        for one in found.owners
+    ]
+    rows.append(
+        [
+            "all",
+            str(found.sessions),
+            tables.size(found.session_bytes),
+            str(found.files),
+            tables.size(found.file_bytes),
+            _room(found.available_bytes),
+        ]
+    )
+    headers = ("OWNER", "SESSIONS", "SIZE", "FILES", "FILE SIZE", "LEFT")
+    emit(tables.render(headers, rows, right=headers[1:]))
 
 
 @app.command()
@@ -121,6 +154,10 @@ def _gc_table(pages: "Sequence[StoreGc]") -> str:
         left = [[one.id, tables.size(one.bytes)] for one in unknown]
         text += "\n\n" + tables.render(("LEFT ALONE, NOT IN THE INDEX", "SIZE"), left, right=("SIZE",))
     return text
+
+
+def _room(available: int | None) -> str:
+    return "no limit" if available is None else tables.size(available)
 
 
 def _sum(pages: "Sequence[StoreGc]", field: str) -> int:

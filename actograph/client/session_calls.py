@@ -149,6 +149,10 @@ class SessionCalls:
 
     # the store
 
+    def store_usage(self) -> resources.StoreUsage:
+        """What is stored, by whom, and what the quotas leave."""
+        return read(resources.StoreUsage, self._transport.request("GET", "/v1/activations/stats"))
+
     def collect_garbage(
         self, *, dry_run: bool = False, after: str | None = None
     ) -> Iterator[resources.StoreGc]:

@@ -64,6 +64,12 @@ class InsufficientResources(InvalidRequest):
     code = "insufficient_resources"
 
 
+class QuotaExceeded(InsufficientResources):
+    """The job or file does not fit into what the quota leaves."""
+
+    code = "quota_exceeded"
+
+
 class InvalidDataset(InvalidRequest):
     """The dataset cannot be used."""
 

@@ -93,6 +93,10 @@ class Job(Resource):
     eta_seconds: float | None = None
     error: ErrorRecord | None = None
     priority: int
+    owner: str | None = Field(None, description="Who submitted it: `local`, or `key:...`.")
+    paused_reason: str | None = Field(
+        None, description="Which quota keeps it from being begun; it goes on by itself."
+    )
     deadline_at: int | None = Field(None, description="When it fails if it has not ended; null: never.")
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
@@ -207,7 +211,7 @@ class Session(Resource):
     files: list[SessionFile]
     tags: list[str] = Field(default_factory=list)
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
-    owner: str | None = Field(None, description="Who submitted its job; null where there are no keys.")
+    owner: str | None = Field(None, description="Who submitted its job: `local`, or `key:...`.")
     expires_at: int | None = Field(None, description="It is deleted some time after; null keeps it.")
     pinned: bool = Field(False, description="Neither expiry nor a deletion of many removes it.")
 
@@ -235,6 +239,36 @@ class SessionChange(Resource):
     object: Literal["activation.session.change"] = "activation.session.change"
     dry_run: bool
     sessions: int
+
+
+class Usage(Resource):
+    """What one owner has stored."""
+
+    owner: str | None = Field(description="`local`, `key:...`, or null for what is older than owners.")
+    sessions: int = 0
+    session_bytes: int = 0
+    files: int = Field(0, description="Uploaded files.")
+    file_bytes: int = 0
+    available_bytes: int | None = Field(None, description="What the quotas leave; null: no limit.")
+
+    @property
+    def bytes(self) -> int:
+        return self.session_bytes + self.file_bytes
+
+
+class StoreUsage(Resource):
+    """What is stored, by whom, and the quotas."""
+
+    object: Literal["store.usage"] = "store.usage"
+    sessions: int
+    session_bytes: int
+    files: int
+    file_bytes: int
+    bytes: int
+    quota_bytes: int | None = Field(None, description="Of all owners together; null: no limit.")
+    owner_quota_bytes: int | None = Field(None, description="Of each owner; null: no limit.")
+    available_bytes: int | None = Field(None, description="What the quota of all leaves; null: no limit.")
+    owners: list[Usage] = Field(default_factory=list, description="The largest first.")
 
 
 class StoredObject(Resource):
@@ -453,9 +487,10 @@ class Estimate(Resource):
 class QueuePause(Resource):
     """One of the reasons for which the queue may stand still."""
 
-    kind: Literal["manual", "disk"] = Field(
+    kind: Literal["manual", "disk", "quota"] = Field(
         description="manual: asked for, and ended by `POST /v1/queue/resume`; disk: the artifact store is "
-        "nearly full, ended by free space."
+        "nearly full, ended by free space; quota: what is stored has reached the quota of all, ended by "
+        "deletion or expiry."
     )
     reason: str | None = None
     by: str | None = Field(None, description="Who asked: `local`, or `key:` and a digest's beginning.")

@@ -1,11 +1,13 @@
 """/v1/estimate: what a job would take, before it is queued."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
 from actograph.contract.resources import Estimate
 from api import planning, submissions
+from api.auth import caller
 from api.dependencies import ServicesDep
 from api.errors import documented
 from api.request_body import json_body
@@ -30,6 +32,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 def estimate_job(
     services: ServicesDep,
     body: Annotated[bytes, Depends(json_body)],
+    by: Annotated[str, Depends(caller)],
     prompt_tokens: Annotated[
         int | None,
         Query(
@@ -40,4 +43,5 @@ def estimate_job(
     ] = None,
 ) -> Estimate:
     """Takes what POST /v1/jobs takes, and refuses what that refuses but for want of resources."""
-    return planning.plan(services, submissions.check(services, parse_job_spec(body)), prompt_tokens)
+    submission = replace(submissions.check(services, parse_job_spec(body)), owner=by)
+    return planning.plan(services, submission, prompt_tokens)

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
 
-from fastapi import APIRouter, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
 from starlette.responses import Response
 
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from api import downloads
+from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
-from storage import files, ids, jobs, pages
+from storage import files, ids, jobs, pages, quotas
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -29,10 +30,13 @@ MAX_NAME = 255
 def upload_file(
     services: ServicesDep,
     file: UploadFile,
+    by: Annotated[str, Depends(caller)],
     purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
 ) -> File:
     if file.size == 0:
         raise InvalidRequest("the file is empty", param="file")
+    with services.database.read() as session:
+        quotas.read(session, services.settings).require(by, file.size or 0, "the file", param="file")
     file_id = ids.new_file_id()
     limit = services.settings.max_upload_bytes
     size, sha256 = services.store.put_stream(f"files/{file_id}", _chunks(file.file, limit))
@@ -45,6 +49,7 @@ def upload_file(
                 purpose=purpose,
                 size=size,
                 sha256=sha256,
+                owner=by,
             )
     except BaseException:
         services.store.delete_prefix(f"files/{file_id}")

@@ -1,5 +1,6 @@
 """/v1/jobs: submit, list, follow, cancel, retry, delete."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -10,11 +11,12 @@ from actograph.contract.errors import Conflict
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
 from api import planning, submissions
 from api.answered_once import IdempotencyKey, Keep, answered_once
+from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import json_body
 from api.validation import parse_job_spec
-from storage import job_control, job_queue, job_results, job_view, jobs, pages, sessions
+from storage import job_control, job_queue, job_results, job_view, jobs, pages, quotas, sessions
 from storage.idempotency import StoredAnswer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -43,6 +45,7 @@ ACCEPTED_HEADERS = {
 def submit_job(
     services: ServicesDep,
     body: Annotated[bytes, Depends(json_body)],
+    by: Annotated[str, Depends(caller)],
     idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Check a job and put it into the queue.
@@ -52,7 +55,7 @@ def submit_job(
     spec = parse_job_spec(body)
 
     def submit(keep: Keep) -> StoredAnswer:
-        submission = submissions.check(services, spec)
+        submission = replace(submissions.check(services, spec), owner=by)
         planning.admit(services, submission)
         with services.database.write() as session:
             row = submissions.insert(session, submission)
@@ -91,7 +94,8 @@ def list_jobs(
             order=page.order,
         )
         positions = job_queue.queue_positions(session)
-        return pages.page(rows, has_more, lambda row: job_view.resource(session, row, positions))
+        limits = quotas.read(session, services.settings)
+        return pages.page(rows, has_more, lambda row: job_view.resource(session, row, positions, limits))
 
 
 @router.get(
@@ -103,7 +107,8 @@ def list_jobs(
 )
 def get_job(services: ServicesDep, job_id: str) -> Job:
     with services.database.read() as session:
-        return job_view.resource(session, jobs.get(session, known_id(job_id, "job", "job")))
+        row = jobs.get(session, known_id(job_id, "job", "job"))
+        return job_view.resource(session, row, quotas=quotas.read(session, services.settings))
 
 
 @router.delete(

@@ -14,7 +14,7 @@ from api.auth import caller
 from api.dependencies import Services, ServicesDep
 from api.errors import documented
 from api.waking import wake_jobs
-from storage import job_queue, queue_pause, workers
+from storage import job_queue, queue_pause, quotas, workers
 from storage.queue_state import disk_pause
 
 log = logging.getLogger(__name__)
@@ -89,11 +89,13 @@ def _pauses(services: Services, session: Session) -> list[QueuePause]:
     manual = queue_pause.find(session)
     disk = disk_pause(services.store, services.settings.disk_floor_bytes)
     found = [manual] if manual is not None else []
-    return found + ([QueuePause(kind="disk", reason=disk)] if disk is not None else [])
+    full = quotas.read(session, services.settings).pause()
+    found += [QueuePause(kind="disk", reason=disk)] if disk is not None else []
+    return found + ([QueuePause(kind="quota", reason=full)] if full is not None else [])
 
 
 def _words(pause: QueuePause) -> str:
-    if pause.kind == "disk":
+    if pause.kind != "manual":
         return pause.reason or ""
     return f"paused by {pause.by}" + (f": {pause.reason}" if pause.reason else "")
 

@@ -8,7 +8,14 @@ from starlette.responses import Response
 
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.resources import Deleted, ListPage, SessionChange, SessionDeletion, SessionStats
+from actograph.contract.resources import (
+    Deleted,
+    ListPage,
+    SessionChange,
+    SessionDeletion,
+    SessionStats,
+    StoreUsage,
+)
 from actograph.contract.specs import SessionUpdate
 from api import downloads
 from api.dependencies import PageDep, Services, ServicesDep, known_id
@@ -16,7 +23,7 @@ from api.errors import documented
 from api.request_body import json_body
 from api.tensor_slices import Format, answer
 from api.validation import parse_body
-from storage import pages, session_changes, sessions
+from storage import pages, quotas, session_changes, sessions
 from storage.manifest import MANIFEST_NAME, SessionManifest
 from storage.session_reader import SessionReader
 from storage.sessions import SessionFilter
@@ -147,6 +154,17 @@ def update_sessions(
 def get_session_stats(services: ServicesDep, wanted: FilterDep) -> SessionStats:
     with services.database.read() as session:
         return sessions.totals(session, wanted)
+
+
+@router.get(
+    "/stats",
+    operation_id="get_store_usage",
+    summary="What is stored, by whom, and what the quotas leave",
+    response_model=StoreUsage,
+)
+def get_store_usage(services: ServicesDep) -> StoreUsage:
+    with services.database.read() as session:
+        return quotas.shown(session, services.settings)
 
 
 @router.get(

@@ -155,3 +155,12 @@ def test_a_job_is_submitted_with_an_expiry(run: Run, url: str) -> None:
     with Client(url, "") as client:
         assert client.job(out.strip()).spec["expires_after"] == {"anchor": "created_at", "seconds": 604800}
     assert run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "week")[0] == 1
+
+
+def test_usage_is_shown_by_owner(run: Run, made: list[str]) -> None:
+    code, out, _ = run("store", "usage")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0][:2] == ["OWNER", "SESSIONS"]
+    assert [line[:2] for line in lines[1:]] == [["local", "4"], ["all", "4"]]
+    assert json.loads(run("store", "usage", "--format", "json")[1])["sessions"] == len(made)

@@ -1,0 +1,115 @@
+"""How much of the store is used, by whom, and what the quotas leave.
+
+An owner is who submitted a job or uploaded a file, as `api.auth.caller` names them: `local`, or `key:` and
+the beginning of a key's digest. What was stored before there were owners counts in the total alone. Sums
+are taken from the index when they are asked for, so that they cannot drift, and a pause ends by itself as
+soon as sessions are deleted or expire.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import QuotaExceeded
+from actograph.contract.resources import StoreUsage, Usage
+from actograph.settings import Settings
+from storage.models import FileRow, SessionRow
+
+ADVICE = "delete sessions or files, or let sessions expire, and it goes on by itself"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """What was used at one moment, and the limits; a limit of 0 is none."""
+
+    total_limit: int = 0
+    owner_limit: int = 0
+    used: Mapping[str | None, Usage] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(one.bytes for one in self.used.values())
+
+    def pause(self) -> str | None:
+        """Why nothing may be begun, or None."""
+        if not self.total_limit or self.total < self.total_limit:
+            return None
+        return (
+            f"{self.total:,} bytes are stored, the quota is {self.total_limit:,} "
+            f"(ACTOGRAPH_STORE_QUOTA_BYTES); {ADVICE}"
+        )
+
+    def owner_pause(self, owner: str | None) -> str | None:
+        """Why nothing of this owner may be begun, or None."""
+        if not self.owner_limit or owner is None or self._of(owner) < self.owner_limit:
+            return None
+        return (
+            f"{owner} has stored {self._of(owner):,} bytes, the quota is {self.owner_limit:,} "
+            f"(ACTOGRAPH_OWNER_QUOTA_BYTES); {ADVICE}"
+        )
+
+    def paused_owners(self) -> list[str]:
+        """Owners that have used up their quota."""
+        return [owner for owner in self.used if owner is not None and self.owner_pause(owner)]
+
+    def left(self, owner: str | None) -> int | None:
+        """Bytes that this owner may still store; None where there is no limit."""
+        found = [self.total_limit - self.total] if self.total_limit else []
+        found += [self.owner_limit - self._of(owner)] if self.owner_limit and owner is not None else []
+        return max(0, min(found)) if found else None
+
+    def require(self, owner: str | None, needed: int, what: str, *, param: str | None = None) -> None:
+        """Raises QuotaExceeded where `needed` bytes more do not fit."""
+        left = self.left(owner)
+        if left is not None and needed > left:
+            raise QuotaExceeded(
+                f"{what}: needed {needed:,} bytes, available {left:,} within the quota; delete sessions or "
+                "files, or ask for less (GET /v1/activations/stats shows who uses what)",
+                param=param,
+                details={"needed_bytes": needed, "available_bytes": left},
+            )
+
+    def _of(self, owner: str | None) -> int:
+        usage = self.used.get(owner)
+        return usage.bytes if usage is not None else 0
+
+
+def read(session: Session, settings: Settings) -> Quotas:
+    """The quotas now; nothing is summed up where there are none."""
+    total, owner = settings.store_quota_bytes, settings.owner_quota_bytes
+    used = usage(session) if total or owner else {}
+    return Quotas(total_limit=total, owner_limit=owner, used=used)
+
+
+def usage(session: Session) -> dict[str | None, Usage]:
+    """Owner -> what they have stored."""
+    found: dict[str | None, dict[str, int]] = {}
+    for row in session.execute(
+        sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes)).group_by(SessionRow.owner)
+    ):
+        found.setdefault(row[0], {}).update(sessions=row[1], session_bytes=int(row[2]))
+    for row in session.execute(
+        sa.select(FileRow.owner, sa.func.count(), sa.func.sum(FileRow.bytes)).group_by(FileRow.owner)
+    ):
+        found.setdefault(row[0], {}).update(files=row[1], file_bytes=int(row[2]))
+    return {owner: Usage(owner=owner, **numbers) for owner, numbers in found.items()}
+
+
+def shown(session: Session, settings: Settings) -> StoreUsage:
+    """Usage and quotas as the API shows them, the largest owner first."""
+    used = usage(session)
+    quotas = Quotas(total_limit=settings.store_quota_bytes, owner_limit=settings.owner_quota_bytes, used=used)
+    owners = sorted(used.values(), key=lambda one: one.bytes, reverse=True)
+    return StoreUsage(
+        sessions=sum(one.sessions for one in owners),
+        session_bytes=sum(one.session_bytes for one in owners),
+        files=sum(one.files for one in owners),
+        file_bytes=sum(one.file_bytes for one in owners),
+        bytes=quotas.total,
+        quota_bytes=settings.store_quota_bytes or None,
+        owner_quota_bytes=settings.owner_quota_bytes or None,
+        available_bytes=quotas.left(None),
+        owners=[one.model_copy(update={"available_bytes": quotas.left(one.owner)}) for one in owners],
+    )

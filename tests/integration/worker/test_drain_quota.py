@@ -1,0 +1,67 @@
+"""A drain that reaches a quota: it stops between two units, says why, and goes on once there is room."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+
+from actograph.contract.resources import JobStatus
+from storage import quotas, session_changes
+from storage.models import JobRow
+from storage.session_filter import SessionFilter
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+CAPTURE = {"points": ["resid_post"], "layers": "all"}
+
+
+def submit(bench: "Bench", owner: str, **changes: Any) -> str:
+    job_id = bench.submit(capture=CAPTURE, **changes)
+    with bench.database.write() as session:
+        session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(owner=owner))
+    return job_id
+
+
+def completed(bench: "Bench", job_id: str) -> int:
+    found = [str(sample.status) for sample in bench.samples(job_id)]
+    assert set(found) <= {"completed", "pending"}, "nothing fails, and nothing stays claimed"
+    return found.count("completed")
+
+
+@pytest.mark.parametrize("quota", ["store_quota_bytes", "owner_quota_bytes"])
+def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
+    bench: "Bench", quota: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = submit(bench, "key:00000001")
+    limits: dict[str, Any] = {"batch_size": 2, quota: 1}
+    bench.drain(**limits).run_slice(job_id)
+    assert completed(bench, job_id) == 2
+    assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
+    assert bench.broker.woken == [], "a message now would only come back at once"
+    bench.drain(**limits).run_slice(job_id)
+    assert completed(bench, job_id) == 2
+    session_changes.delete_matching(bench.database, bench.store, SessionFilter(job_id=job_id))
+    bench.drain(**limits).run_slice(job_id)
+    assert completed(bench, job_id) == 4
+    bench.drain().run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.COMPLETED
+    assert completed(bench, job_id) == 5
+    assert bench.stored_sessions() == bench.indexed_sessions()
+
+
+def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
+    full = submit(bench, "key:00000001", priority=0)
+    bench.drain(owner_quota_bytes=1).run_slice(full)
+    assert completed(bench, full) == 4
+    with bench.database.read() as session:
+        stored = quotas.usage(session)["key:00000001"].bytes
+    other = submit(bench, "key:00000002")
+    # the urgent job of the full owner cannot run, so it is no reason to give way after one unit
+    bench.drain(batch_size=1, owner_quota_bytes=stored).run_slice(other)
+    assert completed(bench, other) >= 3
+    assert completed(bench, full) == 4
+    bench.drain().run_slice(full)
+    assert bench.status(full) is JobStatus.COMPLETED
