@@ -35,6 +35,7 @@ def completed(bench: "Bench", job_id: str) -> int:
 def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     bench: "Bench", quota: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     job_id = submit(bench, "key:00000001")
     limits: dict[str, Any] = {"batch_size": 2, quota: 1}
     bench.drain(**limits).run_slice(job_id)
