@@ -9,7 +9,7 @@ import torch
 from actograph.contract import model_names
 from actograph.contract.errors import ActographError, ModelRefused, UnknownModel
 from actograph.contract.estimate import batch_cap
-from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints
+from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
 from actograph.contract.model_names import ServedModel
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
@@ -98,11 +98,9 @@ class ModelHolder:
         )
         _check_weights(loaded, options)
         engine = Engine(loaded)
-        engine.structure = engine.structure.model_copy(
-            update={
-                "kv_bytes_per_token": kv_bytes_per_token(loaded),
-                "savepoints": resolve_savepoints(options, engine.structure),
-            }
+        engine.structure = with_savepoints(
+            engine.structure.model_copy(update={"kv_bytes_per_token": kv_bytes_per_token(loaded)}),
+            resolve_savepoints(options, engine.structure),
         )
         return engine
 

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from actograph.cli import exit_codes, tables
 from actograph.cli.options import FormatOption, QuietOption, client_of
 from actograph.cli.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.contract.resources import ModelStructure
 
 #: a model takes seconds to minutes
 LOOK_SECONDS = 0.5
@@ -92,6 +95,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def structure(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Argument(help="Default: the model that is served.")] = None,
+    names: Annotated[bool, typer.Option("--names", help="List every other name of each hook, too.")] = False,
     modules: Annotated[bool, typer.Option("--modules", help="List every module location, too.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -121,9 +125,22 @@ def structure(
     rows = [[name, info.location, str(info.width), info.dtype] for name, info in found.hooks.items()]
     emit("")
     emit(tables.render(("HOOK", "LOCATION", "WIDTH", "DTYPE"), rows, right=("WIDTH",)))
+    if found.savepoints:
+        emit("")
+        emit(tables.render(("SAVEPOINT", "HOOK"), [list(item) for item in found.savepoints.items()]))
+    if names:
+        emit("")
+        rows = [[name, "  ".join(info.aliases)] for name, info in found.hooks.items()]
+        emit(tables.render(("HOOK", "OTHER NAMES"), rows))
     if found.unavailable:
         emit("")
         emit(tables.render(("NOT THERE", "REASON"), [list(item) for item in found.unavailable.items()]))
     if modules:
         emit("")
-        emit("\n".join(["MODULE LOCATION", *map(tables.clean, found.module_locations)]))
+        rows = [_module(found, location) for location in found.module_locations]
+        emit(tables.render(("MODULE LOCATION", "WIDTH", "DTYPE"), rows, right=("WIDTH",)))
+
+
+def _module(structure: "ModelStructure", location: str) -> list[str]:
+    tensor = structure.tensor_of(location)
+    return [location, str(tensor.width), tensor.dtype] if tensor else [location, "", ""]

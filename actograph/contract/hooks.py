@@ -32,6 +32,7 @@ _FLAT = re.compile(r"^layer_(\d+)_(\w+)$")
 _TRANSFORMER_LENS = re.compile(r"^blocks\.(\d+)\.([\w.]+)$")
 _NNTERP = re.compile(r"^(layers_input|layers_output|attentions_output|mlps_output)\[(\d+)\]$")
 _INDEX = re.compile(r"\[(\d+)\]")
+_NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 # a module's main tensor, as nnsight code names it where modules return tuples
 _FIRST = ".output.0"
 
@@ -127,6 +128,18 @@ def aliases(hook: str) -> list[str]:
     found += [f"blocks.{layer}.{name}" for name, meant in _TRANSFORMER_LENS_POINTS.items() if meant == point]
     found += [f"{name}[{layer}]" for name, meant in _NNTERP_POINTS.items() if meant == point]
     return found
+
+
+def names_in(table: HookTable, hook: str) -> list[str]:
+    """Every other name that `resolve` reads as this hook of this model.
+
+    Its module path with dots and with brackets, the aliases of its point, and savepoints. A path that
+    two points share (Phi's one norm before attention and MLP) is a name of the first.
+    """
+    location = table.locations.get(hook, hook)
+    names = [location, _NUMBER.sub(r"[\1]", location), *aliases(hook)]
+    names += [name for name, meant in table.savepoints.items() if meant == hook]
+    return [name for name in dict.fromkeys(names) if name != hook and resolve(name, table) == hook]
 
 
 def point_of(hook: str) -> str:

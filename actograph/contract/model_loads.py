@@ -1,6 +1,7 @@
 """What a client says of how a served model shall be loaded, and under which names of its own its hooks go."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -117,3 +118,13 @@ def resolve_savepoints(options: ModelLoadOptions, structure: ModelStructure) -> 
             param = f"savepoints.{place}.selector"
             raise UnknownHook(f"savepoint {savepoint.name}: {error.message}", param=param) from None
     return found
+
+
+def with_savepoints(structure: ModelStructure, savepoints: Mapping[str, str]) -> ModelStructure:
+    """The structure with these savepoints, and with every name of each hook beside it."""
+    found = structure.model_copy(update={"savepoints": dict(savepoints)})
+    named = {
+        hook: info.model_copy(update={"aliases": hooks.names_in(found, hook)})
+        for hook, info in found.hooks.items()
+    }
+    return found.model_copy(update={"hooks": named})

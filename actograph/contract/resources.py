@@ -342,7 +342,11 @@ class HookInfo(Resource):
     location: str = Field(description="Module path with .input or .output.")
     width: int
     dtype: str
-    aliases: list[str] = Field(default_factory=list)
+    aliases: list[str] = Field(
+        default_factory=list,
+        description="Every other name of it in this model: module paths with dots and with brackets, flat "
+        "names, TransformerLens's, nnterp's, and savepoints.",
+    )
 
 
 class LocationInfo(Resource):

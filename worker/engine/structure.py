@@ -14,6 +14,7 @@ import torch
 
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
+from actograph.contract.model_loads import with_savepoints
 from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
 from worker.engine import moe
 from worker.engine.comparison import same
@@ -234,11 +235,10 @@ def _structure(
             location=location,
             width=by_location[location].width,
             dtype=_dtype_name(by_location[location].value.dtype),
-            aliases=[location, *grammar.aliases(name)],
         )
         for name, location in sorted(found.hooks.items(), key=lambda item: order[item[1]])
     }
-    return ModelStructure(
+    structure = ModelStructure(
         model=model.name,
         architecture=type(model.hf).__name__,
         num_layers=layer_count,
@@ -264,6 +264,7 @@ def _structure(
         num_experts=max((r.num_experts for r in found.routers), default=None),
         experts_per_token=max((r.experts_per_token for r in found.routers), default=None),
     )
+    return with_savepoints(structure, {})
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

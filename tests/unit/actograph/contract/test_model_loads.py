@@ -7,7 +7,12 @@ from pydantic import ValidationError
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.hooks import expand
-from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest, resolve_savepoints
+from actograph.contract.model_loads import (
+    ModelLoadOptions,
+    ModelLoadRequest,
+    resolve_savepoints,
+    with_savepoints,
+)
 from actograph.contract.resources import HookInfo, ModelStructure
 
 
@@ -111,3 +116,10 @@ def test_a_selector_that_the_model_lacks_is_named() -> None:
     chained = options(savepoints=[{"name": "a", "selector": "resid_post.0"}, {"name": "b", "selector": "a"}])
     with pytest.raises(UnknownHook):
         resolve_savepoints(chained, structure(savepoints={"a": "resid_post.0"}))
+
+
+def test_each_hook_shows_its_savepoints_among_its_names() -> None:
+    found = with_savepoints(structure(), {"late": "resid_post.1"})
+    assert "late" in found.hooks["resid_post.1"].aliases
+    assert "late" not in found.hooks["resid_post.0"].aliases
+    assert "late" not in with_savepoints(found, {}).hooks["resid_post.1"].aliases

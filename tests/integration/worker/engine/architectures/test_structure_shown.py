@@ -1,0 +1,68 @@
+"""What a structure shows of a model: its config's numbers, and every name by which a hook may be called."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actograph.contract import hooks as grammar
+from actograph.contract.errors import UnknownHook
+from actograph.contract.model_loads import with_savepoints
+from worker.engine.generate import Engine
+
+pytestmark = pytest.mark.integration
+
+EngineFor = Callable[[str], Engine]
+
+
+def test_the_numbers_are_those_of_the_model(architecture: str, engine_for: EngineFor) -> None:
+    engine = engine_for(architecture)
+    structure, config = engine.structure, engine.model.text_config
+    assert structure.architecture == type(engine.model.hf).__name__
+    assert structure.num_layers == config.num_hidden_layers
+    assert structure.hidden_size == config.hidden_size
+    assert structure.vocab_size == config.vocab_size
+    assert structure.context_length == 160
+    assert (structure.dtype, structure.device) == ("float32", "cpu")
+    experts = [getattr(config, n, None) for n in ("num_local_experts", "num_experts", "n_routed_experts")]
+    assert structure.num_experts == next(filter(None, experts), None)
+    if structure.num_experts is not None:
+        assert structure.experts_per_token == config.num_experts_per_tok
+    assert set(structure.module_tensors) == set(structure.module_locations)
+    for info in structure.hooks.values():
+        tensor = structure.module_tensors[info.location]
+        assert (tensor.width, tensor.dtype) == (info.width, info.dtype)
+    tails = {location for location, tensor in structure.module_tensors.items() if tensor.tail_only}
+    head = re.sub("output$", "", engine._head)
+    assert tails == {f"{head}input", f"{head}output"}
+
+
+def test_every_name_is_shown_and_means_its_hook(architecture: str, engine_for: EngineFor) -> None:
+    structure = with_savepoints(engine_for(architecture).structure, {"mine": "resid_post.1"})
+    shown = {hook: set(info.aliases) for hook, info in structure.hooks.items()}
+    for hook, names in shown.items():
+        assert names and all(grammar.resolve(name, structure) == hook for name in names)
+    # every form that the grammar knows, written out for each layer
+    forms: list[str] = ["mine"]
+    for location in structure.module_locations:
+        forms += [location, re.sub(r"\.(\d+)(?![^.])", r"[\1]", location)]
+    for layer in range(structure.num_layers):
+        forms += [f"layer_{layer}_{name}" for name in grammar._FLAT_POINTS]
+        forms += [f"blocks.{layer}.{name}" for name in grammar._TRANSFORMER_LENS_POINTS]
+        forms += [f"{name}[{layer}]" for name in grammar._NNTERP_POINTS]
+    forms += grammar._MODEL_ALIASES
+    for form in forms:
+        try:
+            hook = grammar.resolve(form, structure)
+        except UnknownHook:
+            continue  # a point that this architecture does not have
+        assert hook not in structure.hooks or form == hook or form in shown[hook], form
+
+
+def test_a_path_that_two_points_share_is_a_name_of_one(engine_for: EngineFor) -> None:
+    """In Phi one norm stands before both attention and MLP."""
+    hooks: Any = engine_for("phi").structure.hooks
+    assert hooks["attn_in.1"].location == hooks["mlp_in.1"].location
+    shared = hooks["attn_in.1"].location
+    assert (shared in hooks["attn_in.1"].aliases) != (shared in hooks["mlp_in.1"].aliases)
