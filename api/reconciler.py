@@ -54,7 +54,10 @@ class Reconciler:
     def _attempt(self) -> None:
         """One round; a service that is away is logged once, when it goes and when it is back."""
         try:
-            self.reconcile_once()
+            # of several API processes one does it for all
+            with self._services.database.alone("reconciler") as is_alone:
+                if is_alone:
+                    self.reconcile_once()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
             if not self._failing:
                 log.warning("reconciling waits for a service that is away: %s", error)

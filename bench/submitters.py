@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,14 +31,20 @@ class Submitted:
 
 
 def submit(
-    port: int, body: bytes, *, rate: float, seconds: float, processes: int = 2, connections: int = 8
+    ports: Sequence[int],
+    body: bytes,
+    *,
+    rate: float,
+    seconds: float,
+    processes: int = 2,
+    connections: int = 8,
 ) -> Submitted:
     """Send `rate` x `seconds` requests; each process has so many connections. Status 0: one that broke."""
     context = multiprocessing.get_context("spawn")
     count, starts_at = int(rate * seconds), time.time() + 1.0
     with context.Pool(processes) as pool:
         shares = [
-            _Share(port, body, rate, starts_at, range(p, count, processes), connections)
+            _Share(ports, body, rate, starts_at, range(p, count, processes), connections)
             for p in range(processes)
         ]
         parts = pool.map(_client, shares)
@@ -53,7 +60,7 @@ def submit(
 class _Share(NamedTuple):
     """What one process does."""
 
-    port: int
+    ports: Sequence[int]
     body: bytes
     rate: float
     starts_at: float
@@ -65,8 +72,9 @@ def _client(share: _Share) -> Submitted:
     found, lock = Submitted(), threading.Lock()
     slots = iter(share.slots)
 
-    def work() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", share.port, timeout=60)
+    def work(number: int) -> None:
+        port = share.ports[number % len(share.ports)]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.connect()
         while True:
             with lock:
@@ -88,7 +96,7 @@ def _client(share: _Share) -> Submitted:
                 found.seconds.append(time.time() - due)
         connection.close()
 
-    threads = [threading.Thread(target=work) for _ in range(share.connections)]
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(share.connections)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -94,6 +94,21 @@ class Database:
                     log.warning("the database is back")
                 return done
 
+    @contextmanager
+    def alone(self, name: str) -> Iterator[bool]:
+        """Whether no other process is in the block of this name; True keeps the others out until it ends.
+
+        For work that one of several API processes does for all. Nobody waits, and a process that dies
+        lets the next one in.
+        """
+        if self._turns is not None:
+            with self._turns.alone(name) as is_alone:
+                yield is_alone
+            return
+        with self.engine.connect() as connection:
+            lock = sa.select(sa.func.pg_try_advisory_xact_lock(sa.func.hashtext(f"actograph {name}")))
+            yield bool(connection.execute(lock).scalar_one())
+
     def ping(self) -> None:
         """Raises ServiceUnavailable where the database does not answer."""
         try:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -32,6 +32,19 @@ class WriteTurns:
                 yield
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[bool]:
+        """Whether nobody else is in the block of this name; see Database.alone."""
+        path, held = self._path.with_name(f"{self._path.name}-{name}"), False
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            yield held
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         with self._threads:

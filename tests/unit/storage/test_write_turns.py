@@ -5,6 +5,9 @@ import sys
 import threading
 from pathlib import Path
 
+import sqlalchemy as sa
+
+from storage.database import Database
 from storage.write_turns import WriteTurns
 
 HOLD = """
@@ -57,3 +60,16 @@ def test_a_process_that_is_killed_gives_its_turn_back(tmp_path: Path) -> None:
         assert taken.wait(30)
         waiting.join()
         turns.close()
+
+
+def test_one_process_at_a_time_does_what_is_done_for_all(database: Database) -> None:
+    other = Database(database.url.render_as_string(hide_password=False))
+    with database.alone("work") as first:
+        with other.alone("work") as second, other.alone("other work") as third:
+            assert (first, second, third) == (True, False, True)
+        # whoever was refused holds nothing, and transactions go on meanwhile
+        with database.write() as session:
+            session.execute(sa.text("SELECT 1"))
+    with other.alone("work") as again:
+        assert again
+    other.close()
