@@ -1,32 +1,38 @@
 """A job as the API shows it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus
-from storage import events, jobs, routing
+from storage import events, forecast, jobs, routing
 from storage.job_queue import queue_position
 from storage.jobs import ACTIVE
 from storage.models import JobRow
 from storage.quotas import Quotas
 
+#: the rate is that of the last so many seconds
+RATE_SECONDS = 60.0
+
 
 def rate(session: Session, row: JobRow) -> float | None:
-    """Samples per second over the last units of a running job."""
-    if row.status != JobStatus.IN_PROGRESS:
+    """Samples per second of a running job over the last minute, turns of other jobs included."""
+    if row.status != JobStatus.IN_PROGRESS or row.started_at is None:
         return None
-    progress = events.last_progress(session, row.id)
+    found = events.last_progress(session, row.id, count=64)
+    progress = [event for event in found if event.created_at >= row.started_at and "samples" in event.data]
     if not progress:
         return None
-    first, last = progress[0], progress[-1]
-    done = _done(last.data) - _done(first.data)
-    span = last.created_at - first.created_at
-    if done <= 0 or span <= 0:
-        done, span = _done(last.data), last.created_at - (row.started_at or row.created_at)
-    return done / span if span > 0 else None
+    last = progress[-1].created_at
+    recent = [event for event in progress if event.created_at >= last - RATE_SECONDS]
+    if len(recent) == 1:
+        before = [event.created_at for event in progress[:-1]]
+        since, counted = before[-1] if before else row.started_at, recent
+    else:
+        since, counted = recent[0].created_at, recent[1:]
+    done = sum(int(event.data["samples"]) for event in counted)
+    return done / (last - since) if last > since else None
 
 
 def resource(
@@ -34,11 +40,18 @@ def resource(
     row: JobRow,
     positions: Mapping[str, int] | None = None,
     quotas: Quotas | None = None,
+    etas: Mapping[str, float] | None = None,
 ) -> resources.Job:
-    """The job as the API shows it; with `quotas` it says whether one of them holds it back."""
+    """The job as the API shows it; with `quotas` it says whether one of them holds it back.
+
+    Who shows many passes what is the same for all.
+    """
+    paused = _paused(row, quotas)
+    if paused is not None or row.status not in ACTIVE:
+        etas = {}
+    elif etas is None:
+        etas = forecast.etas(session)
     place = positions.get(row.id) if positions is not None else queue_position(session, row)
-    per_second = rate(session, row)
-    left = (row.total or 0) - row.completed - row.failed
     return resources.Job(
         id=row.id,
         kind=row.kind,
@@ -50,12 +63,12 @@ def resource(
         progress=progress(row),
         queue_position=place,
         waiting_reason=_waiting_reason(session, row),
-        samples_per_second=per_second,
-        eta_seconds=left / per_second if per_second else None,
+        samples_per_second=rate(session, row),
+        eta_seconds=etas.get(row.id),
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
         priority=row.priority,
         owner=row.owner,
-        paused_reason=_paused(row, quotas),
+        paused_reason=paused,
         deadline_at=_seconds(row.deadline_at),
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
@@ -76,10 +89,6 @@ def progress(row: JobRow) -> resources.Progress:
 
 def _waiting_reason(session: Session, row: JobRow) -> str | None:
     return routing.why_unserved(session, row.model) if row.status in jobs.ACTIVE else None
-
-
-def _done(data: Mapping[str, Any]) -> int:
-    return int(data["completed"]) + int(data["failed"])
 
 
 def _seconds(value: float | None) -> int | None:

@@ -139,7 +139,12 @@ def count_finished(session: Session, job_id: str, *, completed: int, failed: int
         session,
         job_id,
         "job.progress",
-        {"total": row.total, "completed": row.completed, "failed": row.failed},
+        {
+            "total": row.total,
+            "completed": row.completed,
+            "failed": row.failed,
+            "samples": completed + failed,
+        },
     )
 
 

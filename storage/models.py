@@ -62,6 +62,9 @@ class JobRow(Base):
     served_at: Mapped[float | None]
     #: samples that failed one after the other, up to the last one that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
+    #: samples of its last units and the worker-seconds that they took, older units weighing less
+    recent_samples: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
+    recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
 
 
 class JobTagRow(Base):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import CaptureFailed, LeaseLost, ServiceUnavailable
-from storage import job_control, jobs, samples, sessions
+from storage import forecast, job_control, jobs, samples, sessions
 from storage.samples import SampleResult
 from worker.recording import Provenance
 from worker.unit import Outcome
@@ -26,10 +26,15 @@ class Committed:
 
 
 def commit_unit(
-    session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None
+    session: Session,
+    job_id: str,
+    outcomes: Sequence[Outcome],
+    provenance: Provenance | None,
+    seconds: float = 0.0,
 ) -> Committed:
     """Store all results of a unit; may be run again where the first commit's answer was lost.
 
+    `seconds` is what the unit took this worker, by which the job's end is foretold.
     A sample that the store could not take is given back: nothing is wrong with it.
     """
     samples.lock_job(session, [o.lease for o in outcomes])
@@ -41,6 +46,7 @@ def commit_unit(
     kept = [o for o in ended if o not in lost]
     if kept:
         failed = sum(o.error is not None for o in kept)
+        forecast.measure(session, job_id, samples=len(kept), seconds=seconds)
         jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
         job_control.follow_failures(session, job_id, [o.error for o in kept])
         jobs.end_if_done(session, job_id)

@@ -104,6 +104,8 @@ class Drain:
         self._grouping = ModelGrouping(settings.model_hold_seconds)
         self._outage = StoreOutage(store)
         self._loaded: str | None = None
+        #: up to when the time of this slice was counted to its units
+        self._measured_to = 0.0
         self._datasets = DatasetReader(store, settings.data_roots)
 
     def load(self, model: str) -> None:
@@ -238,6 +240,7 @@ class Drain:
                 jobs.fail(session, job_id, error)
             return False
         began, called = time.monotonic(), False
+        self._measured_to = began
         while not self._is_paused():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
@@ -393,8 +396,10 @@ class Drain:
                 lambda session: self._give_back(session, current, leases), give_up=self._stop.is_set
             )
             return True
+        before, self._measured_to = self._measured_to, time.monotonic()
+        took = self._measured_to - before
         done = self._database.insist(
-            lambda session: commit_unit(session, current.job_id, outcomes, current.units.provenance),
+            lambda session: commit_unit(session, current.job_id, outcomes, current.units.provenance, took),
             give_up=self._stop.is_set,
         )
         for outcome in done.lost:

@@ -89,8 +89,12 @@ class Job(Resource):
     waiting_reason: str | None = Field(
         None, description="Why no worker can run it now; null where one can, or it has ended."
     )
-    samples_per_second: float | None = Field(None, description="Measured over the last finished units.")
-    eta_seconds: float | None = None
+    samples_per_second: float | None = Field(
+        None, description="Over the last minute, turns of other jobs included."
+    )
+    eta_seconds: float | None = Field(
+        None, description="Until it ends, jobs before and beside it counted; null where that cannot be told."
+    )
     error: ErrorRecord | None = None
     priority: int
     owner: str | None = Field(None, description="Who submitted it: `local`, or `key:...`.")

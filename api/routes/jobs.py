@@ -1,9 +1,10 @@
 """/v1/jobs: submit, list, follow, cancel, retry, delete."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
 from actograph.contract import resources
@@ -16,8 +17,9 @@ from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import json_body
 from api.validation import parse_job_spec
-from storage import job_control, job_queue, job_results, job_view, jobs, pages, quotas, sessions
+from storage import forecast, job_control, job_queue, job_results, job_view, jobs, pages, quotas, sessions
 from storage.idempotency import StoredAnswer
+from storage.models import JobRow
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -59,13 +61,18 @@ def submit_job(
         planning.admit(services, submission)
         with services.database.write() as session:
             row = submissions.insert(session, submission)
-            answer = StoredAnswer(202, job_view.resource(session, row).model_dump(mode="json"))
+            answer = StoredAnswer(202, _shown_at_once(session, row))
             keep(session, answer)
         # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
         services.broker.wake(row.id, row.priority)
         return answer
 
     return _accepted(answered_once(services, idempotency_key, b"POST /v1/jobs\n" + body, submit))
+
+
+def _shown_at_once(session: Session, row: JobRow) -> dict[str, Any]:
+    """The job without a forecast, which takes longer than a transaction that writes should."""
+    return job_view.resource(session, row, etas={}).model_dump(mode="json")
 
 
 def _accepted(answer: StoredAnswer) -> JSONResponse:
@@ -95,7 +102,10 @@ def list_jobs(
         )
         positions = job_queue.queue_positions(session)
         limits = quotas.read(session, services.settings)
-        return pages.page(rows, has_more, lambda row: job_view.resource(session, row, positions, limits))
+        etas = forecast.etas(session)
+        return pages.page(
+            rows, has_more, lambda row: job_view.resource(session, row, positions, limits, etas)
+        )
 
 
 @router.get(
@@ -171,7 +181,7 @@ def retry_job(services: ServicesDep, job_id: str, idempotency_key: IdempotencyKe
     def retry(keep: Keep) -> StoredAnswer:
         with services.database.write() as session:
             row = job_control.retry(session, job_id)
-            answer = StoredAnswer(202, job_view.resource(session, row).model_dump(mode="json"))
+            answer = StoredAnswer(202, _shown_at_once(session, row))
             keep(session, answer)
         services.broker.wake(row.id, row.priority)
         return answer

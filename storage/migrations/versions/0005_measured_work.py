@@ -1,0 +1,21 @@
+"""What a job's recent samples took, by which its end is foretold"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+COLUMNS = ("recent_samples", "recent_seconds")
+
+
+def upgrade() -> None:
+    for column in COLUMNS:
+        op.add_column("jobs", sa.Column(column, sa.Double(), server_default=sa.text("0"), nullable=False))
+
+
+def downgrade() -> None:
+    for column in COLUMNS:
+        op.drop_column("jobs", column)
