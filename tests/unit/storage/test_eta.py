@@ -134,8 +134,8 @@ def test_a_steady_drain_is_foretold_from_its_first_unit_on(
 def test_later_units_count_more_than_earlier_ones(database: Database, submit: Submit, clock: Clock) -> None:
     job_id = submit(1000)
     add_worker(database)
-    run(database, clock, job_id, *[(10, 50.0)] * 10, *[(10, 10.0)] * 30)
-    left = 1000 - 400
+    run(database, clock, job_id, *[(10, 50.0)] * 10, *[(10, 10.0)] * 40)
+    left = 1000 - 500
     assert foretold(database)[job_id] == pytest.approx(left * 1.0, rel=0.1)
 
 
