@@ -1,5 +1,7 @@
 """Capture specs from the engine to the stored session, against everything that the model computed."""
 
+import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,16 +262,146 @@ def test_statistics_equal_those_of_the_stored_rows(capture: Capture, tensors: bo
                 assert torch.allclose(got.double(), value.double()[None], rtol=1e-6, atol=1e-9), name
 
 
-@pytest.mark.parametrize("features", [{"first": 7}, {"indices": [90, 2]}])
-def test_every_choice_works_with_every_other(capture: Capture, features: dict[str, Any]) -> None:
-    chosen = {"positions": {"stride": 2}, "features": features}
-    rows = capture(**chosen)
-    made = capture(**chosen, reduce="mean", stats=True, dtype="float16")
-    for sample in range(len(PROMPTS)):
-        made.reader(sample).verify()
-        for hook in POINTS:
-            whole = rows.tensor(sample, hook)
-            mean = made.tensor(sample, hook)
-            assert mean.dtype == torch.float16
-            assert torch.allclose(mean.float(), whole.mean(0)[None], rtol=1e-3, atol=1e-4)
-            assert torch.allclose(made.tensor(sample, f"{hook}.mean"), whole.double().mean(0)[None])
+#: what a spec may choose in each of its fields
+CHOICES: dict[str, list[Any]] = {
+    "positions": [
+        "all", "prompt", "generated", "last", "last_prompt", "think", "answer", "tool_call",
+        ["prompt", "think"], ["tool_result", "answer"], {"stride": 1}, {"stride": 7}, [0], [-1, 3, 0],
+    ],
+    "reduce": ["none", "mean", "max", "last"],
+    "features": [None, {"first": 1}, {"first": 24}, {"indices": [23]}, {"indices": [20, 3, 11]}],
+    "stats": [None, True, {"threshold": 0.5}, {"tensors": False}],
+    "dtype": ["model", "float32", "float16", "bfloat16"],
+    "hooks": [
+        ["resid_post.1"], ["embed", "logits"], ["mlp_in.0", "lm_head.input", "final_norm"],
+        ["model.layers.0.mlp.act_fn.output", "model.layers.1.self_attn.k_proj.output"],
+        ["resid_pre.1", "resid_post.0", "logits"],
+    ],
+    "options": [SMALL_BLOCKS, BufferOptions(), BufferOptions(host_buffer_bytes=4000, shard_bytes=2000)],
+}  # fmt: skip
+THINKING = ("12+13?<think>\n", "The cat", "Tom has 34 books.<think>\n9+2=11</think>")
+_DTYPES = {
+    "model": torch.float32,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def combinations(count: int) -> list[dict[str, Any]]:
+    """So many specs, drawn so that every two choices of different fields meet in one of them."""
+    draw = random.Random(11)
+    fields = list(CHOICES)
+    unmet = {
+        (a, i, b, j)
+        for a, b in itertools.combinations(fields, 2)
+        for i in range(len(CHOICES[a]))
+        for j in range(len(CHOICES[b]))
+    }
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        best: dict[str, Any] = {}
+        most: frozenset[Any] = frozenset()
+        for _ in range(40):
+            picks = {field: draw.randrange(len(CHOICES[field])) for field in fields}
+            met = frozenset(
+                (a, picks[a], b, picks[b])
+                for a, b in itertools.combinations(fields, 2)
+                if (a, picks[a], b, picks[b]) in unmet
+            )
+            spec = {field: CHOICES[field][pick] for field, pick in picks.items()}
+            drops_all = spec["stats"] == {"tensors": False} and spec["reduce"] != "none"
+            if not drops_all and (not best or len(met) > len(most)):
+                best, most = spec, met
+        unmet -= most
+        found.append(best)
+    # reduce beside statistics without tensors is refused
+    no_tensors = CHOICES["stats"].index({"tensors": False})
+    assert all((a, b, j) == ("reduce", "stats", no_tensors) for a, _, b, j in unmet), unmet
+    return found
+
+
+def rows_meant(positions: Any, prompt: int, generated: int, names: list[str]) -> list[int]:
+    """The tokens of a spec's positions, written a second time; `names` has the segment of each token."""
+    ran = list(range(prompt + generated - 1))
+    match positions:
+        case "all":
+            return ran
+        case "generated":
+            return ran[prompt:]
+        case "last":
+            return ran[-1:]
+        case "last_prompt":
+            return [prompt - 1]
+        case {"stride": k}:
+            return ran[::k]
+        case [int(), *_]:
+            return sorted({t if t >= 0 else prompt + t for t in positions})
+        case str():
+            return [t for t in ran if names[t] == positions]
+    return [t for t in ran if names[t] in positions]
+
+
+def test_every_choice_works_with_every_other_and_means_what_it_says(capture: Capture) -> None:
+    """Against everything that the model computed, kept by one capture without any choice."""
+    whole = capture(texts=THINKING, hooks=sorted({h for hooks in CHOICES["hooks"] for h in hooks}))
+    segments: set[str] = set()
+    for spec in combinations(150):
+        part = capture(texts=THINKING, **spec)
+        assert [g.generated_ids for g in part.generations] == [g.generated_ids for g in whole.generations]
+        for sample, generation in enumerate(part.generations):
+            reader = part.reader(sample)
+            reader.verify()
+            names = [s.name for s in reader.manifest.segments for _ in range(s.start, s.stop)]
+            segments |= set(names)
+            prompt, generated = len(generation.prompt_ids), len(generation.generated_ids)
+            tokens = rows_meant(spec["positions"], prompt, generated, names)
+            for hook in spec["hooks"]:
+                every = whole.tensor(sample, hook)
+                low = prompt + generated - 1 - len(every)
+                mine = [t for t in tokens if t >= low]
+                rows = every[[t - low for t in mine]]
+                if spec["features"] is not None:
+                    first, indices = spec["features"].get("first", 0), spec["features"].get("indices")
+                    rows = rows[:, indices or list(range(first))]
+                check_statistics(part, sample, hook, spec["stats"], rows)
+                if isinstance(spec["stats"], dict) and not spec["stats"].get("tensors", True):
+                    assert hook not in reader.manifest.tensors
+                    continue
+                assert list(reader.tokens_of_rows(hook)) == mine, (spec, hook)
+                got = part.tensor(sample, hook)
+                dtype = _DTYPES.get(spec["dtype"], torch.float32)
+                if spec["reduce"] != "none" and len(rows):
+                    sums = {"mean": rows.mean(0), "max": rows.amax(0), "last": rows[-1]}
+                    rows = sums[spec["reduce"]][None]
+                # numpy has no bfloat16, so the reader gives such rows as float32
+                assert got.dtype in (dtype, torch.float32)
+                close = {torch.bfloat16: 1e-2, torch.float16: 1e-3}.get(dtype, 1e-5)
+                exact = spec["reduce"] != "mean"
+                want = rows.to(dtype)
+                assert got.shape == want.shape, (spec, hook)
+                same = torch.equal(got.float(), want.float())
+                assert same if exact else torch.allclose(got.float(), want.float(), rtol=close, atol=close), (
+                    spec, hook,
+                )  # fmt: skip
+    assert {"think", "answer"} <= segments
+
+
+def check_statistics(part: Captured, sample: int, hook: str, stats: Any, rows: torch.Tensor) -> None:
+    """Statistics are of the rows as computed, whatever `dtype` and `reduce` say."""
+    names = part.reader(sample).manifest.tensors
+    if stats is None:
+        assert not any(name.startswith(f"{hook}.") for name in names)
+        return
+    assert (f"{hook}.over" in names) == (isinstance(stats, dict) and "threshold" in stats)
+    if not len(rows):
+        assert names[f"{hook}.mean"].shape[0] == 0
+        return
+    x = rows.double()
+    want = {"mean": x.mean(0), "variance": x.var(0, unbiased=False), "min": x.amin(0), "max": x.amax(0)}
+    if f"{hook}.over" in names:
+        want["over"] = (x.abs() > stats["threshold"]).sum(0)
+    assert part.tensor(sample, f"{hook}.count").tolist() == [[len(rows)]]
+    for name, value in want.items():
+        got = part.tensor(sample, f"{hook}.{name}").double()
+        assert torch.allclose(got, value.double()[None], rtol=1e-6, atol=1e-9), name
