@@ -3,20 +3,25 @@
 import logging
 import signal
 import sys
+import time
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from api.app import create_app, open_services
 from api.auth import is_loopback
+from api.dependencies import Services
+from storage.database import is_away
 
 #: open event streams end at once; a download may go on for so long
 GRACE_SECONDS = 5
+#: a database that is away at the start is waited for so long
+DATABASE_SECONDS = 5.0
 
 
 class Server(uvicorn.Server):
@@ -50,7 +55,7 @@ def main() -> int:
     # at info it announces itself with every look at the schema
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
-        services = open_services(settings)
+        services = _open_patiently(settings)
     except (ActographError, ValueError, OSError) as error:
         return _refuse(str(error))
     except SQLAlchemyError as error:
@@ -68,6 +73,18 @@ def main() -> int:
     server = Server(config, app)
     server.run()
     return 0 if server.started else 1
+
+
+def _open_patiently(settings: Settings) -> Services:
+    """Open everything; a database server that is being restarted is waited for."""
+    deadline = time.monotonic() + DATABASE_SECONDS
+    while True:
+        try:
+            return open_services(settings)
+        except DBAPIError as error:
+            if not is_away(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _refuse(reason: str) -> int:

@@ -34,6 +34,7 @@ _NOW_SERVER = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 _AWAY_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 #: connection, resources, operator's intervention, serialization: postgresql.org, appendix A
 _AWAY_STATES = ("08", "53", "57P", "40")
+_FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery", "too many", "terminating")
 BUSY_TIMEOUT_MS = 30_000
 
 
@@ -145,7 +146,11 @@ def is_away(error: DBAPIError) -> bool:
     if name is not None:
         return str(name).startswith(_AWAY_SQLITE)
     state = getattr(error.orig, "sqlstate", None)
-    return state is None or str(state).startswith(_AWAY_STATES)
+    if state is not None:
+        return str(state).startswith(_AWAY_STATES)
+    # no connection was made; a server that refuses us for good says FATAL (a wrong password, no database)
+    said = str(error.orig)
+    return "FATAL" not in said or any(words in said for words in _FATAL_FOR_NOW)
 
 
 def changed(result: sa.Result[Any]) -> int:

@@ -1,4 +1,4 @@
-"""A short run of the chaos program on real GSM8K problems: nothing is lost, doubled or different."""
+"""A short run of the chaos program on both stacks: nothing is lost, doubled or different."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
-from bench.chaos_audit import Audit, audit_job
-from bench.chaos_faults import FAULTS as FAULT_KINDS
+from bench.chaos.audit import Audit, audit_job
+from bench.chaos.faults import FAULTS
 from storage import job_view, jobs, samples
 from storage.artifacts.store import open_store
 from storage.database import Database
@@ -20,17 +20,23 @@ from storage.models import JobRow
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
 REPO = Path(__file__).resolve().parents[2]
-FAULTS = 10
-PROBLEMS = 400
+PROBLEMS = {"sqlite-files": 240, "postgres-s3": 100}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are killed with their parents by Linux's means")
-def test_ten_faults_in_mid_drain_change_nothing(shared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stack", ["sqlite-files", "postgres-s3"])
+def test_every_kind_of_fault_in_mid_drain_changes_nothing(
+    request: pytest.FixtureRequest, shared: Path, tmp_path: Path, stack: str
+) -> None:
+    if stack == "postgres-s3":  # say by their own means where this machine has no such server
+        request.getfixturevalue("postgres_server"), request.getfixturevalue("swift_server")
+    kinds, problems = FAULTS[stack], PROBLEMS[stack]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "bench.chaos", "--model", shared / "models" / "tiny-qwen3"),
-            *("--problems", shared / "data" / "gsm8k" / "test.jsonl", "--limit", str(PROBLEMS)),
-            *("--faults", str(FAULTS), "--seed", "19", "--home", tmp_path / "home"),
+            *(sys.executable, "-m", "bench.chaos", "--stack", stack),
+            *("--model", shared / "models" / "tiny-qwen3", "--max-tokens", "32"),
+            *("--problems", shared / "data" / "gsm8k" / "test.jsonl", "--limit", str(problems)),
+            *("--faults", str(len(kinds)), "--seed", "19", "--home", tmp_path / "home"),
             *("--json", tmp_path / "chaos.json"),
         ],
         cwd=REPO,
@@ -45,16 +51,21 @@ def test_ten_faults_in_mid_drain_change_nothing(shared: Path, tmp_path: Path) ->
     assert "still waiting for ;" not in done.stderr
     report = json.loads((tmp_path / "chaos.json").read_text())
     assert report["clean"]
-    assert len(report["faults"]) == FAULTS
-    assert set(report["by_kind"]) == set(FAULT_KINDS), "this seed has every kind of fault"
+    assert set(report["by_kind"]) == set(kinds)
     audit = report["audit"]
-    assert audit["samples"] == audit["sessions"] == report["jobs"] * PROBLEMS
+    assert audit["samples"] == audit["sessions"] == report["jobs"] * problems
     # work was really lost with the workers, and no more of it than they held
     assert 0 < audit["repeats"] <= sum(fault["in_hand"] for fault in report["faults"])
-    check_that_the_audit_sees(tmp_path / "home")
+    workers = "".join(p.read_text() for p in (tmp_path / "home/logs").glob("worker-*.log"))
+    assert "No space left on device" in workers
+    if stack == "postgres-s3":
+        assert "the database is away" in workers
+        assert "cannot be used" in workers or "503" in workers
+    else:
+        check_that_the_audit_sees(tmp_path / "home", problems)
 
 
-def check_that_the_audit_sees(home: Path) -> None:
+def check_that_the_audit_sees(home: Path, problems: int) -> None:
     """What the run was spared, done to its results by hand."""
     database, store = (
         Database(f"sqlite:///{home / 'actograph.db'}"),
@@ -64,7 +75,7 @@ def check_that_the_audit_sees(home: Path) -> None:
         # greedy, sampled, and the same again under fire
         ids = session.scalars(sa.select(JobRow.id).order_by(JobRow.created_at)).all()
         reference, again = (
-            [samples.resource(row) for row in samples.find(session, job_id, limit=PROBLEMS)[0]]
+            [samples.resource(row) for row in samples.find(session, job_id, limit=problems)[0]]
             for job_id in (ids[0], ids[2])
         )
         job = job_view.resource(session, jobs.get(session, ids[2]))

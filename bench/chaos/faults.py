@@ -1,87 +1,26 @@
 """The faults that `bench.chaos` injects into a running `actograph up`, each at its own process.
 
 A fault that is aimed at a worker's child first stops it (SIGSTOP), then looks up in the index which
-samples it holds, then kills it: what is in its hand is known exactly, and the moment stays random.
+samples it holds, then kills it: what is in its hand is known exactly, and the moment stays random. A
+fault of the store or of the database may cost any unit in hand while it lasts, and no other.
 """
 
+import random
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import redis
-import sqlalchemy as sa
 
-from actograph.contract.resources import SampleStatus
-from storage.database import Database
-from storage.models import SampleRow, WorkerRow
+from bench.chaos.stack import Injected, NotMidWork, Stack, Strike
+from bench.servers.faulty_proxy import Mode
 
-
-class NotMidWork(Exception):
-    """The target has nothing in hand just now; try again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """A running service, seen from outside."""
-
-    home: Path
-    #: of the API
-    port: int
-    #: of the `actograph up`
-    process: psutil.Process
-    database: Database
-    lease_seconds: float
-
-    def program(self, word: str) -> psutil.Process:
-        """The service's direct child that runs `python -m WORD`, or the program WORD. Raises NotMidWork."""
-        for child in self.process.children():
-            try:
-                line = child.cmdline()
-            except psutil.Error:
-                continue
-            if line[1:3] == ["-m", word] or (line and Path(line[0].split()[0]).name == word):
-                return child
-        raise NotMidWork(f"{word} is being started")
-
-    def leased(self) -> dict[str, list[str]]:
-        """Worker id -> the samples that it holds."""
-        statement = sa.select(SampleRow.worker_id, SampleRow.id).where(
-            SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until > time.time()
-        )
-        held: dict[str, list[str]] = {}
-        with self.database.read() as session:
-            for worker_id, sample_id in session.execute(statement):
-                held.setdefault(worker_id or "", []).append(sample_id)
-        return held
-
-    def busy_child(self) -> tuple[str, psutil.Process]:
-        """A worker with samples in hand, and the process that holds its model. Raises NotMidWork."""
-        held = self.leased()
-        with self.database.read() as session:
-            rows = session.execute(sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.id.in_(held))).all()
-        for worker_id, pid in rows:
-            try:
-                return worker_id, psutil.Process(pid)
-            except psutil.NoSuchProcess:
-                continue
-        raise NotMidWork("no worker has samples in hand")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Injected:
-    """What a fault hit."""
-
-    #: samples that may have to be run again because of it
-    in_hand: list[str]
-    #: samples that anybody held at that moment: recovery is over once all have ended
-    waiting: list[str]
-    #: Unix seconds from which recovery is counted
-    at: float
+#: how long what is away stays away
+AWAY_SECONDS = (1.0, 4.0)
+CLOCK_SHIFTS = (60.0, -60.0)
 
 
 def _await_stop(child: psutil.Process) -> None:
@@ -177,8 +116,62 @@ def flush_broker(stack: Stack) -> Injected:
         return _elsewhere(stack, client.flushall)
 
 
+def _outage(stack: Stack, begin: Callable[[], object], end: Callable[[], object]) -> Injected:
+    """Something is away for a while, from a moment at which samples are in hand."""
+    before = stack.held()
+    if not before:
+        raise NotMidWork("no worker has samples in hand")
+    begin()
+    at = time.time()
+    try:
+        time.sleep(random.uniform(*AWAY_SECONDS))
+    finally:
+        end()
+    after = stack.held()
+    return Injected(in_hand=[*before, *after], waiting=before, at=at)
+
+
+def restart_postgres(stack: Stack) -> Injected:
+    """SIGINT: it ends every transaction in good order."""
+    server = stack.postgres
+    assert server is not None
+    return _outage(stack, lambda: server.stop(signal.SIGINT), server.start)
+
+
+def kill_postgres(stack: Stack) -> Injected:
+    """SIGKILL to the postmaster and its children; the start recovers from the log."""
+    server = stack.postgres
+    assert server is not None
+    return _outage(stack, server.kill, server.start)
+
+
+def fill_disk(stack: Stack) -> Injected:
+    """Every write of a session's file fails with ENOSPC."""
+    return _outage(stack, stack.full_file.touch, stack.full_file.unlink)
+
+
+def shift_clock(stack: Stack) -> Injected:
+    """The clock of one worker jumps a minute ahead or back, and stays there until the next such fault."""
+    now = float(stack.clock_file.read_text() or 0)
+    new = random.choice([shift for shift in CLOCK_SHIFTS if shift != now])
+    return _elsewhere(stack, lambda: stack.clock_file.write_text(str(new)))
+
+
+def _store_fault(mode: Mode) -> Strike:
+    def strike(stack: Stack) -> Injected:
+        proxy = stack.proxy
+        assert proxy is not None
+
+        def set_mode(value: Mode) -> None:
+            proxy.mode = value
+
+        return _outage(stack, lambda: set_mode(mode), lambda: set_mode("pass"))
+
+    return strike
+
+
 #: name -> (what it does, how often it is chosen)
-FAULTS: dict[str, tuple[Callable[[Stack], Injected], int]] = {
+EVERYWHERE: dict[str, tuple[Strike, int]] = {
     "kill -9 worker child": (kill_child, 5),
     "kill -9 worker": (kill_worker, 5),
     "kill -9 API": (kill_api, 3),
@@ -186,4 +179,22 @@ FAULTS: dict[str, tuple[Callable[[Stack], Injected], int]] = {
     "restart broker": (restart_broker, 2),
     "FLUSHALL": (flush_broker, 4),
     "SIGSTOP past lease": (pause_child, 3),
+    "disk full": (fill_disk, 3),
+    "clock jumps": (shift_clock, 2),
+}
+POSTGRES_S3: dict[str, tuple[Strike, int]] = {
+    "restart Postgres": (restart_postgres, 3),
+    "kill -9 Postgres": (kill_postgres, 3),
+    "S3 answers 503": (_store_fault("unavailable"), 3),
+    "S3 hangs up": (_store_fault("drop"), 2),
+    "S3 breaks off": (_store_fault("cut"), 2),
+    "S3 is slow": (_store_fault("slow"), 1),
+}
+#: of each stack
+FAULTS = {"sqlite-files": EVERYWHERE, "postgres-s3": EVERYWHERE | POSTGRES_S3}
+#: the longest time to recovery that is promised, in seconds, beside the lease where that is waited for
+MARKS: dict[str, Callable[[float], float]] = {
+    "kill -9 worker child": lambda lease: lease + 5,
+    "kill -9 worker": lambda lease: lease + 5,
+    "FLUSHALL": lambda lease: 15,
 }

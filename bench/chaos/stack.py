@@ -1,0 +1,97 @@
+"""The service under fire, seen from outside, and what a fault says of itself."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import sqlalchemy as sa
+
+from actograph.contract.resources import SampleStatus
+from bench.servers.faulty_proxy import FaultyProxy
+from bench.servers.postgres import PostgresServer
+from storage.artifacts.store import ArtifactStore
+from storage.database import Database
+from storage.models import SampleRow, WorkerRow
+
+
+class NotMidWork(Exception):
+    """The target has nothing in hand just now; try again."""
+
+
+class Stuck(Exception):
+    """The drain does not go on by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A running service and the servers that it stands on."""
+
+    home: Path
+    #: of the API
+    port: int
+    #: of the `actograph up`
+    process: psutil.Process
+    database: Database
+    store: ArtifactStore
+    lease_seconds: float
+    #: while it exists the disk is full; holds the seconds that one worker's clock is off
+    full_file: Path
+    clock_file: Path
+    #: None where the index is SQLite, and where the store is a folder
+    postgres: PostgresServer | None = None
+    proxy: FaultyProxy | None = None
+
+    def program(self, word: str) -> psutil.Process:
+        """The service's direct child that runs `python -m WORD`, or the program WORD. Raises NotMidWork."""
+        for child in self.process.children():
+            try:
+                line = child.cmdline()
+            except psutil.Error:
+                continue
+            if line[1:3] == ["-m", word] or (line and Path(line[0].split()[0]).name == word):
+                return child
+        raise NotMidWork(f"{word} is being started")
+
+    def leased(self) -> dict[str, list[str]]:
+        """Worker id -> the samples that it holds."""
+        statement = sa.select(SampleRow.worker_id, SampleRow.id).where(
+            SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until > time.time()
+        )
+        held: dict[str, list[str]] = {}
+        with self.database.read() as session:
+            for worker_id, sample_id in session.execute(statement):
+                held.setdefault(worker_id or "", []).append(sample_id)
+        return held
+
+    def held(self) -> list[str]:
+        """The samples that anybody holds."""
+        return [sample for samples in self.leased().values() for sample in samples]
+
+    def busy_child(self) -> tuple[str, psutil.Process]:
+        """A worker with samples in hand, and the process that holds its model. Raises NotMidWork."""
+        held = self.leased()
+        with self.database.read() as session:
+            rows = session.execute(sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.id.in_(held))).all()
+        for worker_id, pid in rows:
+            try:
+                return worker_id, psutil.Process(pid)
+            except psutil.NoSuchProcess:
+                continue
+        raise NotMidWork("no worker has samples in hand")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injected:
+    """What a fault hit."""
+
+    #: samples that may have to be run again because of it
+    in_hand: list[str]
+    #: samples that anybody held at that moment: recovery is over once all have ended
+    waiting: list[str]
+    #: Unix seconds from which recovery is counted
+    at: float
+
+
+Strike = Callable[[Stack], Injected]
