@@ -28,7 +28,7 @@ from bench.marks import Mark, print_marks, write_result
 from storage.artifacts.local import LocalStore
 from storage.manifest import SessionManifest, StoredTensor
 from storage.session_files import SessionReader, SessionWriter, TensorRows
-from storage.session_reader import HeaderCache
+from storage.session_reader import DigestCache
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
 WRITERS = 4  # as the worker has
@@ -163,7 +163,7 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     variants: dict[str, Callable[[], object]] = {
         "torch.load, 64 MiB": load,
         "torch.load(mmap=True)": load_mapped,
-        "SessionReader, new": lambda: SessionReader(store, session_id, headers=HeaderCache()).rows(
+        "SessionReader, new": lambda: SessionReader(store, session_id, headers=DigestCache()).rows(
             "resid_post.0", first, stop
         ),
         "SessionReader, kept": lambda: warm.rows("resid_post.0", first, stop),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from typing import Generic, TypeVar
 
 from actograph import tensor_files
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
@@ -14,6 +15,8 @@ from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.tensor_files import TensorFileHeader
 from storage.artifacts.store import ArtifactStore
 from storage.manifest import MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +28,41 @@ class TensorSlice:
     data: bytes
 
 
-class HeaderCache:
-    """Headers by the sha256 of their file, so that an entry can never be out of date.
+class DigestCache(Generic[T]):
+    """Parts of files by the sha256 of their file, so that an entry can never be out of date.
 
-    Bounded by the number of tensors that it describes: roughly 300 bytes each.
+    Bounded by the number of tensors that the entries describe: roughly 300 bytes each for a header, and
+    about a kilobyte for a manifest.
     """
 
     def __init__(self, max_tensors: int = 100_000) -> None:
         self._max_tensors = max_tensors
         self._tensors = 0
-        self._headers: OrderedDict[str, TensorFileHeader] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[T, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, digest: str) -> TensorFileHeader | None:
+    def get(self, digest: str) -> T | None:
         with self._lock:
-            header = self._headers.get(digest)
-            if header is not None:
-                self._headers.move_to_end(digest)
-            return header
+            found = self._entries.get(digest)
+            if found is None:
+                return None
+            self._entries.move_to_end(digest)
+            return found[0]
 
-    def put(self, digest: str, header: TensorFileHeader) -> None:
+    def put(self, digest: str, value: T, tensors: int) -> None:
+        """Keep `value`, which describes so many tensors."""
         with self._lock:
-            if digest in self._headers:
+            if digest in self._entries:
                 return
-            self._headers[digest] = header
-            self._tensors += len(header.tensors)
-            while self._tensors > self._max_tensors and len(self._headers) > 1:
-                _, oldest = self._headers.popitem(last=False)
-                self._tensors -= len(oldest.tensors)
+            self._entries[digest] = (value, tensors)
+            self._tensors += tensors
+            while self._tensors > self._max_tensors and len(self._entries) > 1:
+                _, (_, dropped) = self._entries.popitem(last=False)
+                self._tensors -= dropped
 
 
-_shared_headers = HeaderCache()
+_shared_headers: DigestCache[TensorFileHeader] = DigestCache()
+_shared_manifests: DigestCache[SessionManifest] = DigestCache(20_000)
 
 
 class SessionReader:
@@ -66,15 +73,40 @@ class SessionReader:
     """
 
     def __init__(
-        self, store: ArtifactStore, session_id: str, *, headers: HeaderCache = _shared_headers
+        self,
+        store: ArtifactStore,
+        session_id: str,
+        *,
+        recorded: SessionFile | None = None,
+        headers: DigestCache[TensorFileHeader] = _shared_headers,
+        manifests: DigestCache[SessionManifest] = _shared_manifests,
     ) -> None:
+        """`recorded` is the manifest file as the index has it: it is then read once and kept."""
         self.session_id = session_id
         self._store = store
+        self._recorded = recorded
         self._headers = headers
+        self._manifests = manifests
 
     @cached_property
     def manifest(self) -> SessionManifest:
-        manifest = SessionManifest.decode(b"".join(self._store.stream(self._key(MANIFEST_NAME))))
+        recorded, key = self._recorded, self._key(MANIFEST_NAME)
+        if recorded is None:
+            return self._decoded(b"".join(self._store.stream(key)))
+        kept = self._manifests.get(recorded.sha256)
+        if kept is None:
+            try:
+                data = self._store.read(key, 0, recorded.bytes)
+            except RangeNotSatisfiable as error:
+                raise StoreDamaged(f"{MANIFEST_NAME} of session {self.session_id} is cut off") from error
+            if sha256(data).hexdigest() != recorded.sha256:
+                raise StoreDamaged(f"{MANIFEST_NAME} of session {self.session_id} was changed")
+            kept = self._decoded(data)
+            self._manifests.put(recorded.sha256, kept, len(kept.tensors))
+        return kept
+
+    def _decoded(self, data: bytes) -> SessionManifest:
+        manifest = SessionManifest.decode(data)
         if manifest.session_id != self.session_id:
             raise StoreDamaged(f"session {self.session_id} holds the manifest of {manifest.session_id}")
         return manifest
@@ -211,7 +243,7 @@ class SessionReader:
         if header is None:
             key = self._key(name)
             header = tensor_files.read_header(lambda at, n: self._store.read(key, at, n), file.bytes)
-            self._headers.put(file.sha256, header)
+            self._headers.put(file.sha256, header, len(header.tensors))
         return header
 
     def _file(self, name: str) -> SessionFile:

@@ -15,7 +15,10 @@ from storage.database import now
 from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 from storage.session_filter import SessionFilter
 
-__all__ = ["NewSession", "SessionFilter", "delete", "find", "get", "ids", "insert", "resources_of", "totals"]
+__all__ = [
+    "NewSession", "SessionFilter", "delete", "file_of", "find", "get", "ids", "insert", "resources_of",
+    "totals",
+]  # fmt: skip
 
 
 _hooks = TypeAdapter(dict[str, resources.TensorInfo])
@@ -80,6 +83,12 @@ def get(session: Session, session_id: str) -> SessionRow:
     if row is None:
         raise NotFound(f"no session {session_id}")
     return row
+
+
+def file_of(session: Session, session_id: str, name: str) -> resources.SessionFile | None:
+    """One file of a session, as the index has it."""
+    row = session.get(ArtifactRow, (session_id, name))
+    return resources.SessionFile(name=row.name, bytes=row.bytes, sha256=row.sha256) if row else None
 
 
 def find(

@@ -242,7 +242,7 @@ def update_session(
     responses=documented(404, 422),
 )
 def get_session_manifest(services: ServicesDep, session_id: str) -> SessionManifest:
-    return _reader(services, session_id).manifest
+    return _reader(services, session_id, anew=True).manifest
 
 
 @router.get(
@@ -317,8 +317,11 @@ def _session(services: Services, session_id: str) -> resources.Session:
         return sessions.resources_of(session, [row])[0]
 
 
-def _reader(services: Services, session_id: str) -> SessionReader:
+def _reader(services: Services, session_id: str, *, anew: bool = False) -> SessionReader:
     """A reader of a session that the index knows.
+
+    Args:
+        anew: read the manifest from the store, also where it is kept in memory.
 
     Raises:
         NotFound: the index does not know it.
@@ -327,7 +330,8 @@ def _reader(services: Services, session_id: str) -> SessionReader:
     known_id(session_id, "ses", "session")
     with services.database.read() as session:
         sessions.get(session, session_id)
-    reader = SessionReader(services.store, session_id)
+        recorded = sessions.file_of(session, session_id, MANIFEST_NAME)
+    reader = SessionReader(services.store, session_id, recorded=None if anew else recorded)
     try:
         _ = reader.manifest
     except NotFound:

@@ -1,0 +1,105 @@
+"""Rows of a tensor that lies on S3: how many requests they cost, and how many bytes."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from actograph import tensor_files
+from actograph.settings import Settings
+from storage.artifacts.s3 import S3Store
+from storage.session_files import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+ROWS = np.arange(6 * 512, dtype="<f4").reshape(6, 512)
+
+
+@pytest.fixture
+def service(start: "Start", settings: Settings, s3_bucket: str) -> "Service":
+    return start(settings.model_copy(update={"artifact_url": f"s3://{s3_bucket}/lab"}))
+
+
+@pytest.fixture
+def session_id(service: "Service") -> str:
+    hooks = {f"resid_post.{i}": TensorRows(f"resid_post.{i}", "F32", (6, 512), 0, ROWS + i) for i in range(4)}
+    made = service.finish(*service.claim(service.submit()), tensors=hooks)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def requests(service: "Service") -> list[tuple[str, str, str]]:
+    """Every request to the store from now on: method, last part of the key, range."""
+    seen: list[tuple[str, str, str]] = []
+    store = service.services.store
+    assert isinstance(store, S3Store)
+
+    def note(request: Any, **_: Any) -> None:
+        asked = request.headers.get("Range") or ""
+        asked = asked.decode() if isinstance(asked, bytes) else str(asked)
+        name = request.url.partition("?")[0].rpartition("/")[2]
+        seen.append((request.method, name, asked.removeprefix("bytes=")))
+
+    store._client.meta.events.register("before-send.s3", note)
+    return seen
+
+
+def read(service: "Service", session_id: str, hook: str, rows: str) -> np.ndarray[Any, Any]:
+    answer = service.client.get(
+        f"/v1/activations/sessions/{session_id}/tensors/{hook}", params={"rows": rows}
+    )
+    assert answer.status_code == 200, answer.text
+    data = answer.content
+    header = tensor_files.read_header(lambda at, n: data[at : at + n], len(data))
+    (entry,) = header.tensors.values()
+    return tensor_files.value_array(entry.dtype, entry.shape, data[entry.start : entry.stop])
+
+
+def test_rows_cost_one_range_request_once_manifest_and_header_are_known(
+    service: "Service", session_id: str, requests: list[tuple[str, str, str]]
+) -> None:
+    assert (read(service, session_id, "resid_post.1", "2:4") == ROWS[2:4] + 1).all()
+    assert [method for method, _, _ in requests] == ["GET"] * 3, "manifest, header, rows"
+    assert requests[0][:2] == ("GET", "manifest.json")
+    for hook, rows, (start, stop) in (
+        ("resid_post.1", "2:4", (2, 4)),
+        ("resid_post.3", "0:1", (0, 1)),
+        ("layers_output[2]", ":", (0, 6)),
+    ):
+        requests.clear()
+        shift = int(hook.rstrip("]")[-1])
+        assert (read(service, session_id, hook, rows) == ROWS[start:stop] + shift).all()
+        ((method, name, asked),) = requests
+        first, _, last = asked.partition("-")
+        assert (method, name) == ("GET", "activations.safetensors")
+        assert int(last) - int(first) + 1 == (stop - start) * 512 * 4
+
+
+def test_no_rows_and_a_deleted_session_cost_nothing(
+    service: "Service", session_id: str, requests: list[tuple[str, str, str]], problem: "Problem"
+) -> None:
+    read(service, session_id, "resid_post.0", "0:1")
+    requests.clear()
+    assert read(service, session_id, "resid_post.0", "3:3").shape == (0, 512)
+    assert requests == []
+    url = f"/v1/activations/sessions/{session_id}"
+    assert service.client.delete(url).status_code == 200
+    requests.clear()
+    problem(service.client.get(f"{url}/tensors/resid_post.0"), 404, "not_found")
+    assert requests == []
+
+
+def test_a_manifest_that_was_changed_is_not_used(
+    service: "Service", session_id: str, problem: "Problem"
+) -> None:
+    store = service.services.store
+    assert isinstance(store, S3Store)
+    key = f"lab/sessions/{session_id}/manifest.json"
+    data = store._client.get_object(Bucket=store.bucket, Key=key)["Body"].read()
+    store._client.put_object(Bucket=store.bucket, Key=key, Body=data.replace(b'"epoch": 0', b'"epoch": 7'))
+    url = f"/v1/activations/sessions/{session_id}"
+    problem(service.client.get(f"{url}/tensors/resid_post.0"), 500, "store_damaged", says="was changed")
