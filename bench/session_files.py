@@ -2,6 +2,9 @@
 
     python -m bench.session_files --json results.json
 
+With `--s3-url s3://bucket/prefix` (server and credentials from the usual AWS variables) rows are read from
+S3 too, beside fetching the whole object.
+
 Every round measures all variants once, in a random order, on the same bytes in the same folder; what a
 variant wrote is deleted and the disk left to settle before the next. Ratios are taken within each round;
 reported are medians over the rounds, with quartiles.
@@ -17,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,12 @@ import numpy as np
 import torch
 
 from actograph.client.tensors import open_folder
+from actograph.contract.resources import SessionFile
 from bench.marks import Mark, print_marks, write_result
 from storage.artifacts.local import LocalStore
-from storage.manifest import SessionManifest, StoredTensor
-from storage.session_files import SessionReader, SessionWriter, TensorRows
+from storage.artifacts.store import ArtifactStore, open_store
+from storage.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
+from storage.session_files import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
 from storage.session_reader import DigestCache
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
@@ -53,7 +59,7 @@ def manifest(session_id: str, shapes: dict[str, tuple[int, int]], rows: int) -> 
     )
 
 
-def write_session(store: LocalStore, tensors: dict[str, np.ndarray[Any, Any]]) -> str:
+def write_session(store: ArtifactStore, tensors: dict[str, np.ndarray[Any, Any]]) -> str:
     session_id = f"ses_{secrets.token_hex(16)}"
     shapes = {hook: (t.shape[0], t.shape[1]) for hook, t in tensors.items()}
     rows = max(shape[0] for shape in shapes.values())
@@ -186,12 +192,56 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def bench_s3(url: str, rounds: int) -> dict[str, Any]:
+    """Ten rows of a 64 MiB tensor on S3: of a session never read before, and of one that is known."""
+    store = open_store(url)
+    bits = np.random.default_rng(0).integers(0, 1 << 16, (SLICE_ROWS, SLICE_WIDTH), dtype=np.uint16)
+    session_id = write_session(store, {"resid_post.0": bits})
+    try:
+        key = f"sessions/{session_id}/{MANIFEST_NAME}"
+        data = b"".join(store.stream(key))
+        recorded = SessionFile(name=MANIFEST_NAME, bytes=len(data), sha256=sha256(data).hexdigest())
+        first = SLICE_ROWS // 2
+
+        def rows(**caches: Any) -> bytes:
+            reader = SessionReader(store, session_id, recorded=recorded, **caches)
+            return reader.rows("resid_post.0", first, first + SLICE).data
+
+        def new() -> bytes:
+            return rows(headers=DigestCache(), manifests=DigestCache())
+
+        assert rows() == new() == bits[first : first + SLICE].tobytes()
+        whole = f"sessions/{session_id}/{SINGLE_FILE}"
+        variants: dict[str, Callable[[], object]] = {
+            "S3, the whole object": lambda: sum(len(piece) for piece in store.stream(whole)),
+            "S3 rows, session new": new,
+            "S3 rows, session known": rows,
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in variants}
+        for number in range(rounds + 1):
+            for name, action in random.sample(list(variants.items()), len(variants)):
+                elapsed = timed(action)
+                if number:
+                    seconds[name].append(elapsed)
+    finally:
+        store.delete_prefix(f"sessions/{session_id}")
+    base = seconds["S3, the whole object"]
+    return {
+        name: {
+            "seconds": summary(taken),
+            "ratio_to_whole": statistics.median(t / b for b, t in zip(base, taken, strict=True)),
+        }
+        for name, taken in seconds.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--folder", type=Path, help="where to write; default: the temporary folder")
+    parser.add_argument("--s3-url", help="also read rows from S3, under this s3://bucket/prefix")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--sessions", type=int, default=24, help="sessions per round and variant")
     options = parser.parse_args()
@@ -200,6 +250,7 @@ def main() -> None:
         home = Path(name)
         writing = bench_writing(home, options.rounds, options.sessions)
         slices = bench_slices(home, options.rounds)
+    remote = bench_s3(options.s3_url, options.rounds) if options.s3_url else {}
     print(f"{HOOKS * ROWS * WIDTH * 2 / 2**20:.0f} MiB sessions, {options.sessions} per round")
     print(f"{'':32}{'MB/s':>8}{'÷ plain write':>22}{'÷ plain write + fsync':>26}")
     for variant, row in writing.items():
@@ -215,11 +266,21 @@ def main() -> None:
             f"{variant:32}{spent['median']:12.0f}{spent['q1']:10.0f}{spent['q3']:10.0f}"
             f"{row['ratio_to_torch_load']:14.5f}"
         )
+    if remote:
+        print(f"\n{SLICE} rows of a 64 MiB tensor on S3")
+        print(f"{'':32}{'median µs':>12}{'q1':>10}{'q3':>10}{'÷ whole':>14}")
+    for variant, row in remote.items():
+        spent = {key: value * 1e6 for key, value in row["seconds"].items()}
+        print(
+            f"{variant:32}{spent['median']:12.0f}{spent['q1']:10.0f}{spent['q3']:10.0f}"
+            f"{row['ratio_to_whole']:14.5f}"
+        )
     marks = marks_of(writing, slices)
     print()
     print_marks(marks)
     settings = {"rounds": options.rounds, "sessions": options.sessions}
-    write_result(options.json, {"settings": settings, "writing": writing, "slices": slices}, marks)
+    result = {"settings": settings, "writing": writing, "slices": slices, "s3": remote}
+    write_result(options.json, result, marks)
 
 
 def marks_of(writing: dict[str, Any], slices: dict[str, Any]) -> list[Mark]:

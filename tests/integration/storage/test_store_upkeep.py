@@ -1,6 +1,5 @@
 """Clearing and checking a store, on files and on S3, page by page as the API does it."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from storage.store_verify import in_sample, verify
 
 pytestmark = pytest.mark.integration
 
-POSTGRES = os.environ.get("TEST_POSTGRES_URL")
 ROWS = np.arange(12, dtype="<f4").reshape(3, 4)
 
 
@@ -118,14 +116,13 @@ def s3_client() -> Any:
     return boto3.session.Session().client("s3", config=Config(s3={"addressing_style": "path"}))
 
 
-@pytest.fixture(params=["sqlite", "postgres"] if POSTGRES else ["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path / 'index.db'}" if request.param == "sqlite" else POSTGRES or "")
-    if request.param == "postgres":
-        with opened.engine.begin() as connection:
-            connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-            connection.execute(sa.text("CREATE SCHEMA public"))
-    migrate.upgrade(opened)
+    if request.param == "sqlite":
+        opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
+        migrate.upgrade(opened)
+    else:
+        opened = Database(request.getfixturevalue("postgres_url"))
     yield opened
     opened.close()
 
