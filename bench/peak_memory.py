@@ -11,7 +11,7 @@ cache's growth makes. The mark is for what capturing adds to the run without it,
 The engine holds rows up to its budgets (`host_buffer_bytes`, and `shard_bytes` per sample) before
 it hands them on. Below those, memory grows with the rows that there are; above, it must not. So each
 case has a shape whose shorter run fills its budgets: "small" has budgets of 2 MiB, "default" the
-worker's own (2 GiB) and rows of 8 MiB per token of its batch of 16.
+worker's own (2 GiB) and rows of 12 MiB per token of its batch of 16.
 
 The allocator is as the worker leaves it: glibc's, with its own settings.
 """
@@ -69,7 +69,7 @@ def _cases() -> dict[str, Case]:
             options=BufferOptions(host_buffer_bytes=small, shard_bytes=small, device_buffer_bytes=small // 4),
         ),
         "default": Case(
-            shape=PYTHON_BOUND | {"num_hidden_layers": 4, "hidden_size": 16_384},
+            shape=PYTHON_BOUND | {"num_hidden_layers": 4, "hidden_size": 24_576},
             batch=16,
             options=BufferOptions(
                 host_buffer_bytes=own["host_buffer_bytes"].default, shard_bytes=own["shard_bytes"].default
@@ -132,7 +132,7 @@ def _trim() -> None:
 
 
 def _in_use(on_gpu: bool) -> int:
-    snapshot = memory.memory_snapshot(torch.device("cuda") if on_gpu else None)
+    snapshot = memory.memory_snapshot([torch.device("cuda")] if on_gpu else [])
     return snapshot["cuda_allocated_bytes" if on_gpu else "rss_bytes"]
 
 

@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -17,6 +18,7 @@ from worker.engine.generate import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.memory import capacity, memory_snapshot
 from worker.engine.model import LoadedModel, load_model
+from worker.engine.placement import weights_by_device
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class ModelHolder:
         logger.info("loading model %s", name)
         try:
             self._engine = self._load(model, options)
-            self._options, self._resting = options, memory_snapshot(self._engine.model.device)
+            self._options, self._resting = options, memory_snapshot(self._engine.model.devices)
             self._on_loaded(self._engine.structure)
         except (ActographError, torch.AcceleratorError):
             self.unload()
@@ -88,10 +90,13 @@ class ModelHolder:
 
     def _load(self, model: ServedModel, options: ModelLoadOptions) -> Engine:
         settings = self._settings
+        one_device = None if options.is_spread else cast(str | None, options.device_map)
         loaded = load_model(
             model.source,
             dtype=options.dtype or settings.dtype,
-            device=options.device_map or settings.device,
+            device=one_device or settings.device,
+            device_map=options.device_map if options.is_spread else None,
+            max_memory=options.max_memory,
             revision=options.revision or settings.revision,
             attn_implementation=options.attn_implementation,
             name=model.name,
@@ -112,11 +117,10 @@ class ModelHolder:
     def memory(self) -> dict[str, int]:
         """For the heartbeat: what is used, and what a batch may use, by which plans are made."""
         engine = self._engine  # the heartbeat's thread asks while another one loads
-        device = engine.model.device if engine is not None else None
-        numbers = memory_snapshot(device)
-        if device is not None:
-            most = batch_cap(on_gpu=device.type == "cuda")
-            numbers |= capacity(device, self._resting)
+        numbers = memory_snapshot(engine.model.devices if engine is not None else ())
+        if engine is not None:
+            most = batch_cap(on_gpu=engine.model.device.type == "cuda")
+            numbers |= capacity(engine.model.layer_devices, self._resting)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             numbers["batch_cap"] = min(most, self._settings.batch_size or most)
         return numbers
@@ -130,17 +134,17 @@ class ModelHolder:
 
 
 def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:
-    """Refuse weights that take more than `max_memory` allows on the device that holds them.
+    """Refuse weights that take more than `max_memory` allows on a device that holds them.
 
     Raises:
         ModelRefused: with both numbers.
     """
-    device = loaded.device
     allowed = options.max_memory or {}
-    most = allowed.get("cpu") if device.type == "cpu" else allowed.get(device.index or 0)
-    weights = sum(p.numel() * p.element_size() for p in loaded.hf.parameters())
-    if most is not None and weights > most:
-        raise ModelRefused(
-            f"{loaded.name}: the weights take {weights:,} bytes on {device}, max_memory allows {most:,}; "
-            "take a smaller dtype, or allow more"
-        )
+    for device, weights in weights_by_device(loaded.hf).items():
+        most = allowed.get(device) if device == "cpu" or isinstance(device, int) else None
+        if most is not None and weights > most:
+            raise ModelRefused(
+                f"{loaded.name}: the weights take {weights:,} bytes on "
+                f"{device if device == 'cpu' else f'cuda:{device}'}, max_memory allows {most:,}; "
+                "take a smaller dtype, place less there, or allow more"
+            )

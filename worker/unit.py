@@ -166,8 +166,8 @@ class UnitRunner:
             for o in runnable
             if o.prompt is not None
         ]
-        device = self._engine.model.device
-        before, started = memory_snapshot(device), time.monotonic()
+        devices = self._engine.model.devices
+        before, started = memory_snapshot(devices), time.monotonic()
         try:
             if self._runner.sampling is None:
                 generations = self._prefill(requests, recorder, keeper)
@@ -183,7 +183,7 @@ class UnitRunner:
             len(requests),
             time.monotonic() - started,
             before,
-            memory_snapshot(device),
+            memory_snapshot(devices),
         )
         if any(g.finish_reason == "cancelled" for g in generations):
             return None

@@ -41,7 +41,9 @@ def load(
     *,
     revision: Annotated[str | None, typer.Option(help="Hub revision.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, float16 or bfloat16.")] = None,
-    device_map: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = None,
+    device_map: Annotated[
+        str | None, typer.Option(help="auto, balanced, sequential, cpu, cuda or cuda:<n>.")
+    ] = None,
     max_memory: Annotated[
         list[str] | None,
         typer.Option(metavar="DEVICE=SIZE", help="Most that the weights may take: 0=20GiB, cpu=64GiB."),

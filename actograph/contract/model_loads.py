@@ -16,7 +16,10 @@ MAX_SAVEPOINTS = 1000
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]{0,3})")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+_MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+MAX_MODULES = 10_000
 
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"]
 
@@ -38,6 +41,26 @@ def _bytes(value: Any) -> Any:
 
 DeviceKey = Annotated[Annotated[int, Field(ge=0, le=999)] | Literal["cpu"], BeforeValidator(_device_key)]
 Bytes = Annotated[int, Field(ge=1, le=1 << 62), BeforeValidator(_bytes)]
+Device = int | str
+DeviceMap = str | dict[str, Device]
+
+
+def _module_path(path: Any) -> str:
+    if not isinstance(path, str) or len(path) > 256 or not _MODULE_PATH.fullmatch(path):
+        raise ValueError("a device map's keys are module paths, such as model.layers.0")
+    return path
+
+
+def _device(device: Any) -> Device:
+    """0, "0", "cuda:0": the same GPU."""
+    found = _device_key(device)
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= 999:
+        return found
+    if isinstance(found, str) and (found == "disk" or _DEVICE.fullmatch(found)):
+        if found.startswith("cuda"):
+            return int(found.partition(":")[2] or 0)
+        return found
+    raise ValueError("a module's device is a GPU number, cuda:<n>, cpu or disk")
 
 
 class Savepoint(Spec):
@@ -63,8 +86,10 @@ class ModelLoadOptions(Spec):
         None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$", description="Hub revision."
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
-    device_map: str | None = Field(
-        None, description="auto, cpu, cuda or cuda:<n>; {'': device} says the same. One device holds it all."
+    device_map: DeviceMap | None = Field(
+        None,
+        description="cpu, cuda or cuda:<n> for all of it; auto, balanced, balanced_low_0 or sequential to "
+        "have it spread over the GPUs; or module path -> GPU number, cuda:<n>, cpu or disk.",
     )
     max_memory: dict[DeviceKey, Bytes] | None = Field(
         None, max_length=64, description="GPU number or cpu -> bytes that the weights may take there."
@@ -74,16 +99,23 @@ class ModelLoadOptions(Spec):
 
     @field_validator("device_map", mode="before")
     @classmethod
-    def _one_device(cls, value: Any) -> Any:
+    def _placed(cls, value: Any) -> Any:
+        if isinstance(value, dict) and set(value) == {""}:
+            value = value[""]  # all on one device, or a strategy
         if isinstance(value, dict):
-            if set(value) != {""}:
-                raise ValueError("a model is held by one device here; name it, such as cuda:0")
-            value = value[""]
+            if not 0 < len(value) <= MAX_MODULES:
+                raise ValueError(f"give 1 to {MAX_MODULES} modules")
+            return {_module_path(path): _device(device) for path, device in value.items()}
         if isinstance(value, int) and not isinstance(value, bool):
             value = f"cuda:{value}"
-        if isinstance(value, str) and not _DEVICE.fullmatch(value):
-            raise ValueError("give auto, cpu, cuda or cuda:<n>; a model is not split over devices here")
+        if isinstance(value, str) and value not in _STRATEGIES and not _DEVICE.fullmatch(value):
+            raise ValueError(f"give cpu, cuda, cuda:<n>, {', '.join(_STRATEGIES)}, or module path -> device")
         return value
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether `device_map` asks for more than one named device."""
+        return isinstance(self.device_map, dict) or self.device_map in _STRATEGIES
 
     @model_validator(mode="after")
     def _distinct(self) -> "ModelLoadOptions":

@@ -374,7 +374,8 @@ class ModelStructure(Resource):
     vocab_size: int
     context_length: int
     dtype: str
-    device: str
+    device: str = Field(description="Where inputs go in and tokens come out.")
+    devices: list[str] = Field(default_factory=list, description="Where each layer computes.")
     num_parameters: int
     chat_template: bool
     eos_token_ids: list[int]

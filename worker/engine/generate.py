@@ -191,7 +191,7 @@ class Engine:
                     sink.reset(index)
 
         def attempt(batch: Sequence[int], spare: int) -> None:
-            memory.reset_peak(self.model.device)
+            memory.reset_peak(self.model.devices)
             try:
                 done.update(self._run(replace(plan, options=sparing) if spare else plan, batch))
             except Exception as error:
@@ -204,14 +204,14 @@ class Engine:
         def give_up(index: int, seen: Mapping[str, int]) -> None:
             request = requests[index]
             what = f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {sampling.max_tokens}"
-            done[index] = _failed(request, memory.out_of_memory(self.model.device, what, seen))
+            done[index] = _failed(request, memory.out_of_memory(self.model.devices, what, seen))
 
         with self._lock:
             ladder.descend(
                 range(len(requests)),
                 attempt=attempt,
                 reset=reset,
-                observe=lambda: memory.memory_snapshot(self.model.device),
+                observe=lambda: memory.memory_snapshot(self.model.devices),
                 give_up=give_up,
                 spares=int(bool(hooks) and sparing != options),
             )
@@ -468,7 +468,6 @@ class Engine:
             prompt_ids=[request.prompt_ids for request in requests],
             generated_ids=generated_ids,
             head=self._head,
-            device=self.model.device,
         )
 
 

@@ -109,7 +109,6 @@ class Editor(Cache):  # type: ignore[misc]
         prompt_ids: of each row, without padding.
         generated_ids: live view of what each row has generated, for choosers; empty where nothing will be.
         head: location of the head's output; None where no token will be chosen by it.
-        device: where the model's tensors are.
     """
 
     def __init__(
@@ -122,12 +121,11 @@ class Editor(Cache):  # type: ignore[misc]
         prompt_ids: Sequence[Sequence[int]],
         generated_ids: Sequence[Sequence[int]],
         head: str | None,
-        device: torch.device,
     ) -> None:
         super().__init__(lm, modules=[], device=None)
         self._prompts = tuple(map(len, prompt_ids))
         self._flat = flat
-        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
+        self._indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
         self._path = lm.path
         self._sites: dict[str, _Site] = {}
         chosen: dict[RowChooser, dict[int, FollowedChoice]] = {}
@@ -144,10 +142,10 @@ class Editor(Cache):  # type: ignore[misc]
                         if row not in choices:
                             choices[row] = FollowedChoice(edit.chooser, prompt_ids[row], generated_ids[row])
                 site = self._sites.setdefault(location, _Site(location))
-                site.edits.append(_Planned(_change(edit, device), edit.positions, tuple(rows), choices))
+                site.edits.append(_Planned(_change(edit), edit.positions, tuple(rows), choices))
         self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device
-        self._first_bad = torch.full((len(self._prompts),), _NEVER, device=device)
+        self._first_bad = torch.full((len(self._prompts),), _NEVER)
 
     @property
     def modules(self) -> list[str]:
@@ -177,7 +175,7 @@ class Editor(Cache):  # type: ignore[misc]
                 self._decode(tensor, edit, selected.step)
         if selected is self._head:
             bad = tensor[:, -1].amax(-1).isnan()
-            self._first_bad = self._first_bad.minimum(torch.where(bad, selected.step, _NEVER))
+            self._first_bad = self._first_bad.to(bad.device).minimum(torch.where(bad, selected.step, _NEVER))
         selected.step += 1
 
     def errors(self, generated: Sequence[int]) -> dict[int, InterventionFailed]:
@@ -238,9 +236,10 @@ class Editor(Cache):  # type: ignore[misc]
         if len(rows) == len(self._prompts):
             _write(tensor[:, 0], edit.change)
         elif rows:
-            index = self._indices.get(rows)
+            key = (rows, tensor.device)
+            index = self._indices.get(key)
             if index is None:
-                index = self._indices[rows] = torch.tensor(rows, device=tensor.device)
+                index = self._indices[key] = torch.tensor(rows, device=tensor.device)
             tensor[index, 0] = _changed(tensor[index, 0], edit.change)
 
 
@@ -262,7 +261,20 @@ def _write(rows: torch.Tensor, change: Change) -> None:
     rows.copy_(_changed(rows, change))
 
 
-def _change(edit: Edit, device: torch.device) -> Change:
+class _Vector:
+    """A vector on every device on which it is wanted."""
+
+    def __init__(self, vector: torch.Tensor) -> None:
+        self._on = {vector.device: vector}
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        found = self._on.get(x.device)
+        if found is None:
+            found = self._on[x.device] = next(iter(self._on.values())).to(x.device)
+        return found
+
+
+def _change(edit: Edit) -> Change:
     coefficient = edit.coefficient
     if edit.op == "zero":
         return torch.zeros_like
@@ -272,10 +284,15 @@ def _change(edit: Edit, device: torch.device) -> Change:
         raise ValueError(f"{edit.op} needs a vector")
     if edit.op == "project_out":
         exact = edit.vector.to(torch.float64)
-        direction = (exact / exact.norm()).to(device, torch.float32)
+        direction = _Vector((exact / exact.norm()).to(torch.float32))
+
         # a sum per row, and not a matrix product: the same bits in any batch
-        return lambda x: x - coefficient * (x * direction).sum(-1, keepdim=True) * direction
-    vector = (edit.vector.to(torch.float32) * coefficient).to(device)
+        def without(x: torch.Tensor) -> torch.Tensor:
+            along = direction.beside(x)
+            return x - coefficient * (x * along).sum(-1, keepdim=True) * along
+
+        return without
+    vector = _Vector(edit.vector.to(torch.float32) * coefficient)
     if edit.op == "add":
-        return lambda x: x + vector
-    return vector.expand_as
+        return lambda x: x + vector.beside(x)
+    return lambda x: vector.beside(x).expand_as(x)

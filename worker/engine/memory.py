@@ -2,7 +2,8 @@
 
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def budget_of(model: LoadedModel, host_buffer_bytes: int) -> estimate.Budget:
     """What a batch of this model may use now."""
     on_gpu = model.device.type == "cuda"
     return estimate.Budget(
-        device_bytes=available_bytes(model.device),
+        device_bytes=spread_bytes(model.layer_devices, available_bytes),
         host_buffer_bytes=host_buffer_bytes,
         cap=estimate.batch_cap(on_gpu=on_gpu),
         on_gpu=on_gpu,
@@ -131,35 +132,55 @@ def every_row(structure: ModelStructure, hooks: Sequence[str]) -> CaptureOf:
     return lambda prompt: estimate.capture_need(structure, hooks, everything, prompt_tokens=prompt)
 
 
-def memory_snapshot(device: torch.device | None = None) -> dict[str, int]:
-    """Bytes now and at most: this process, and its share of the GPU where `device` is one."""
+def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.device], int]) -> int:
+    """Bytes that a batch may take over all devices before one of them is full.
+
+    A batch takes of each device what the layers there take: its share of the cache.
+
+    Args:
+        layer_devices: where each layer is.
+        free: bytes on a device.
+    """
+    counts = Counter(layer_devices)
+    return min(free(device) * len(layer_devices) // count for device, count in counts.items())
+
+
+def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
+    """Bytes now and at most: this process, and its share of those of the devices that are GPUs."""
     rss = _rss()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # the kernel notes a peak only when memory is given back, so it may lag behind what is in use
     snapshot = {"rss_bytes": rss, "peak_rss_bytes": max(rss, peak)}
-    if device is not None and device.type == "cuda":
-        snapshot["cuda_allocated_bytes"] = torch.cuda.memory_allocated(device)
-        snapshot["cuda_reserved_bytes"] = torch.cuda.memory_reserved(device)
-        snapshot["cuda_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    gpus = [device for device in devices if device.type == "cuda"]
+    if gpus:
+        snapshot["cuda_allocated_bytes"] = sum(map(torch.cuda.memory_allocated, gpus))
+        snapshot["cuda_reserved_bytes"] = sum(map(torch.cuda.memory_reserved, gpus))
+        snapshot["cuda_peak_bytes"] = sum(map(torch.cuda.max_memory_allocated, gpus))
+    for device in gpus if len(gpus) > 1 else ():
+        snapshot[f"cuda_{device.index or 0}_allocated_bytes"] = torch.cuda.memory_allocated(device)
+        snapshot[f"cuda_{device.index or 0}_peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return snapshot
 
 
-def capacity(device: torch.device, resting: Mapping[str, int]) -> dict[str, int]:
-    """What a batch may take on device and host; a batch that runs now does not lessen it.
+def capacity(layer_devices: Sequence[torch.device], resting: Mapping[str, int]) -> dict[str, int]:
+    """What a batch may take on devices and host; a batch that runs now does not lessen it.
 
     Args:
+        layer_devices: where each layer is.
         resting: the snapshot that was taken when the model had just been loaded.
     """
-    now = memory_snapshot(device)
+    devices = tuple(dict.fromkeys(layer_devices))
+    now = memory_snapshot(devices)
 
-    def beside_the_batch(where: torch.device, used: str) -> int:
-        return available_bytes(where) + max(0, now[used] - resting.get(used, now[used]))
+    def beside_the_batch(where: torch.device) -> int:
+        used = "rss_bytes" if where.type == "cpu" else "cuda_allocated_bytes"
+        if where.type == "cuda" and len(devices) > 1:
+            used = f"cuda_{where.index or 0}_allocated_bytes"
+        return available_bytes(where) + max(0, now.get(used, 0) - resting.get(used, now.get(used, 0)))
 
-    host = beside_the_batch(torch.device("cpu"), "rss_bytes")
-    on_gpu = device.type == "cuda"
     return {
-        "host_available_bytes": host,
-        "device_available_bytes": beside_the_batch(device, "cuda_allocated_bytes") if on_gpu else host,
+        "host_available_bytes": beside_the_batch(torch.device("cpu")),
+        "device_available_bytes": spread_bytes(layer_devices, beside_the_batch),
     }
 
 
@@ -185,17 +206,18 @@ _SIGNS = (
 )
 
 
-def reset_peak(device: torch.device) -> None:
+def reset_peak(devices: Iterable[torch.device]) -> None:
     """Let `cuda_peak_bytes` begin anew; the peak of main memory is the whole process's."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
 
 
-def out_of_memory(device: torch.device, what: str, seen: Mapping[str, int]) -> OutOfDeviceMemory:
+def out_of_memory(devices: Sequence[torch.device], what: str, seen: Mapping[str, int]) -> OutOfDeviceMemory:
     """The error for `what`, with what `memory_snapshot` saw as memory ran out in its `details`."""
     numbers = ", ".join(f"{name} {value:,}" for name, value in seen.items())
     return OutOfDeviceMemory(
-        f"{what} does not fit into the memory of {device}: {numbers}. "
+        f"{what} does not fit into the memory of {', '.join(map(str, devices))}: {numbers}. "
         "Shorten the prompt, lower max_tokens, capture fewer hooks, or use a larger device.",
         details=seen,
     )

@@ -1,14 +1,27 @@
 """One model object, wrapped by nnsight, with its tokenizer."""
 
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import nnsight
 import torch
 from nnsight.schema.config import CONFIG
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from actograph.contract.errors import ModelRefused
+from actograph.contract.model_loads import DeviceKey, DeviceMap
+from worker.engine import placement
 from worker.engine.handoffs import Handoffs, restore
 
 # nnsight takes a `-v` of our own command line for its debug switch
@@ -42,7 +55,50 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        return next(self.hf.parameters()).device
+        """Where inputs go in and tokens come out: the embedding's."""
+        hf: Any = self.hf
+        if not placement.kept_on(hf):
+            return next(self.hf.parameters()).device
+        embedding = hf.get_input_embeddings()
+        path = next(name for name, module in hf.named_modules() if module is embedding)
+        return placement.compute_device(hf, path)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that computes, `device` first."""
+        hf: Any = self.hf
+        others = (placement.compute_device(hf, path) for path in placement.kept_on(hf))
+        return tuple(dict.fromkeys([self.device, *others]))
+
+    @property
+    def layers_path(self) -> str:
+        """Path of the decoder layers: the ModuleList whose length the config gives.
+
+        Raises:
+            ModelRefused: there is none.
+        """
+        count = getattr(self.text_config, "num_hidden_layers", None)
+        lists = [
+            (name, module)
+            for name, module in self.hf.named_modules()
+            if isinstance(module, torch.nn.ModuleList) and len(module) == count
+        ]
+        if not lists:
+            raise ModelRefused(
+                f"{self.name}: found no list of {count} decoder layers in {type(self.hf).__name__}; "
+                "this architecture is not supported"
+            )
+        path, _ = max(lists, key=lambda item: sum(p.numel() for p in item[1].parameters()))
+        return str(path)
+
+    @property
+    def layer_devices(self) -> list[torch.device]:
+        """Where each decoder layer computes, and keeps its part of the key-value cache."""
+        hf: Any = self.hf
+        if not placement.kept_on(hf):
+            return [self.device] * self.text_config.num_hidden_layers
+        path = self.layers_path
+        return [placement.compute_device(hf, f"{path}.{i}") for i in range(len(hf.get_submodule(path)))]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,6 +163,8 @@ def load_model(
     *,
     dtype: LoadDtype = "auto",
     device: str = "auto",
+    device_map: DeviceMap | None = None,
+    max_memory: Mapping[DeviceKey, int] | None = None,
     revision: str | None = None,
     attn_implementation: str | None = None,
     name: str | None = None,
@@ -117,12 +175,14 @@ def load_model(
         source: folder or Hub id.
         dtype: `auto` is the checkpoint's own.
         device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
+        device_map: instead of `device`: accelerate's name of a strategy, or module path -> device.
+        max_memory: GPU number or `cpu` -> bytes that a strategy may fill there.
 
     Raises:
         ModelRefused: it cannot be loaded; the message says what to do.
     """
     name = name or source
-    target = resolve_device(device)
+    target = resolve_device(device if device_map is None else "auto")
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
@@ -136,6 +196,11 @@ def load_model(
         ) from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
+    if device_map is not None:
+        placement.check_devices(device_map)
+        if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
+            options |= {"revision": revision, "max_memory": _ordered(max_memory)}
+            return _spread(source, tokenizer, name, device_map, options)
     try:
         lm = nnsight.TransformersModel(
             source,
@@ -153,6 +218,49 @@ def load_model(
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
     return _prepared(lm, tokenizer, name, revision)
+
+
+def _ordered(max_memory: Mapping[DeviceKey, int] | None) -> dict[DeviceKey, int] | None:
+    """GPUs in their order, then main memory: accelerate fills devices in the order in which they come."""
+    if max_memory is None:
+        return None
+    return dict(sorted(max_memory.items(), key=lambda item: (item[0] == "cpu", str(item[0]).zfill(3))))
+
+
+def _spread(
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    device_map: DeviceMap,
+    options: Mapping[str, Any],
+) -> LoadedModel:
+    """A model whose modules accelerate puts on several devices."""
+    folder = None
+    if isinstance(device_map, dict) and "disk" in device_map.values():
+        folder = Path(tempfile.mkdtemp(prefix="actograph-offload-"))
+        options = {**options, "offload_folder": str(folder)}
+    hf: Any = None
+    try:
+        hf = AutoModelForCausalLM.from_pretrained(
+            source, trust_remote_code=False, device_map=device_map, **options
+        )
+        placement.refuse_what_cannot_work(name, hf, device_map)
+        # transformers' pipeline takes the first device of the map for one that tensors can be on
+        hf.hf_device_map = dict(sorted(hf.hf_device_map.items(), key=lambda item: item[1] == "disk"))
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(
+            f"{name}: the weights do not fit as device_map places them; take a smaller dtype or model, or "
+            "place less on the GPUs"
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+    finally:
+        if folder is not None and hf is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder is not None:
+            weakref.finalize(hf, shutil.rmtree, folder, ignore_errors=True)
+    lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
+    return _prepared(lm, tokenizer, name, options["revision"])
 
 
 def wrap_model(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> LoadedModel:

@@ -54,10 +54,10 @@ class Prefill:
         """One `Generation` for each request, and the size of the largest batch that went through."""
         done: dict[int, Generation] = {}
         ways = [self, *self._sparing()]
-        device = self.model.device
+        devices = self.model.devices
 
         def attempt(batch: Sequence[int], spare: int) -> None:
-            memory.reset_peak(device)
+            memory.reset_peak(devices)
             done.update(ways[spare]._run(batch))
 
         def reset(batch: Sequence[int]) -> None:
@@ -67,13 +67,13 @@ class Prefill:
         def give_up(index: int, seen: Mapping[str, int]) -> None:
             request = self.requests[index]
             what = f"a text of {len(request.prompt_ids)} tokens, one layer's rows at a time,"
-            done[index] = self._outcome(index, memory.out_of_memory(device, what, seen))
+            done[index] = self._outcome(index, memory.out_of_memory(devices, what, seen))
 
         largest = ladder.descend(
             range(len(self.requests)),
             attempt=attempt,
             reset=reset,
-            observe=lambda: memory.memory_snapshot(device),
+            observe=lambda: memory.memory_snapshot(devices),
             give_up=give_up,
             spares=len(ways) - 1,
         )
@@ -173,7 +173,6 @@ class Prefill:
             prompt_ids=[request.prompt_ids for request in requests],
             generated_ids=[()] * len(requests),
             head=None,
-            device=self.model.device,
         )
 
     def _outcome(

@@ -47,7 +47,7 @@ def discover(model: LoadedModel) -> Discovery:
         ModelRefused: the decoder layers, the embedding or the head cannot be found, or the
             residual stream does not pass from layer to layer.
     """
-    layers_path = _layers_path(model)
+    layers_path = model.layers_path
     forward = dry_forward(model)
     visits = forward.visits
     by_location = {v.location: v for v in visits}
@@ -79,23 +79,6 @@ def _is_moe(model: LoadedModel) -> bool:
     config = model.text_config
     fields = ("num_experts", "num_local_experts", "n_routed_experts")
     return any((getattr(config, name, 0) or 0) > 1 for name in fields)
-
-
-def _layers_path(model: LoadedModel) -> str:
-    """Path of the decoder layers: the ModuleList whose length the config gives."""
-    count = getattr(model.text_config, "num_hidden_layers", None)
-    lists = [
-        (name, module)
-        for name, module in model.hf.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count
-    ]
-    if not lists:
-        raise ModelRefused(
-            f"{model.name}: found no list of {count} decoder layers in {type(model.hf).__name__}; "
-            "this architecture is not supported"
-        )
-    path, _ = max(lists, key=lambda item: sum(p.numel() for p in item[1].parameters()))
-    return str(path)
 
 
 def _find_stream(
@@ -247,6 +230,7 @@ def _structure(
         context_length=model.context_length,
         dtype=_dtype_name(model.dtype),
         device=str(model.device),
+        devices=[str(device) for device in model.layer_devices],
         num_parameters=sum(p.numel() for p in model.hf.parameters()),
         chat_template=bool(getattr(model.tokenizer, "chat_template", None)),
         eos_token_ids=list(model.eos_token_ids),

@@ -87,7 +87,7 @@ def test_what_cannot_be_loaded_is_refused_at_once(service: "Service", problem: "
     before = service.queue_state()
     post = service.client.post
     problem(post("/v1/models/load", json={"model_id": "nobody/none"}), 422, "model_not_found", "/model_id")
-    wrong = {"model_id": "demo", "device_map": {"model.layers.0": 0}}
+    wrong = {"model_id": "demo", "device_map": {"model.layers.0": "tpu"}}
     problem(post("/v1/models/load", json=wrong), 422, "invalid_request", "/device_map")
     savepoints = [{"name": "mine", "selector": "resid_post.99"}]
     answer = post("/v1/models/load", json={"model_id": "demo", "savepoints": savepoints})

@@ -57,15 +57,30 @@ def test_json_keys_of_max_memory_are_gpus_and_sizes_are_bytes() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"), [("cpu", "cpu"), ({"": "cuda:1"}, "cuda:1"), ({"": 0}, "cuda:0"), ("auto", "auto")]
 )
-def test_one_device_holds_the_model(given: Any, meant: str) -> None:
-    assert options(device_map=given).device_map == meant
+def test_one_device_or_a_strategy_holds_the_model(given: Any, meant: str) -> None:
+    found = options(device_map=given)
+    assert found.device_map == meant
+    assert found.is_spread == (meant == "auto")
+
+
+def test_a_device_map_names_a_device_for_each_module() -> None:
+    given = {"model.layers.0": 0, "model.layers.1": "1", "lm_head": "cuda:1", "model.norm": "disk"}
+    found = options(device_map=given)
+    assert found.device_map == given | {"model.layers.1": 1, "lm_head": 1}
+    assert found.is_spread
+    assert ModelLoadOptions.model_validate_json(found.model_dump_json()) == found
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"device_map": {"model.layers.0": 0, "model.layers.1": "cpu"}},
-        {"device_map": "balanced"},
+        {"device_map": {"model.layers.0": 0, "model.layers.1": "tpu"}},
+        {"device_map": {"model.layers.0": True}},
+        {"device_map": {"model.layers[0]": 0}},
+        {"device_map": {"../x": "disk", "lm_head": "cpu"}},
+        {"device_map": {}},
+        {"device_map": "fast"},
+        {"device_map": "disk"},
         {"device_map": True},
         {"max_memory": {"gpu": 1}},
         {"max_memory": {"-1": 1}},

@@ -146,7 +146,7 @@ def test_what_counts_as_out_of_memory(happens: Callable[[], None], counts: bool)
 
 def test_the_error_carries_the_numbers() -> None:
     seen = memory.memory_snapshot()
-    error = memory.out_of_memory(torch.device("cpu"), "a prompt of 7 tokens", seen)
+    error = memory.out_of_memory([torch.device("cpu")], "a prompt of 7 tokens", seen)
     assert isinstance(error, OutOfDeviceMemory)
     assert f"rss_bytes {seen['rss_bytes']:,}" in error.message
     assert "a prompt of 7 tokens" in error.message
