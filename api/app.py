@@ -30,7 +30,7 @@ from api.routes import (
     workers,
 )
 from api.served_models import ServedModels
-from storage import migrate
+from storage import deployment, migrate
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
@@ -95,7 +95,9 @@ def open_services(settings: Settings) -> Services:
     database = Database(settings.effective_database_url)
     try:
         migrate.require_current(database)
+        deployment.check_index(database)
         store = open_store(settings.effective_artifact_url)
+        deployment.mark_store(database, settings.effective_artifact_url)
     except Exception:
         database.close()
         raise

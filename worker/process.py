@@ -13,7 +13,7 @@ from actograph.contract.errors import ActographError, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
-from storage import migrate, model_loads, routing, workers
+from storage import deployment, migrate, model_loads, routing, workers
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
@@ -55,6 +55,8 @@ class WorkerProcess:
         # a database that is being restarted is no reason to give up
         self._database.insist(lambda session: session.execute(sa.select(1)), give_up=self._stop.is_set)
         migrate.require_current(self._database)
+        deployment.check_index(self._database)
+        deployment.check_store(self._database, settings.effective_artifact_url)
         hostname = socket.gethostname()
         name = model_names.parse(settings.model).name if settings.model else ""
 
