@@ -2,12 +2,12 @@
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from actograph.settings import Settings
 from storage.broker import QUEUE
 from worker import celery_app
+from worker.scratch import scratch_folder
 from worker.stop_signal import StopSignal
 from worker.subscription import Subscription, SubscriptionStep
 
@@ -23,8 +23,8 @@ def main() -> int:
     # others use too ran 17 times slower; so few turns cost it nothing on an idle one
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
-        celery_app.stop_signal = stop = StopSignal.create(Path(folder))
+    with scratch_folder() as folder:
+        celery_app.stop_signal = stop = StopSignal.create(folder)
         SubscriptionStep.subscription = Subscription(stop.folder)
         options = ["--without-gossip", "--without-mingle", "--queues", QUEUE]
         try:

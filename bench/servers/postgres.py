@@ -233,13 +233,19 @@ class PostgresServer:
             return programs
         copy = self.folder / "programs"
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(
-            programs.folder.parent, copy, symlinks=True, ignore=shutil.ignore_patterns("*.a", "*.h")
-        )
+        # a wheel's libraries lie beside its package, and are found relative to the programs
+        installed_in = programs.folder.parent
+        package = installed_in.parent
+        libraries = package.with_name(f"{package.name}.libs")
+        moved = copy / package.name / installed_in.name
+        needless = shutil.ignore_patterns("*.a", "*.h")
+        shutil.copytree(installed_in, moved, symlinks=True, ignore=needless)
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / libraries.name, symlinks=True)
         for path in (copy, *copy.rglob("*")):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
-        return Programs(folder=copy / programs.folder.name, version=programs.version)
+        return Programs(folder=moved / programs.folder.name, version=programs.version)
 
     def _as_user(self, command: Sequence[str], death_signal: signal.Signals) -> list[str]:
         return kept(command, death_signal, self._user)
