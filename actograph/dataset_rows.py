@@ -7,7 +7,7 @@ before the job is queued. Source of the form: https://github.com/openai/grade-sc
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, BinaryIO, TypeVar
 
@@ -33,6 +33,27 @@ class DatasetRow:
     index: int
     question: str
     answer: str
+    #: what else the prompt of a task of one's own uses
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The row as a sample keeps it."""
+        kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
+        return kept | ({"columns": dict(self.columns)} if self.columns else {})
+
+    @classmethod
+    def from_input(cls, index: int, given: Mapping[str, Any]) -> "DatasetRow":
+        return cls(
+            index=index,
+            question=given["question"],
+            answer=given["answer"],
+            columns=given.get("columns", {}),
+        )
+
+
+#: makes a row of a record, or raises InvalidDataset; None reads GSM8K's own form
+RowReader = Callable[[int, Mapping[str, Any]], DatasetRow]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,31 +65,42 @@ class TextRow:
 
 
 def read_rows(
-    lines: Iterable[bytes], *, limit: int | None = None, offset: int = 0, require_gold: bool = True
+    lines: Iterable[bytes],
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    require_gold: bool = True,
+    reader: RowReader | None = None,
 ) -> list[DatasetRow]:
     """Read `limit` rows after the first `offset`; rows outside that window are not examined.
 
     Blank lines do not count as rows, a UTF-8 byte order mark is tolerated and fields other
     than `question` and `answer` are dropped. `require_gold` asks that every answer ends with
-    `#### N`: the gsm8k scorers could never find another one right. To read a file of unknown
-    origin, pass `bounded_lines(stream)`.
+    `#### N`: the gsm8k scorers could never find another one right. `reader` reads rows of another
+    form. To read a file of unknown origin, pass `bounded_lines(stream)`.
 
     Raises:
         InvalidDataset: naming each of the first bad rows and its field.
     """
-
-    return _questions(_records(lines, limit, offset), offset, require_gold)
+    records = _records(lines, limit, offset)
+    return _read(records, offset, reader) if reader else _questions(records, offset, require_gold)
 
 
 def check_rows(
-    records: Iterable[object], *, limit: int | None = None, offset: int = 0, require_gold: bool = True
+    records: Iterable[object],
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    require_gold: bool = True,
+    reader: RowReader | None = None,
 ) -> list[DatasetRow]:
     """`read_rows` for rows that are Python mappings already.
 
     Raises:
         InvalidDataset: naming each of the first bad rows and its field.
     """
-    return _questions(_window(records, limit, offset), offset, require_gold)
+    chosen = _window(records, limit, offset)
+    return _read(chosen, offset, reader) if reader else _questions(chosen, offset, require_gold)
 
 
 def read_texts(
@@ -137,13 +169,27 @@ def _window(rows: Iterable[T], limit: int | None, offset: int) -> Iterator[T]:
     return islice(rows, offset, None if limit is None else offset + limit)
 
 
+def _read(records: Iterator[object], offset: int, reader: RowReader) -> list[DatasetRow]:
+    made: list[DatasetRow] = []
+
+    def faults(row: Mapping[str, object]) -> Iterator[str]:
+        try:
+            made.append(reader(offset, row))
+        except InvalidDataset as error:
+            yield error.message
+
+    # where any row has a fault nothing comes back, so that both lists are of the same rows
+    found = _collect(records, offset, faults, "the columns of the task")
+    return [replace(row, index=index) for (index, _), row in zip(found, made, strict=True)]
+
+
 def _questions(records: Iterator[object], offset: int, require_gold: bool) -> list[DatasetRow]:
     fields = ("question", "answer")
 
     def faults(row: Mapping[str, object]) -> Iterator[str]:
         yield from _field_faults(row, fields)
         answer = row.get("answer")
-        if require_gold and _text_fault(answer) is None and not _has_gold(str(answer)):
+        if require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
             yield "answer does not end with a gold number (#### N)"
 
     return [
@@ -199,14 +245,15 @@ def _collect(
 
 
 def _field_faults(row: Mapping[str, object], fields: Sequence[str]) -> Iterator[str]:
-    for field in fields:
-        if field not in row:
-            yield f"{field} is missing"
-        elif (fault := _text_fault(row[field])) is not None:
-            yield f"{field} {fault}"
+    for name in fields:
+        if name not in row:
+            yield f"{name} is missing"
+        elif (fault := text_fault(row[name])) is not None:
+            yield f"{name} {fault}"
 
 
-def _text_fault(value: object) -> str | None:
+def text_fault(value: object) -> str | None:
+    """Why a value cannot be a prompt's or an answer's text; None where it can."""
     if not isinstance(value, str):
         return "is not a string"
     if not value.strip():

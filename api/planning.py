@@ -320,7 +320,8 @@ def _characters(submission: Submission) -> Iterator[int]:
     around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
     shown = _fewshot_characters(spec, submission)
     for sample in submission.samples():
-        yield len(sample.input["question"]) + around[sample.condition] + shown
+        columns = sum(len(str(value)) for value in sample.input.get("columns", {}).values())
+        yield len(sample.input["question"]) + columns + around[sample.condition] + shown
 
 
 def _of_input(sample: NewSample) -> int:

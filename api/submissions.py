@@ -34,7 +34,8 @@ from actograph.contract.specs import (
 )
 from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring
-from api import interventions
+from actograph.tasks.rows import row_form
+from api import interventions, task_files
 from api.dependencies import Services
 from storage import dataset_sources, files, jobs, samples
 from storage.models import JobRow
@@ -245,12 +246,13 @@ def _read_datasets(
     dataset = _locate(services, spec.dataset, "dataset")
     fewshot = _locate(services, spec.fewshot_dataset, "fewshot_dataset") if spec.fewshot_dataset else None
     spec = spec.model_copy(update={"dataset": dataset, "fewshot_dataset": fewshot})
+    spec = task_files.with_task(services, spec)
     scoring = JobScoring(spec)
     per_row = len(spec.conditions) * spec.epochs
     rows: list[DatasetRow] | None = None
     if not isinstance(dataset, HubDataset):
         limit = _most_rows(spec.limit, per_row)
-        rows = _rows(services, dataset, "dataset", limit=limit, offset=spec.offset)
+        rows = _rows(services, dataset, "dataset", spec.task, limit=limit, offset=spec.offset)
         _check_count(len(rows) * per_row)
         _check_targets(rows, scoring)
     if spec.num_fewshot:
@@ -262,7 +264,7 @@ def _check_targets(rows: Sequence[DatasetRow], scoring: JobScoring) -> None:
     """Refuse a row that no completion could answer rightly."""
     for row in rows:
         try:
-            scoring.check({"question": row.question, "answer": row.answer})
+            scoring.check(row.input)
         except InvalidDataset as error:
             raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
 
@@ -274,9 +276,9 @@ def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
         source, field = spec.dataset, "dataset"
     # a tested problem is never its own example
     needed = spec.num_fewshot + (source == spec.dataset)
-    if isinstance(source, HubDataset):
+    if isinstance(source, HubDataset) or spec.own_examples:
         return
-    found = len(_rows(services, source, field))
+    found = len(_rows(services, source, field, spec.task))
     if found < needed:
         raise InvalidDataset(
             f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
@@ -288,6 +290,7 @@ def _rows(
     services: Services,
     dataset: FileDataset | PathDataset,
     field: str,
+    task: object,
     *,
     limit: int | None = None,
     offset: int = 0,
@@ -299,6 +302,7 @@ def _rows(
             services.settings.data_roots,
             limit=limit,
             offset=min(offset, FARTHEST_ROW),
+            reader=row_form(task),
         )
 
 

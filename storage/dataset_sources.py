@@ -10,7 +10,7 @@ from typing import BinaryIO, cast
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.dataset_rows import DatasetRow, TextRow, bounded_lines, read_rows, read_texts
+from actograph.dataset_rows import DatasetRow, RowReader, TextRow, bounded_lines, read_rows, read_texts
 from storage.artifacts.store import ArtifactStore
 from storage.ids import is_id
 
@@ -23,6 +23,7 @@ def read(
     limit: int | None = None,
     offset: int = 0,
     require_gold: bool = True,
+    reader: RowReader | None = None,
 ) -> list[DatasetRow]:
     """Rows `offset` to `offset + limit` of the dataset, checked.
 
@@ -30,7 +31,7 @@ def read(
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
     """
     with _lines(ref, store, data_roots) as lines:
-        return read_rows(lines, limit=limit, offset=offset, require_gold=require_gold)
+        return read_rows(lines, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
 
 
 def read_text_rows(
@@ -59,14 +60,23 @@ def _lines(
         with allowed_path(ref.path, data_roots).open("rb") as file:
             yield bounded_lines(file)
         return
-    key = f"files/{ref.file_id}"
-    if not is_id(ref.file_id, "file"):
-        raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id")
+    yield bounded_lines(cast(BinaryIO, _ChunkReader(stream_upload(store, ref.file_id))))
+
+
+def stream_upload(store: ArtifactStore, file_id: str) -> Iterable[bytes]:
+    """The bytes of an uploaded file, piece by piece.
+
+    Raises:
+        InvalidDataset: there is none.
+    """
+    key = f"files/{file_id}"
+    if not is_id(file_id, "file"):
+        raise InvalidDataset(f"no file {file_id}", param="dataset.file_id")
     try:
         store.size(key)
     except NotFound as error:
-        raise InvalidDataset(f"no file {ref.file_id}", param="dataset.file_id") from error
-    yield bounded_lines(cast(BinaryIO, _ChunkReader(store.stream(key))))
+        raise InvalidDataset(f"no file {file_id}", param="dataset.file_id") from error
+    return store.stream(key)
 
 
 def allowed_path(path: str, data_roots: Sequence[str]) -> Path:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from actograph import metrics
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.tasks import task_name
 from storage import job_view
 from storage.models import JobRow, SampleRow
 
@@ -38,7 +39,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
     return resources.JobResults(
         job_id=row.id,
         status=JobStatus(row.status),
-        task=row.spec.get("task"),
+        task=task_name(row.spec.get("task")),
         progress=job_view.progress(row),
         conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
     )
@@ -53,7 +54,7 @@ def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources
     truncated = sum(s.finish_reason == "length" for s in completed)
     unparsed = metrics.unparsed(scores)
     return resources.ConditionResults(
-        alias=row.spec.get("task") or row.kind,
+        alias=task_name(row.spec.get("task")) or row.kind,
         metrics=metrics.aggregate(scores, problems=[s.sample_index for s in completed]),
         samples=len(completed),
         failed=len(samples) - len(completed),

@@ -27,7 +27,7 @@ def evaluation_samples(spec: EvaluationSpec, rows: Sequence[DatasetRow]) -> Iter
                     sample_index=row.index,
                     condition=condition.name,
                     epoch=epoch,
-                    input={"question": row.question, "answer": row.answer},
+                    input=row.input,
                     seed=sample_seed(spec.sampling.seed, row.index, epoch),
                 )
 

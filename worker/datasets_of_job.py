@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from actograph.contract.specs import DatasetRef, EvaluationSpec, ExtractSpec, HubDataset
 from actograph.dataset_rows import DatasetRow, TextRow
+from actograph.tasks.rows import row_form
 from storage import dataset_sources
 from storage.artifacts.store import ArtifactStore
 
@@ -13,16 +14,21 @@ class DatasetReader:
         self._store = store
         self._data_roots = data_roots
         #: the pool last used; slices of one job follow each other
-        self._pool: tuple[DatasetRef, list[DatasetRow]] | None = None
+        self._pool: tuple[DatasetRef, object, list[DatasetRow]] | None = None
 
-    def rows(self, ref: DatasetRef, *, limit: int | None = None, offset: int = 0) -> list[DatasetRow]:
-        """Raises InvalidDataset."""
+    def rows(
+        self, ref: DatasetRef, task: object, *, limit: int | None = None, offset: int = 0
+    ) -> list[DatasetRow]:
+        """Rows as `task` (of the job's spec) reads them. Raises InvalidDataset."""
+        reader = row_form(task)
         if isinstance(ref, HubDataset):
             # the library takes a second to import and is seldom needed
             from worker.evals.datasets import load_hub_rows
 
-            return load_hub_rows(ref, limit=limit, offset=offset)
-        return dataset_sources.read(ref, self._store, self._data_roots, limit=limit, offset=offset)
+            return load_hub_rows(ref, limit=limit, offset=offset, reader=reader)
+        return dataset_sources.read(
+            ref, self._store, self._data_roots, limit=limit, offset=offset, reader=reader
+        )
 
     def texts(self, spec: ExtractSpec) -> list[TextRow]:
         """Raises InvalidDataset."""
@@ -37,14 +43,14 @@ class DatasetReader:
         )
 
     def fewshot_pool(self, spec: EvaluationSpec) -> list[DatasetRow]:
-        """Every row that few-shot examples may be drawn from; none without few-shot.
+        """Every row that few-shot examples may be drawn from; none where the task has its own.
 
         Raises:
             InvalidDataset: the dataset cannot be read.
         """
-        if spec.num_fewshot == 0:
+        if spec.num_fewshot == 0 or spec.own_examples:
             return []
         ref = spec.fewshot_dataset or spec.dataset
-        if self._pool is None or self._pool[0] != ref:
-            self._pool = (ref, self.rows(ref))
-        return self._pool[1]
+        if self._pool is None or self._pool[:2] != (ref, spec.task):
+            self._pool = (ref, spec.task, self.rows(ref, spec.task))
+        return self._pool[2]

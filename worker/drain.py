@@ -347,7 +347,7 @@ class Drain:
         return EvaluationRunner(spec, engine.model.tokenizer, self._datasets.fewshot_pool(spec))
 
     def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
-        return self._datasets.rows(spec.dataset, limit=spec.limit, offset=spec.offset)
+        return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)
 
     def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
         """Insert the samples of a dataset that the API could not read."""

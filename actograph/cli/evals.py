@@ -1,5 +1,6 @@
 """`actograph eval`: score recorded completions, and score a job's anew."""
 
+import inspect
 import os
 import shutil
 import sys
@@ -21,7 +22,21 @@ if TYPE_CHECKING:
     from actograph.contract.scorers import AnyScorer
     from actograph.metrics import Tally
 
-app = typer.Typer(no_args_is_help=True, help="Score answers: a job's anew, or anyone's from a file.")
+
+class _RunByDefault(typer.core.TyperGroup):
+    """`actograph eval TASK` is `actograph eval run TASK`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    help="Run a task, score a job anew, or score recorded completions.",
+)
 
 HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
 
@@ -39,6 +54,34 @@ class Form(StrEnum):
 
     GSM8K = "gsm8k"
     GSM8K_COT = "gsm8k_cot"
+
+
+def run(ctx: typer.Context, task: str, watch: bool, output: Format, **flags: Any) -> None:
+    """Run a task and follow it to its end: a task's name, or a YAML file that holds one."""
+    flags |= {"spec": None, "kind": "evaluation", "prompt": None}
+    jobs.submit(ctx, task=task, watch=watch, output=output, **flags)
+
+
+def _run_signature() -> inspect.Signature:
+    """The task first, then the flags of `jobs submit`."""
+    flags = dict(inspect.signature(jobs.submit).parameters)
+    ctx, watch = flags.pop("ctx"), flags.pop("watch")
+    for name in ("spec", "kind", "prompt", "task"):
+        del flags[name]
+    task = Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name, or file.")]
+    watching = Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")]
+    return inspect.Signature(
+        [
+            ctx,
+            inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=task),
+            *flags.values(),
+            watch.replace(default=True, annotation=watching),
+        ]
+    )
+
+
+run.__signature__ = _run_signature()  # type: ignore[attr-defined]
+app.command()(run)
 
 
 @app.command()

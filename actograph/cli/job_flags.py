@@ -47,6 +47,13 @@ def body_of(
         InvalidRequest: a file that is not there or holds no JSON object, or a flag that cannot be read.
     """
     read = read_spec(spec) if spec is not None else {}
+    own_task: dict[str, Any] | None = None
+    if task is not None and Path(task).suffix in (".yaml", ".yml"):
+        own_task, its_dataset = read_task(Path(task))
+        if dataset is None and isinstance(its_dataset, str):
+            dataset = str(Path(task).parent / its_dataset)
+        elif its_dataset is not None and dataset is None:
+            read = read | {"dataset": its_dataset}
     upload = Path(dataset) if dataset is not None and not dataset.startswith("file_") else None
     if upload is not None and not upload.is_file():
         raise InvalidRequest(f"--dataset {upload}: there is no such file")
@@ -54,7 +61,7 @@ def body_of(
     changes = {
         "kind": kind or (None if "kind" in read else "capture" if prompt else "evaluation"),
         "model": model,
-        "task": task,
+        "task": own_task or task,
         "dataset": {"file_id": file_id} if file_id is not None else None,
         "inputs": [{"prompt": text} for text in prompt] if prompt else None,
         "text_field": text_field,
@@ -102,6 +109,25 @@ def read_spec(source: str) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise InvalidRequest(f"{source} holds no JSON object")
     return spec
+
+
+def read_task(path: Path) -> tuple[dict[str, Any], Any]:
+    """A task file's task, and the dataset that it names, if any (a path beside it, or a reference).
+
+    Raises:
+        InvalidRequest: no such file, or no task in it.
+    """
+    from actograph.tasks.files import read_task_file, task_from
+
+    try:
+        fields = read_task_file(path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}") from None
+    dataset = fields.pop("dataset", None)
+    task_from(fields)
+    return fields, dataset
 
 
 def merge(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

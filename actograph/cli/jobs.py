@@ -37,7 +37,7 @@ def submit(
     ] = None,
     kind: Annotated[str | None, typer.Option(help="evaluation, capture or extract.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the one model that is served.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of an evaluation, such as gsm8k.")] = None,
+    task: Annotated[str | None, typer.Option(help="gsm8k, another task, or a YAML file.")] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="PATH", help="JSONL file to upload, or the id of an uploaded one.")
     ] = None,

@@ -23,6 +23,7 @@ from actograph.contract import hooks
 from actograph.contract.interventions import InterventionList, each
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
 from actograph.contract.scorers import ScorerList
+from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -241,7 +242,9 @@ class EvaluationSpec(GeneratingSpec):
     """Run a task over a dataset, score every answer, keep the activations."""
 
     kind: Literal["evaluation"]
-    task: Literal["gsm8k"] = "gsm8k"
+    task: TaskRef = Field(
+        "gsm8k", description="A task's name, one of your own, or a YAML file that holds one."
+    )
     dataset: DatasetRef
     fewshot_dataset: DatasetRef | None = Field(
         None, description="Where few-shot examples come from; null takes them from `dataset`."
@@ -249,7 +252,9 @@ class EvaluationSpec(GeneratingSpec):
     limit: int | None = Field(None, ge=1, description="Most problems to take; null takes all.")
     offset: int = Field(0, ge=0, description="Problems to skip first.")
     mode: Literal["no_tools"] = "no_tools"
-    num_fewshot: int = Field(0, ge=0, le=64)
+    num_fewshot: int = Field(
+        0, ge=0, le=64, description="Examples to show; a task that brings its own shows all by default."
+    )
     apply_chat_template: bool | None = Field(
         None, description="null: use the tokenizer's chat template where it has one."
     )
@@ -273,6 +278,37 @@ class EvaluationSpec(GeneratingSpec):
                 "capture job"
             )
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_own_examples(cls, value: Any) -> Any:
+        """The default of `num_fewshot` where the task brings its examples along, as in lm-eval."""
+        if not isinstance(value, dict) or "num_fewshot" in value:
+            return value
+        task = value.get("task")
+        if isinstance(task, str):
+            own = OWN_EXAMPLES.get(task, 0)
+        else:
+            fewshot = task.get("fewshot") if isinstance(task, dict) else None
+            samples = fewshot.get("samples") if isinstance(fewshot, dict) else None
+            own = len(samples) if isinstance(samples, list) else 0
+        return {**value, "num_fewshot": own} if own else value
+
+    @model_validator(mode="after")
+    def _enough_own_examples(self) -> "EvaluationSpec":
+        own = self.own_examples
+        if own and self.num_fewshot > own:
+            raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
+        if own and self.fewshot_dataset is not None:
+            raise ValueError("the task has examples of its own; leave fewshot_dataset out")
+        return self
+
+    @property
+    def own_examples(self) -> int:
+        """How many few-shot examples the task brings along; 0 where they come from a dataset."""
+        if isinstance(self.task, TaskSpec):
+            return len(self.task.fewshot.samples)
+        return OWN_EXAMPLES.get(self.task, 0) if isinstance(self.task, str) else 0
 
 
 class Message(Spec):

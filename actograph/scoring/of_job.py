@@ -6,7 +6,11 @@ from typing import Any
 from actograph.contract.resources import Score
 from actograph.contract.scorers import AnyScorer
 from actograph.contract.specs import EvaluationSpec
-from actograph.scoring.scorers import GSM8K_SCORERS, Answered, ScorerSet
+from actograph.contract.tasks import TaskSpec
+from actograph.scoring.scorers import GSM8K_SCORERS, Answered, Form, ScorerSet
+
+#: tasks whose answers end with `The answer is N.`
+COT_TASKS = ("gsm8k_cot", "gsm8k_cot_zeroshot")
 
 
 class JobScoring:
@@ -14,7 +18,8 @@ class JobScoring:
 
     def __init__(self, spec: EvaluationSpec) -> None:
         """Raises InvalidRequest where a scorer does not fit the job."""
-        self._scorers = ScorerSet(own_scorers(spec), max_tokens=spec.sampling.max_tokens)
+        form: Form = "gsm8k_cot" if spec.task in COT_TASKS else "gsm8k"
+        self._scorers = ScorerSet(own_scorers(spec), form=form, max_tokens=spec.sampling.max_tokens)
 
     def score(
         self, given: Mapping[str, Any], completion: str, generated_tokens: int | None
@@ -35,4 +40,6 @@ class JobScoring:
 
 def own_scorers(spec: EvaluationSpec) -> Sequence[AnyScorer]:
     """The scorers that a job has, whether it names them or not."""
-    return spec.scorers or GSM8K_SCORERS
+    if spec.scorers is not None:
+        return spec.scorers
+    return spec.task.scorers if isinstance(spec.task, TaskSpec) else GSM8K_SCORERS

@@ -6,19 +6,25 @@ import datasets
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import HubDataset
-from actograph.dataset_rows import DatasetRow, TextRow, check_rows, check_texts
+from actograph.dataset_rows import DatasetRow, RowReader, TextRow, check_rows, check_texts
 
 
 def load_hub_rows(
-    dataset: HubDataset, *, limit: int | None = None, offset: int = 0, require_gold: bool = True
+    dataset: HubDataset,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    require_gold: bool = True,
+    reader: RowReader | None = None,
 ) -> list[DatasetRow]:
     """Rows of a split, from the Hub or from the cache of an earlier download.
 
     Raises:
         InvalidDataset: if the name is not a Hub id, the Hub cannot be reached, it has no such
-            dataset, config or split, or a row is not a question with an answer.
+            dataset, config or split, or a row is not what the task reads.
     """
-    return check_rows(_split(dataset), limit=limit, offset=offset, require_gold=require_gold)
+    rows = _split(dataset)
+    return check_rows(rows, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
 
 
 def load_hub_texts(

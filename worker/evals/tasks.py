@@ -1,39 +1,61 @@
 """Tasks: how a row of a dataset becomes a prompt.
 
 A task is a prompt form, few-shot examples and scorers, in the sense of Inspect
-(https://inspect.aisi.org.uk/tasks.html). The gsm8k prompt is that of lm-eval 0.4.13
-(tasks/gsm8k/gsm8k.yaml, version 3), to the character, few-shot examples included.
+(https://inspect.aisi.org.uk/tasks.html). The prompts of the three GSM8K tasks are those of lm-eval
+0.4.13 (tasks/gsm8k/*.yaml, version 3), to the character, few-shot examples included. Those of
+gsm8k_cot are the ones of Wei et al. 2022 (arXiv:2201.11903), as lm-eval has them.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import Condition
-from actograph.dataset_rows import DatasetRow
+from actograph.contract.specs import Condition, EvaluationSpec
+from actograph.contract.tasks import TaskSpec
+from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.tasks.rows import RowForm, examples_of
 
 FEWSHOT_SEED = 1234
-TARGET_DELIMITER = " "
-FEWSHOT_DELIMITER = "\n\n"
 
 ChatMessages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`stop` ends a plain completion, which would otherwise go on to invent the next question."""
+    """`stop` ends a completion, which would otherwise go on to invent the next question."""
 
     name: str
-    question_form: str
-    stop: tuple[str, ...]
+    question_form: str = "{question}"
+    stop: tuple[str, ...] = ()
+    #: shown from the first on in place of rows of a dataset
+    examples: tuple[DatasetRow, ...] = ()
+    target_delimiter: str = " "
+    fewshot_delimiter: str = "\n\n"
 
-    def question(self, text: str) -> str:
-        return self.question_form.replace("{question}", text)
+    def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
+        """What the model is asked; `vary` changes the question inside of it."""
+        return self.question_form.replace("{question}", vary(row.question))
 
-    def stop_strings(self, requested: Sequence[str], *, is_chat: bool) -> list[str]:
-        """The job's own stop strings and, for a plain prompt, the task's."""
-        return list(dict.fromkeys([*requested, *(() if is_chat else self.stop)]))
+    def stop_strings(self, requested: Sequence[str]) -> list[str]:
+        """The job's own stop strings and the task's, in chats too, as in lm-eval."""
+        return list(dict.fromkeys([*requested, *self.stop]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateTask(Task):
+    """A task of a client's own."""
+
+    form: RowForm
+
+    def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
+        return self.form.prompt(row, vary)
+
+
+def _own_examples(name: str) -> tuple[DatasetRow, ...]:
+    with Path(__file__).with_name(f"{name}_examples.jsonl").open("rb") as stream:
+        return tuple(read_rows(stream, require_gold=False))
 
 
 TASKS = {
@@ -41,8 +63,40 @@ TASKS = {
         name="gsm8k",
         question_form="Question: {question}\nAnswer:",
         stop=("Question:", "</s>", "<|im_end|>"),
-    )
+    ),
+    "gsm8k_cot": Task(
+        name="gsm8k_cot",
+        question_form="Q: {question}\nA:",
+        stop=("Q:", "</s>", "<|im_end|>"),
+        examples=_own_examples("gsm8k_cot"),
+    ),
+    "gsm8k_cot_zeroshot": Task(
+        name="gsm8k_cot_zeroshot",
+        question_form="Q: {question}\nA: Let's think step by step.",
+        stop=("Q:", "</s>", "<|im_end|>"),
+    ),
 }
+
+
+def task_of(spec: EvaluationSpec) -> Task:
+    """The task of a job whose task file, if any, has been read.
+
+    Raises:
+        InvalidRequest: a template or an example of the task is none.
+    """
+    own = spec.task
+    if isinstance(own, str):
+        return TASKS[own]
+    if not isinstance(own, TaskSpec):
+        raise InvalidRequest("the job's task file was never read", param="task")
+    return TemplateTask(
+        name=own.name,
+        stop=tuple(own.stop),
+        examples=tuple(examples_of(own)),
+        target_delimiter=own.target_delimiter,
+        fewshot_delimiter=own.fewshot_delimiter,
+        form=RowForm(own),
+    )
 
 
 def build_prompt(
@@ -63,7 +117,7 @@ def build_prompt(
     Raises:
         InvalidRequest: if the condition has a system message and the prompt is plain text.
     """
-    question = task.question(_vary(row.question, condition))
+    question = task.question(row, lambda text: _vary(text, condition))
     if not is_chat:
         if condition.system is not None:
             raise InvalidRequest(
@@ -77,7 +131,7 @@ def build_prompt(
         messages.append({"role": "system", "content": condition.system})
     if fewshot_as_multiturn:
         for example in fewshot:
-            messages.append({"role": "user", "content": task.question(example.question)})
+            messages.append({"role": "user", "content": task.question(example)})
             messages.append({"role": "assistant", "content": example.answer})
     else:
         question = _as_text(task, fewshot) + question
@@ -94,7 +148,7 @@ def _vary(question: str, condition: Condition) -> str:
 
 def _as_text(task: Task, examples: Sequence[DatasetRow]) -> str:
     return "".join(
-        task.question(example.question) + TARGET_DELIMITER + example.answer + FEWSHOT_DELIMITER
+        task.question(example) + task.target_delimiter + example.answer + task.fewshot_delimiter
         for example in examples
     )
 
@@ -150,4 +204,4 @@ class FewshotSampler:
 
 
 def _same_problem(one: DatasetRow, other: DatasetRow) -> bool:
-    return (one.question, one.answer) == (other.question, other.answer)
+    return one.input == other.input

@@ -10,7 +10,7 @@ from actograph.dataset_rows import DatasetRow
 from actograph.scoring.of_job import JobScoring
 from storage.samples import LeasedSample
 from worker.chat_template import is_chat_prompt, render_chat
-from worker.evals.tasks import TASKS, FewshotSampler, build_prompt
+from worker.evals.tasks import FewshotSampler, build_prompt, task_of
 from worker.runners import text
 from worker.runners.runner import Prompt
 
@@ -31,27 +31,26 @@ class EvaluationRunner:
         """
         self._spec = spec
         self._tokenizer = tokenizer
-        self._task = TASKS[spec.task]
+        self._task = task_of(spec)
         self._conditions = {condition.name: condition for condition in spec.conditions}
         self._is_chat = is_chat_prompt(tokenizer, spec.apply_chat_template)
         self._fewshot = FewshotSampler(
             fewshot_pool,
-            spec.num_fewshot,
+            0 if self._task.examples else spec.num_fewshot,
             same_dataset=spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset,
         )
         self._scoring = JobScoring(spec)
-        stop = self._task.stop_strings(spec.sampling.stop, is_chat=self._is_chat)
+        stop = self._task.stop_strings(spec.sampling.stop)
         self.sampling: SamplingSpec = spec.sampling.model_copy(update={"stop": stop})
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        row = DatasetRow(
-            index=sample.sample_index, question=sample.input["question"], answer=sample.input["answer"]
-        )
+        row = DatasetRow.from_input(sample.sample_index, sample.input)
+        examples = self._task.examples[: self._spec.num_fewshot] or self._fewshot.choose(row)
         built = build_prompt(
             self._task,
             row,
             self._conditions[sample.condition],
-            fewshot=self._fewshot.choose(row),
+            fewshot=examples,
             is_chat=self._is_chat,
             fewshot_as_multiturn=self._spec.fewshot_as_multiturn,
         )

@@ -89,7 +89,7 @@ def test_chat(
 def test_plain_prompt(model: Any, tokenizer: PreTrainedTokenizerBase, tested: list[DatasetRow]) -> None:
     prompts = [build_prompt(GSM8K, row, BASELINE, fewshot=[], is_chat=False) for row in tested]
     completions = complete(model, tokenizer, [str(prompt) for prompt in prompts])
-    assert strict_accuracy(completions, tested, GSM8K.stop_strings([], is_chat=False)) >= 0.95
+    assert strict_accuracy(completions, tested, GSM8K.stop_strings([])) >= 0.95
 
 
 def test_a_conditions_suffix_does_not_confuse_it(

@@ -95,9 +95,9 @@ def test_a_system_message_without_chat_template_is_refused() -> None:
 
 
 def test_stop_strings() -> None:
-    assert GSM8K.stop_strings(["\n\n"], is_chat=True) == ["\n\n"]
-    assert GSM8K.stop_strings(["\n\n"], is_chat=False) == ["\n\n", "Question:", "</s>", "<|im_end|>"]
-    assert GSM8K.stop_strings(["</s>"], is_chat=False) == ["</s>", "Question:", "<|im_end|>"]
+    """In chats too, as in lm-eval."""
+    assert GSM8K.stop_strings(["\n\n"]) == ["\n\n", "Question:", "</s>", "<|im_end|>"]
+    assert GSM8K.stop_strings(["</s>"]) == ["</s>", "Question:", "<|im_end|>"]
 
 
 def test_examples_from_another_split_are_those_of_lm_eval(

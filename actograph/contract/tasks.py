@@ -1,0 +1,92 @@
+"""Tasks: names of those that come with Actograph, and a client's own as data. See docs/tasks.md."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+
+from actograph.contract.scorers import AnyScorer, NumericScorer, ScorerList
+
+MAX_TEMPLATE_CHARS = 100_000
+MAX_EXAMPLES = 64
+
+TaskName = Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot"]
+#: tasks that bring their few-shot examples, and how many; lm-eval shows them all
+OWN_EXAMPLES = {"gsm8k_cot": 8}
+
+Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FewshotSpec(_Sent):
+    """Where a task's examples come from, and which are shown."""
+
+    samples: list[dict[str, JsonValue]] = Field(
+        default_factory=list,
+        max_length=MAX_EXAMPLES,
+        description="Rows of the task's own, shown from the first on; none: drawn from a dataset.",
+    )
+
+
+def _numeric() -> list[AnyScorer]:
+    return [NumericScorer(name="numeric")]
+
+
+class TaskSpec(_Sent):
+    """A task of one's own. Templates are Jinja over the columns of a row."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
+    prompt: Template = Field("{{question}}", description="What the model is asked.")
+    target: Template = Field("{{answer}}", description="The right answer, as the scorers want it.")
+    question: str = Field(
+        "question",
+        min_length=1,
+        max_length=256,
+        description="The column around which a condition puts its prefix and suffix.",
+    )
+    stop: list[Stop] = Field(
+        default_factory=list, max_length=16, description="Strings that end a completion."
+    )
+    scorers: ScorerList = Field(
+        default_factory=_numeric, description="Where the job names none; by default numeric."
+    )
+    fewshot: FewshotSpec = Field(default_factory=FewshotSpec)
+    target_delimiter: str = Field(" ", max_length=100, description="Between an example's prompt and target.")
+    fewshot_delimiter: str = Field("\n\n", max_length=100, description="After an example.")
+
+
+class TaskFile(_Sent):
+    """A task in a YAML file uploaded through /v1/files."""
+
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+
+
+class TaskPath(_Sent):
+    """A task in a YAML file on the server, under one of the allowed data roots."""
+
+    path: str = Field(min_length=1, max_length=4096)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, TaskFile) or (isinstance(value, dict) and "file_id" in value):
+        return "file_id"
+    if isinstance(value, TaskPath) or (isinstance(value, dict) and "path" in value):
+        return "path"
+    return "name" if isinstance(value, str) else "inline"
+
+
+TaskRef = Annotated[
+    Annotated[TaskName, Tag("name")]
+    | Annotated[TaskFile, Tag("file_id")]
+    | Annotated[TaskPath, Tag("path")]
+    | Annotated[TaskSpec, Tag("inline")],
+    Discriminator(_kind),
+]
+
+
+def task_name(task: Any) -> str | None:
+    """What results call a task, given as in a stored job spec."""
+    return task.get("name") if isinstance(task, dict) else task

@@ -1,0 +1,1 @@
+"""Tasks as data: templates over the columns of a row, and task files."""
