@@ -47,6 +47,7 @@ PROGRAMS = (
     Program(module="session_listing", arguments=("--rounds", "10"), minutes=3, limit_minutes=10),
     Program(module="overhead", arguments=("--seconds", "5", "--rounds", "100"), minutes=4, limit_minutes=15),
     Program(module="workers", arguments=(*_DEMO, "--limit", "200"), minutes=3, limit_minutes=15),
+    Program(module="eta", minutes=1, limit_minutes=10),
     Program(module="drain", arguments=(*_DEMO, "--limit", "200"), minutes=1, limit_minutes=10),
     Program(module="chaos", arguments=(*_DEMO, "--faults", "10"), minutes=4, limit_minutes=15),
 )

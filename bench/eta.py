@@ -7,7 +7,6 @@ The drain, the index and the turns are the real ones; the engine sleeps for a ti
 """
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from rich.table import Table
 from actograph.contract.resources import Job, JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
+from bench.marks import Mark, print_marks, write_result
 from bench.null_worker import NullEngine
 from storage import job_view, jobs, migrate, samples, workers
 from storage.artifacts.store import open_store
@@ -151,7 +151,7 @@ def submit(database: Database, messages: Messages, units: int, priority: int) ->
 
 def measure(scenario: Scenario, home: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
     """The errors of each job of a scenario, in the order of submission."""
-    settings = Settings(home=home, turn_seconds=2 * arguments.unit_seconds, disk_floor_bytes=0)
+    settings = Settings(home=home, turn_seconds=arguments.unit_seconds / 2, disk_floor_bytes=0)
     database = Database(settings.effective_database_url)
     migrate.upgrade(database)
     messages, finished = Messages(), threading.Event()
@@ -222,12 +222,12 @@ def main() -> int:
                 figures = [f"{errors[f'{mark:.0%}']:+.1%}" for mark in MARKS]
                 table.add_row("" if place else scenario.name, str(place + 1), *figures)
     worst = max(abs(error) for found in results.values() for errors in found for error in errors.values())
-    Console().print(table, f"largest error: {worst:.1%}")
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {"unit_seconds": arguments.unit_seconds, "errors": results, "largest": worst}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 1 if worst > arguments.within else 0
+    Console().print(table)
+    name = "eta_seconds at 25, 50 and 75 % of a steady drain: largest error"
+    marks = [Mark(name=name, measured=worst, at_most=arguments.within)]
+    print_marks(marks)
+    write_result(arguments.json, {"unit_seconds": arguments.unit_seconds, "errors": results}, marks)
+    return 0 if all(mark.met for mark in marks) else 1
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ class Drain:
         While the queue is paused nothing is begun. The message is gone then, but the job is not: it is
         woken once the queue goes on.
         """
+        self._measured_to = time.monotonic()
         if self._is_paused():
             return
         with self._database.write() as session:
@@ -225,6 +226,8 @@ class Drain:
             self._loaded = held
             raise
         self._loaded = model
+        if held != model:
+            self._measured_to = time.monotonic()  # a load is no part of what a sample takes
         return engine
 
     def _run(self, job_id: str) -> bool:
@@ -240,7 +243,6 @@ class Drain:
                 jobs.fail(session, job_id, error)
             return False
         began, called = time.monotonic(), False
-        self._measured_to = began
         while not self._is_paused():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
