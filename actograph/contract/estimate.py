@@ -248,7 +248,7 @@ def prefill_plan(
     prompt_tokens: int,
     samples: int | None = None,
     layers_per_pass: int | None = None,
-    token_limit: int | None = None,
+    most_samples: int | None = None,
 ) -> PrefillPlan:
     """As many texts as fit with one layer's rows, then as many layers as fit with so many texts.
 
@@ -257,7 +257,7 @@ def prefill_plan(
         prompt_tokens: of the longest text.
         samples: texts that will be run, where that is settled.
         layers_per_pass: where the job says it.
-        token_limit: most padded tokens that a batch may have.
+        most_samples: that a batch may have by what earlier ones met.
     """
     order = LayerOrder(structure)
     layers = max(1, len({order.layer_of(hook) for hook in hooks}))
@@ -267,7 +267,7 @@ def prefill_plan(
 
     batch = samples
     if batch is None:
-        cap = budget.cap if token_limit is None else min(budget.cap, token_limit // prompt_tokens)
+        cap = budget.cap if most_samples is None else min(budget.cap, most_samples)
         usable = int(budget.device_bytes * USABLE)
         if not budget.on_gpu:
             usable = max(0, usable - budget.host_buffer_bytes)

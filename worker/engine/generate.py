@@ -58,7 +58,7 @@ class Engine:
         self._discovery = discover(model)
         self.structure: ModelStructure = self._discovery.structure
         self.limit = LearnedLimit()  # of batches that generate
-        self.prefill_token_limit: int | None = None  # the same for texts that are only read
+        self.prefill_limit = LearnedLimit()  # of texts that are only read, in padded tokens
         self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
         self._layers = LayerOrder(self.structure)
         hf: Any = self.model.hf
@@ -112,7 +112,7 @@ class Engine:
             prompt_tokens=prompt_tokens,
             samples=samples,
             layers_per_pass=layers_per_pass,
-            token_limit=self.prefill_token_limit,
+            most_samples=self.prefill_limit.most_samples(prompt_tokens),
         )
 
     def generate(
@@ -274,13 +274,11 @@ class Engine:
             should_stop=should_stop,
             on_layer=on_layer,
             layers_per_pass=max(1, layers_per_pass or len(self._order)),
+            limit=self.prefill_limit,
             options=options,
         )
         with self._lock:
-            read, largest = job.run()
-        if largest < len(requests):
-            self.prefill_token_limit = max(1, largest) * max(len(r.prompt_ids) for r in requests)
-        return read
+            return job.run()
 
     def _validate(
         self,

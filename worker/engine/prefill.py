@@ -13,6 +13,7 @@ from actograph.contract.layer_order import LayerOrder, chunks_of
 from worker.engine import ladder, memory, tracing
 from worker.engine.interventions import Edit, Editor
 from worker.engine.layer_chunks import ChunkReader, Errors, LayerChunks
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.requests import (
@@ -48,17 +49,26 @@ class Prefill:
     should_stop: Callable[[], bool]
     on_layer: Callable[[int], None] | None
     layers_per_pass: int
+    limit: LearnedLimit  # told of what fits, in padded tokens
     options: BufferOptions
 
-    def run(self) -> tuple[list[Generation], int]:
-        """One `Generation` for each request, and the size of the largest batch that went through."""
+    def run(self) -> list[Generation]:
+        """One `Generation` for each request."""
         done: dict[int, Generation] = {}
         ways = [self, *self._sparing()]
         devices = self.model.devices
 
         def attempt(batch: Sequence[int], spare: int) -> None:
             memory.reset_peak(devices)
-            done.update(ways[spare]._run(batch))
+            tokens = len(batch) * max(len(self.requests[i].prompt_ids) for i in batch)
+            try:
+                done.update(ways[spare]._run(batch))
+            except Exception as error:
+                if memory.is_out_of_memory(error):
+                    self.limit.failed(tokens, len(batch))
+                raise
+            if all(done[i].finish_reason != "cancelled" for i in batch):
+                self.limit.passed(tokens)
 
         def reset(batch: Sequence[int]) -> None:
             for index in batch:
@@ -69,7 +79,7 @@ class Prefill:
             what = f"a text of {len(request.prompt_ids)} tokens, one layer's rows at a time,"
             done[index] = self._outcome(index, memory.out_of_memory(devices, what, seen))
 
-        largest = ladder.descend(
+        ladder.descend(
             range(len(self.requests)),
             attempt=attempt,
             reset=reset,
@@ -77,7 +87,7 @@ class Prefill:
             give_up=give_up,
             spares=len(ways) - 1,
         )
-        return [done[i] for i in range(len(self.requests))], largest
+        return [done[i] for i in range(len(self.requests))]
 
     def _sparing(self) -> Iterator["Prefill"]:
         """Ways to run a batch of one that each need less: half the layers per pass, and so on."""

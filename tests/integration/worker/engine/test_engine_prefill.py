@@ -14,6 +14,7 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine import prefill
 from worker.engine.generate import Engine
 from worker.engine.interventions import Edit
+from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.rows import RowStream
 from worker.row_choice import EveryKth, TheseTokens
@@ -236,7 +237,7 @@ def scarce(engine: Engine, refuses: Callable[[int, int], bool]) -> Iterator[list
         yield at
     finally:
         handle.remove()
-        engine.prefill_token_limit = None
+        engine.prefill_limit = LearnedLimit()
 
 
 def assert_same(
@@ -255,7 +256,7 @@ def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: in
     engine.prefill(requests, hooks=hooks, sink=want)
     with scarce(engine, lambda batch, _: batch > most) as at:
         made = engine.prefill(requests, hooks=hooks, sink=got, layers_per_pass=2)
-        assert engine.prefill_token_limit == most * len(requests[0].prompt_ids)
+        assert engine.prefill_limit.most_samples(len(requests[0].prompt_ids)) == most
     assert at == ([4] if most == 2 else [4, 2, 2])
     assert all(g.error is None for g in made)
     assert_same(got, want, range(4), hooks, {})
