@@ -1,6 +1,7 @@
 """The options by which `actograph sessions` chooses sessions, and what they ask of the service."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,32 +24,20 @@ OwnerOption = Annotated[str | None, typer.Option(help="Sessions of this owner.")
 PinnedOption = Annotated[bool | None, typer.Option("--pinned/--not-pinned", help="By their pin.")]
 
 
-def query(
-    client: "Client",
-    *,
-    job: str | None,
-    model: str | None,
-    condition: str | None,
-    sample_index: int | None,
-    correct: bool | None,
-    tag: str | None,
-    owner: str | None,
-    pinned: bool | None,
-) -> "SessionQuery":
-    """The filters that were given. Raises what resolving the job's id does."""
-    given: SessionQuery = {
-        "job_id": identifiers.resolve(job, "job", (found.id for found in client.jobs()))
-        if job is not None
-        else None,
-        "model": model,
-        "condition": condition,
-        "sample_index": sample_index,
-        "correct": correct,
-        "tag": tag,
-        "owner": owner,
-        "pinned": pinned,
+def query(client: "Client", flags: Mapping[str, Any]) -> "SessionQuery":
+    """The filters among a command's flags, the job's id resolved. Raises what resolving does."""
+    job = flags["job"]
+    wanted: SessionQuery = {
+        "job_id": None if job is None else identifiers.resolve(job, "job", (j.id for j in client.jobs())),
+        "model": flags["model"],
+        "condition": flags["condition"],
+        "sample_index": flags["sample_index"],
+        "correct": flags["correct"],
+        "tag": flags["tag"],
+        "owner": flags["owner"],
+        "pinned": flags.get("pinned"),
     }
-    return given
+    return wanted
 
 
 def check_choice(ids: list[str], *, filtered: bool, everything: bool) -> None:

@@ -72,20 +72,11 @@ def list_sessions(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List sessions, the newest first."""
+    flags = dict(locals())
     from actograph.cli import session_tables
 
     with closing(client_of(ctx)) as client:
-        wanted = query(
-            client,
-            job=job,
-            model=model,
-            condition=condition,
-            sample_index=sample_index,
-            correct=correct,
-            tag=tag,
-            owner=owner,
-            pinned=pinned,
-        )
+        wanted = query(client, flags)
         found = client.sessions(page_size=100 if everything else min(100, limit + 1), **wanted)
         sessions = list(found if everything else islice(found, limit))
         if quiet:
@@ -155,18 +146,9 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="By filter: do not ask.")] = False,
 ) -> None:
     """Delete sessions with their files, by id or all that fit the filters."""
+    flags = dict(locals())
     with closing(client_of(ctx)) as client:
-        wanted = query(
-            client,
-            job=job,
-            model=model,
-            condition=condition,
-            sample_index=sample_index,
-            correct=correct,
-            tag=tag,
-            owner=owner,
-            pinned=None,
-        )
+        wanted = query(client, flags)
         check_choice(sessions or [], filtered=_is_filtered(wanted), everything=everything)
         if sessions:
             if dry_run:
@@ -215,19 +197,10 @@ def update(
     dry_run: DryRunOption = False,
 ) -> None:
     """Pin sessions, change when they expire, or tag them: by id, or all that fit the filters."""
+    flags = dict(locals())
     change = _change(pin, expires_in, set_tag, no_tags=no_tags)
     with closing(client_of(ctx)) as client:
-        wanted = query(
-            client,
-            job=job,
-            model=model,
-            condition=condition,
-            sample_index=sample_index,
-            correct=correct,
-            tag=tag,
-            owner=owner,
-            pinned=pinned,
-        )
+        wanted = query(client, flags)
         check_choice(sessions or [], filtered=_is_filtered(wanted), everything=everything)
         if sessions and dry_run:
             each(sessions, lambda typed: client.session(_resolve(client, typed)).id)
