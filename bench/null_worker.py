@@ -37,7 +37,8 @@ class NullEngine:
     def __init__(self, name: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
         self._end = tokenizer.eos_token_id
-        self.model = SimpleNamespace(tokenizer=tokenizer, device=torch.device("cpu"))
+        cpu = torch.device("cpu")
+        self.model = SimpleNamespace(tokenizer=tokenizer, device=cpu, devices=(cpu,))
         self.structure = ModelStructure(
             model=name,
             architecture="Null",

@@ -64,6 +64,9 @@ logger = logging.getLogger(__name__)
 #: idle workers that one worker calls to its job when it begins
 CALLED_AT_ONCE = 2
 
+#: a worker that had nothing to do for longer was idle: that time is no sample's
+IDLE_SECONDS = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
@@ -105,7 +108,7 @@ class Drain:
         self._outage = StoreOutage(store)
         self._loaded: str | None = None
         #: up to when the time of this slice was counted to its units
-        self._measured_to = 0.0
+        self._measured_to = self._slice_ended_at = 0.0
         self._datasets = DatasetReader(store, settings.data_roots)
 
     def load(self, model: str) -> None:
@@ -120,6 +123,8 @@ class Drain:
             if not is_away(error):
                 raise
             logger.warning("job %s is left for now, the database is away: %s", job_id, error.orig)
+        finally:
+            self._slice_ended_at = time.monotonic()
 
     def _run_slice(self, job_id: str) -> None:
         """Work on a job until it has nothing left, its slice is over, or the worker stops.
@@ -127,7 +132,8 @@ class Drain:
         While the queue is paused nothing is begun. The message is gone then, but the job is not: it is
         woken once the queue goes on.
         """
-        self._measured_to = time.monotonic()
+        if time.monotonic() - self._slice_ended_at > IDLE_SECONDS:
+            self._measured_to = time.monotonic()
         if self._is_paused():
             return
         with self._database.write() as session:
