@@ -17,11 +17,8 @@ The allocator is as the worker leaves it: glibc's, with its own settings.
 """
 
 import argparse
-import ctypes
-import gc
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -37,10 +34,10 @@ import transformers
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
+from bench import process_memory
 from bench.capture_throughput import CountingSink, build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
-from worker.engine import memory
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.requests import BufferOptions, GenerationRequest
 
@@ -110,39 +107,16 @@ def measure(case: Case, tokens: int, *, capture: bool, device: str) -> dict[str,
         return sink
 
     run(16)
-    _trim()
+    process_memory.trim()
     on_gpu = device == "cuda"
-    before = _in_use(on_gpu)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        _reset_peak_rss()
+    before = process_memory.in_use(on_gpu=on_gpu)
+    process_memory.reset_peak(on_gpu=on_gpu)
     sink = run(tokens)
-    peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_rss()
+    peak = process_memory.peak(on_gpu=on_gpu)
     per_token = kv_bytes_per_token(engine.model)
     layers = engine.structure.num_layers
     cache = case.batch * (PROMPT + tokens) * (per_token + per_token // (2 * layers))
     return {"peak": peak - before, "cache": cache, "beyond": peak - before - cache, "rows": sink.bytes}
-
-
-def _trim() -> None:
-    """Give what building the model left in the heap back to the kernel, or it would hide growth."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-def _in_use(on_gpu: bool) -> int:
-    snapshot = memory.memory_snapshot([torch.device("cuda")] if on_gpu else [])
-    return snapshot["cuda_allocated_bytes" if on_gpu else "rss_bytes"]
-
-
-def _reset_peak_rss() -> None:
-    """Let the kernel's high-water mark begin anew (proc(5), clear_refs)."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_rss() -> int:
-    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, _in_use(on_gpu=False))
 
 
 def in_process(case: str, tokens: int, *, capture: bool, device: str) -> dict[str, int]:

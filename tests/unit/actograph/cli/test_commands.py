@@ -162,6 +162,22 @@ def test_submit_prompts(service: Any, run: Run) -> None:
     assert [item["prompt"] for item in inputs] == ["one, two", "three"]
 
 
+def test_submit_an_extraction(service: Any, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"body": "one"}\n')
+    _, out, _ = run(
+        *("jobs", "submit", "--kind", "extract", "--model", "m", "--dataset", path, "--text-field", "body"),
+        *("--truncate", "--layers-per-pass", 2, "--limit", 5, "--points", "mlp_in"),
+    )
+    spec = service.jobs[out.strip()].spec
+    (file_id,) = service.uploads
+    assert (spec["kind"], spec["dataset"], spec["text_field"]) == ("extract", {"file_id": file_id}, "body")
+    assert (spec["truncate"], spec["layers_per_pass"], spec["limit"]) == (True, 2, 5)
+    assert spec["capture"]["points"] == ["mlp_in"]
+    _, out, _ = run("jobs", "submit", "--kind", "extract", "--model", "m", "--prompt", "one")
+    assert service.jobs[out.strip()].spec["inputs"][0]["prompt"] == "one"
+
+
 def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(ROW)
