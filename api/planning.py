@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from actograph.contract import estimate
 from actograph.contract.errors import InsufficientResources
+from actograph.contract.prefill_plan import prefill_plan
 from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec, ExtractSpec
 from api.dependencies import Services
@@ -260,7 +261,7 @@ def _prefill_memory(
     spec, budget = submission.spec, _budget(structure, memory)
     device, host = _available(memory)
     tokens = min(prompt_tokens, structure.context_length)
-    chosen = estimate.prefill_plan(
+    chosen = prefill_plan(
         structure,
         submission.hooks or (),
         capture,
@@ -269,8 +270,7 @@ def _prefill_memory(
         samples=batch or (None if device is not None else 1),
         layers_per_pass=spec.layers_per_pass if isinstance(spec, ExtractSpec) else None,
     )
-    run = chosen.batch_size * estimate.prefill_bytes(structure, prompt_tokens=tokens)
-    held = chosen.held_bytes
+    run, held = chosen.device_bytes, chosen.held_bytes
     return {
         "batch_size": chosen.batch_size if device is not None else None,
         "layers_per_pass": chosen.layers_per_pass,

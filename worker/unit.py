@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded, SampleTimeout
-from actograph.contract.estimate import CaptureNeed, PrefillPlan, capture_need
+from actograph.contract.estimate import CaptureNeed, capture_need
+from actograph.contract.prefill_plan import PrefillPlan
 from actograph.contract.resources import Score
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings

@@ -7,7 +7,6 @@ same. Sizes are bytes, lengths are tokens, all per sample unless said otherwise.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actograph.contract.layer_order import LayerOrder, chunks_of
 from actograph.contract.resources import ModelStructure
 from actograph.contract.row_selection import Features, FirstFeatures, Stride
 from actograph.contract.specs import CaptureSpec, Dtype
@@ -18,6 +17,8 @@ GPU_BATCH_CAP = 64
 USABLE = 0.6
 #: hidden tensors alive at once while a prompt is read: a handful, of which some are several times wider
 _PREFILL_TENSORS = 16
+#: the same per expert that a token is sent to: what it takes in, what it gives, and that weighted
+_EXPERT_TENSORS = 3
 #: float32 copies of one step's logits that sampling makes
 _LOGITS_COPIES = 3
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -201,91 +202,6 @@ def keeps_tensors(capture: CaptureSpec) -> bool:
     return capture.stats is None or capture.stats.tensors
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillPlan:
-    """How texts are read: so many at once, and so many layers' rows held at once."""
-
-    batch_size: int
-    layers_per_pass: int
-    #: held in main memory for the batch before it goes to the sink
-    held_bytes: int
-
-
-def prefill_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
-    """Device memory of one text that is read: no cache, no logits but a bounded piece."""
-    return prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * _PREFILL_TENSORS
-
-
-def held_bytes(
-    structure: ModelStructure,
-    hooks: Sequence[str],
-    capture: CaptureSpec,
-    *,
-    prompt_tokens: int,
-    layers_per_pass: int,
-) -> int:
-    """What one text holds at most between two hand-offs: the rows or summaries of a chunk of layers."""
-    order = LayerOrder(structure)
-    kept = []
-    for hook in hooks:
-        rows = kept_rows(capture, prompt_tokens, 0, tail_only=False) if stores_every_row(capture) else 0
-        if capture.reduce != "none":
-            rows = 1
-        kept.append(rows * hook_bytes(structure, hook, capture.dtype, capture.features))
-        if capture.stats is not None:
-            channels = hook_bytes(structure, hook, "float32", capture.features) // item_bytes("float32")
-            kept[-1] += channels * sum(_statistics_bytes(capture))
-    chunks = chunks_of([order.layer_of(hook) for hook in hooks], layers_per_pass, order.end)
-    return max((sum(kept[chunk.start : chunk.stop]) for chunk in chunks), default=0)
-
-
-def prefill_plan(
-    structure: ModelStructure,
-    hooks: Sequence[str],
-    capture: CaptureSpec,
-    budget: Budget,
-    *,
-    prompt_tokens: int,
-    samples: int | None = None,
-    layers_per_pass: int | None = None,
-    most_samples: int | None = None,
-) -> PrefillPlan:
-    """As many texts as fit with one layer's rows, then as many layers as fit with so many texts.
-
-    Args:
-        hooks: in execution order, as `hooks.expand` gives them.
-        prompt_tokens: of the longest text.
-        samples: texts that will be run, where that is settled.
-        layers_per_pass: where the job says it.
-        most_samples: that a batch may have by what earlier ones met.
-    """
-    order = LayerOrder(structure)
-    layers = max(1, len({order.layer_of(hook) for hook in hooks}))
-
-    def held(size: int) -> int:
-        return held_bytes(structure, hooks, capture, prompt_tokens=prompt_tokens, layers_per_pass=size)
-
-    batch = samples
-    if batch is None:
-        cap = budget.cap if most_samples is None else min(budget.cap, most_samples)
-        usable = int(budget.device_bytes * USABLE)
-        if not budget.on_gpu:
-            usable = max(0, usable - budget.host_buffer_bytes)
-        fits = usable // max(1, prefill_bytes(structure, prompt_tokens=prompt_tokens))
-        one = held(layers_per_pass or 1)
-        if one:
-            fits = min(fits, budget.host_buffer_bytes // one)
-        batch = max(1, min(cap, fits))
-    room = budget.host_buffer_bytes // batch
-    size = layers_per_pass or next((n for n in range(layers, 1, -1) if held(n) <= room), 1)
-    size = min(size, layers)
-    return PrefillPlan(
-        batch_size=batch,
-        layers_per_pass=size,
-        held_bytes=min(budget.host_buffer_bytes, batch * held(size)),
-    )
-
-
 def stores_every_row(capture: CaptureSpec) -> bool:
     """Whether storage grows with every token, and not only with every sample."""
     return capture.reduce == "none" and keeps_tensors(capture)
@@ -306,8 +222,14 @@ def run_bytes(structure: ModelStructure, kv_bytes: int, *, prompt_tokens: int, m
         kv_bytes: that one token takes in the key-value cache.
     """
     tokens = min(prompt_tokens + max_tokens, structure.context_length)
-    prefill = prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * _PREFILL_TENSORS
-    return tokens * kv_bytes + _LOGITS_COPIES * 4 * structure.vocab_size + prefill
+    logits = _LOGITS_COPIES * 4 * structure.vocab_size
+    return tokens * kv_bytes + logits + prefill_bytes(structure, prompt_tokens=prompt_tokens)
+
+
+def prefill_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
+    """Device memory that reading one prompt makes in passing; each token goes to several experts."""
+    tensors = _PREFILL_TENSORS + _EXPERT_TENSORS * (structure.experts_per_token or 0)
+    return prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,13 +247,22 @@ class CaptureNeed:
 
 
 def capture_need(
-    structure: ModelStructure, hooks: Sequence[str], capture: CaptureSpec, *, prompt_tokens: int
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    capture: CaptureSpec,
+    *,
+    prompt_tokens: int,
+    generated_tokens: int = 1,
 ) -> CaptureNeed:
-    """What capturing these hooks takes beside the model's own run, for a prompt of so many tokens."""
+    """What capturing these hooks takes beside the model's own run, for a prompt of so many tokens.
+
+    Args:
+        generated_tokens: 0 where the prompt is only read, and logits have rows for all of it.
+    """
     rows = summaries = 0
     for hook in hooks:
         if stores_every_row(capture):
-            count = _rows_of(structure, hook, capture, prompt_tokens, 1)
+            count = _rows_of(structure, hook, capture, prompt_tokens, min(generated_tokens, 1))
             rows += count * hook_bytes(structure, hook, capture.dtype, capture.features)
         summaries += hook_width(structure, hook, capture.features) * _summary_bytes(capture)
     return CaptureNeed(prompt_rows=rows, summaries=summaries)

@@ -9,9 +9,9 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
-from actograph.contract.estimate import PrefillPlan, prefill_plan
 from actograph.contract.interventions import check_width
 from actograph.contract.layer_order import LayerOrder
+from actograph.contract.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from worker.engine import ladder, memory, tracing
@@ -103,16 +103,17 @@ class Engine:
         layers_per_pass: int | None = None,
         options: BufferOptions = _NO_OPTIONS,
     ) -> PrefillPlan:
-        """Texts to read at once and layers whose rows to hold at once: see `estimate.prefill_plan`."""
+        """Texts to read at once and layers whose rows to hold at once: see `contract.prefill_plan`."""
+        budget = memory.budget_of(self.model, options.host_buffer_bytes)
+        most = self.prefill_limit.most_samples(prompt_tokens)
         return prefill_plan(
             self.structure,
             hooks,
             capture,
-            memory.budget_of(self.model, options.host_buffer_bytes),
+            budget if most is None else replace(budget, cap=min(budget.cap, most)),
             prompt_tokens=prompt_tokens,
             samples=samples,
             layers_per_pass=layers_per_pass,
-            most_samples=self.prefill_limit.most_samples(prompt_tokens),
         )
 
     def generate(

@@ -53,7 +53,7 @@ class Prefill:
     options: BufferOptions
 
     def run(self) -> list[Generation]:
-        """One `Generation` for each request."""
+        """One `Generation` for each request, in their order."""
         done: dict[int, Generation] = {}
         ways = [self, *self._sparing()]
         devices = self.model.devices

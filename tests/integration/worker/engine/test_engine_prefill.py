@@ -10,7 +10,7 @@ import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, OutOfDeviceMemory
 from actograph.contract.layer_order import chunks_of
-from actograph.contract.specs import SamplingSpec
+from actograph.contract.specs import CaptureSpec, SamplingSpec
 from worker.engine import prefill
 from worker.engine.generate import Engine
 from worker.engine.interventions import Edit
@@ -256,7 +256,8 @@ def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: in
     engine.prefill(requests, hooks=hooks, sink=want)
     with scarce(engine, lambda batch, _: batch > most) as at:
         made = engine.prefill(requests, hooks=hooks, sink=got, layers_per_pass=2)
-        assert engine.prefill_limit.most_samples(len(requests[0].prompt_ids)) == most
+        plan = engine.plan_prefill(hooks, CaptureSpec(), prompt_tokens=len(requests[0].prompt_ids))
+        assert plan.batch_size == most
     assert at == ([4] if most == 2 else [4, 2, 2])
     assert all(g.error is None for g in made)
     assert_same(got, want, range(4), hooks, {})
