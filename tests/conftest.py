@@ -57,6 +57,18 @@ def postgres_server() -> Iterator[str]:
     server.remove()
 
 
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server that one test alone uses, to stop it and start it again."""
+    try:
+        server = PostgresServer(durable=True)
+        server.create()
+    except Unavailable as error:
+        unavailable(str(error))
+    yield server
+    server.remove()
+
+
 @pytest.fixture(scope="session")
 def new_postgres(postgres_server: str) -> Iterator[Callable[[], str]]:
     """Makes empty databases that last as long as the tests; returns a URL."""

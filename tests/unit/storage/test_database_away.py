@@ -1,31 +1,14 @@
 """Which errors mean that the database is away, on a real server that is stopped, started and misused."""
 
-import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from bench.servers import Unavailable
 from bench.servers.postgres import PostgresServer
 from storage.database import Database, is_away
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """One that may be stopped."""
-    try:
-        server = PostgresServer(durable=True)
-        server.create()
-    except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    yield server
-    server.remove()
 
 
 def failure(database: Database, statement: str = "SELECT 1") -> DBAPIError:
@@ -35,8 +18,9 @@ def failure(database: Database, statement: str = "SELECT 1") -> DBAPIError:
 
 
 def test_a_server_that_is_stopped_is_away_and_a_wrong_statement_or_password_is_not(
-    server: PostgresServer,
+    own_postgres: PostgresServer,
 ) -> None:
+    server = own_postgres
     database = Database(server.url)
     assert not is_away(failure(database, "SELECT no_such_column"))
     wrong = Database(database.url.set(password="wrong").render_as_string(hide_password=False))
@@ -54,7 +38,8 @@ def test_a_server_that_is_stopped_is_away_and_a_wrong_statement_or_password_is_n
     database.close()
 
 
-def test_a_transaction_is_made_again_once_the_server_is_back(server: PostgresServer) -> None:
+def test_a_transaction_is_made_again_once_the_server_is_back(own_postgres: PostgresServer) -> None:
+    server = own_postgres
     database = Database(server.url)
     with database.write() as session:
         session.execute(sa.text("CREATE TABLE notes (word text)"))
