@@ -65,6 +65,8 @@ def prepare(folder: Path) -> RedisServer:
     port = _remembered_port(folder / "port") or free_port(LOOPBACK)
     _write_private(folder / "password", password)
     _write_private(folder / "port", str(port))
+    # nothing is written to disk: a full one would make it refuse every message, and what it forgets when it
+    # is restarted is known to the index, from which the reconciler wakes every job again within seconds
     # a password, since every user of the machine can reach loopback; in a file, since they see arguments
     _write_private(
         folder / "redis.conf",
@@ -75,8 +77,7 @@ protected-mode yes
 requirepass {password}
 daemonize no
 dir {_quoted(folder.absolute())}
-appendonly yes
-appendfsync everysec
+appendonly no
 save ""
 """,
     )

@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
             FAULTS[arguments.stack],
             seed=arguments.seed,
             jobs_at_once=arguments.jobs_at_once,
+            gap_seconds=arguments.gap,
         )
         expected = chaos.undisturbed()
         started = time.monotonic()
@@ -116,6 +117,9 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=60.0, help="inject no fault after so long")
+    parser.add_argument(
+        "--gap", type=float, default=1.5, help="longest pause before a fault; recovery is clearest from 60 on"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sequence of faults")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)

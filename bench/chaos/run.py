@@ -24,7 +24,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 #: a service that makes no progress for so long will not recover by itself
 PATIENCE_SECONDS = 120.0
-GAP_SECONDS = 1.5
 ENDED = (SampleStatus.COMPLETED, SampleStatus.FAILED)
 
 
@@ -40,7 +39,9 @@ class Chaos:
         *,
         seed: int,
         jobs_at_once: int,
+        gap_seconds: float,
     ) -> None:
+        self._gap_seconds = gap_seconds
         self._faults = faults
         self._stack = stack
         self._client = client
@@ -64,7 +65,7 @@ class Chaos:
         for kind in self._kinds(faults):
             if time.monotonic() > deadline:
                 break
-            gap = self._random.uniform(0.0, GAP_SECONDS)
+            gap = self._random.uniform(0.0, self._gap_seconds)
             self._await(partial(self._has_progressed, seen), f"no progress before {kind!r}")
             time.sleep(gap)
             self.injected.append((kind, self._inject(kind)))

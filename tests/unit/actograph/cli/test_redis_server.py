@@ -47,9 +47,13 @@ def connection(url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_messages_outlive_the_server(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_server_comes_back_at_its_address_and_a_full_disk_is_nothing_to_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """What it forgets is known to the index; what it wrote could one day find no room."""
     folder = tmp_path / 'a "quoted" folder'
     server = redis_server.prepare(folder)
+    before = sorted(path.name for path in folder.iterdir())
     with running(server) as process, connection(server.url) as client:
         client.rpush("queue", *map(str, range(1000)))
         process.send_signal(number)
@@ -58,7 +62,8 @@ def test_messages_outlive_the_server(tmp_path: Path, number: signal.Signals) -> 
     again = redis_server.prepare(folder)
     assert again.url == server.url
     with running(again), connection(again.url) as client:
-        assert client.lrange("queue", 0, -1) == [str(n).encode() for n in range(1000)]
+        assert client.lrange("queue", 0, -1) == []
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_only_who_has_the_password_is_served(tmp_path: Path) -> None:
