@@ -13,7 +13,7 @@ from kombu.exceptions import KombuError
 from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ServiceUnavailable
-from storage import routing
+from storage import broker_acks, routing
 from storage.database import Database
 
 DRAIN_TASK = "actograph.drain"
@@ -32,6 +32,7 @@ _HAS_PRIORITY = re.compile(rf"{SEPARATOR}[1-9]$")
 
 def celery_app(broker_url: str) -> Celery:
     """A Celery app with the settings that both ends of the queue must share."""
+    broker_acks.install()
     app = Celery("actograph", broker=broker_url, set_as_current=False)
     app.conf.update(
         task_default_queue=QUEUE,
