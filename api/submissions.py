@@ -214,6 +214,8 @@ def _check_template(spec: Spec, structure: ModelStructure | None) -> None:
         return
     if spec.apply_chat_template and lacks_template:
         raise InvalidRequest(f"{why}; leave apply_chat_template out", param="apply_chat_template")
+    if spec.uses_tools and lacks_template:
+        raise InvalidRequest(f"{why}, and tools are offered through one", param="mode")
     if spec.apply_chat_template is False:
         lacks_template, why = True, "apply_chat_template is false"
     for place, condition in enumerate(spec.conditions):

@@ -7,9 +7,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph import metrics
-from actograph.contract import resources
+from actograph.contract import resources, tool_use
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.tasks import task_name
+from actograph.contract.tool_use import ToolUse
 from storage import job_view
 from storage.models import JobRow, SampleRow
 
@@ -27,6 +28,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
             SampleRow.status,
             SampleRow.scores,
             SampleRow.finish_reason,
+            SampleRow.tool_use,
         )
         .where(
             SampleRow.job_id == row.id,
@@ -59,6 +61,7 @@ def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources
         samples=len(completed),
         failed=len(samples) - len(completed),
         truncated=truncated,
+        tool_use=tool_use.totals([ToolUse.model_validate(s.tool_use) for s in completed if s.tool_use]),
         truncated_rate=truncated / len(completed) if completed else None,
         unparsed=unparsed,
         unparsed_rate={key: count / len(completed) for key, count in unparsed.items()},

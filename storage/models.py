@@ -22,6 +22,7 @@ class Base(DeclarativeBase):
         float: sa.Double,
         dict[str, Any]: sa.JSON(none_as_null=True),
         list[str]: sa.JSON(none_as_null=True),
+        list[dict[str, Any]]: sa.JSON(none_as_null=True),
     }
 
 
@@ -105,6 +106,9 @@ class SampleRow(Base):
     seed: Mapped[int | None] = mapped_column(sa.BigInteger)
     #: metric key -> {value, answer}
     scores: Mapped[dict[str, Any] | None]
+    #: how tools were used, and the turns after the prompt; null without tools
+    tool_use: Mapped[dict[str, Any] | None]
+    messages: Mapped[list[dict[str, Any]] | None]
     error: Mapped[dict[str, Any] | None]
     session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     started_at: Mapped[float | None]

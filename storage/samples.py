@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, LeaseLost, NotFound, WorkerLost
 from actograph.contract.resources import SampleStatus
+from actograph.contract.tool_use import ToolMessage, ToolUse
 from storage import job_control, jobs, pages
 from storage.database import changed, now
 from storage.ids import new_sample_id
@@ -61,6 +62,8 @@ class SampleResult:
     generated_tokens: int
     scores: Mapping[str, resources.Score]
     session_id: str | None
+    tool_use: ToolUse | None = None
+    messages: Sequence[ToolMessage] = ()
 
 
 def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
@@ -264,6 +267,8 @@ def complete(session: Session, lease: LeasedSample, result: SampleResult) -> Non
             prompt_tokens=result.prompt_tokens,
             generated_tokens=result.generated_tokens,
             scores={key: score.model_dump() for key, score in result.scores.items()},
+            tool_use=result.tool_use.model_dump() if result.tool_use else None,
+            messages=[message.model_dump() for message in result.messages] or None,
             session_id=result.session_id,
             error=None,
             finished_at=now(session),
@@ -350,6 +355,8 @@ def resource(row: SampleRow) -> resources.Sample:
         generated_tokens=row.generated_tokens,
         seed=row.seed,
         scores={k: resources.Score.model_validate(v) for k, v in (row.scores or {}).items()},
+        tool_use=ToolUse.model_validate(row.tool_use) if row.tool_use else None,
+        messages=[ToolMessage.model_validate(message) for message in row.messages or ()],
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
         session_id=row.session_id,
         attempts=row.attempts,

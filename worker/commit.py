@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import CaptureFailed, LeaseLost, ServiceUnavailable
 from storage import forecast, job_control, jobs, samples, sessions
 from storage.samples import SampleResult
+from worker.outcome import Outcome
 from worker.recording import Provenance
-from worker.unit import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -73,18 +73,22 @@ def _complete(session: Session, outcome: Outcome, provenance: Provenance | None)
     if prompt is None or generation is None or scores is None:
         raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
     recorded = outcome.recorded
+    tool_use, messages = outcome.tools or (None, ())
+    conversation = outcome.conversation
     result = SampleResult(
         prompt=prompt.text,
         completion=outcome.completion,
         finish_reason=generation.finish_reason,
-        prompt_tokens=len(generation.prompt_ids),
-        generated_tokens=len(generation.generated_ids),
+        prompt_tokens=conversation.prompt_tokens if conversation else len(generation.prompt_ids),
+        generated_tokens=outcome.chosen_tokens,
         scores=scores,
         session_id=recorded.session_id if recorded else None,
+        tool_use=tool_use,
+        messages=messages,
     )
     samples.complete(session, outcome.lease, result)
     if recorded is not None and provenance is not None:
         verdict = next(iter(scores.values()), None)
         correct = verdict.value == 1.0 if verdict else None
-        new = recorded.as_new(outcome.lease, generation, provenance, correct)
+        new = recorded.as_new(outcome.lease, provenance, correct)
         sessions.insert(session, new)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.hooks import point_of
 from actograph.contract.row_selection import Positions
 from storage.manifest import Segment, Turn
 from worker.engine.requests import Generation
@@ -132,14 +131,17 @@ class Conversation:
         """Tokens that the model ran."""
         return len(self.token_ids) - len(self._unrun)
 
-    def due_tokens(self, hook: str, positions: Positions) -> list[int]:
+    def due_tokens(self, positions: Positions, *, tail_only: bool) -> list[int]:
         """The tokens whose rows a hook must have, ascending, counted from the finished turns.
+
+        Args:
+            tail_only: the hook has rows from the last token of a turn's prompt on.
 
         Raises:
             CaptureFailed: these positions mean nothing in a sample of several turns.
         """
         ran = [number for number in range(len(self.token_ids)) if number not in self._unrun]
-        if point_of(hook) == "logits":
+        if tail_only:
             ran = sorted(set(self._tail))
         match positions:
             case "all":

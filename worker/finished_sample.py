@@ -1,8 +1,7 @@
 """A sample whose tokens are all there: what its session must hold, counted apart from the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from actograph.contract.row_selection import Positions
@@ -38,26 +37,35 @@ class FinishedSample:
         return reason if reason in ("stop", "length") else None
 
 
-def of_generation(generation: Generation, positions: Positions, markup: Markup) -> FinishedSample:
-    """A sample of one turn."""
+@dataclass(frozen=True)
+class RowsWanted:
+    """What a job keeps: the positions, and the hooks that have rows from a prompt's last token on."""
+
+    positions: Positions
+    tail_only: Collection[str]
+
+
+def of_generation(generation: Generation, wanted: RowsWanted, markup: Markup) -> FinishedSample:
+    """A sample of one turn, or of a text that was only read."""
     prompt, generated = len(generation.prompt_ids), len(generation.generated_ids)
     named = segments(markup, generation.prompt_ids, generation.generated_ids)
 
     def due(hook: str) -> range | list[int]:
-        return due_tokens(hook, positions, prompt, generated, named)
+        return due_tokens(hook, wanted.positions, prompt, generated, named, tail_only=wanted.tail_only)
 
+    turn = Turn(role="assistant", start=0, stop=prompt + generated, prompt_tokens=prompt)
     return FinishedSample(
         token_ids=(*generation.prompt_ids, *generation.generated_ids),
         prompt_tokens=prompt,
-        rows=prompt + generated - 1,
-        turns=[Turn(role="assistant", start=0, stop=prompt + generated, prompt_tokens=prompt)],
+        rows=prompt + max(0, generated - 1),
+        turns=[turn] if generated else [],
         segments=named,
         finish_reason=generation.finish_reason,
         due=due,
     )
 
 
-def of_conversation(conversation: Conversation, positions: Positions) -> FinishedSample:
+def of_conversation(conversation: Conversation, wanted: RowsWanted) -> FinishedSample:
     """A sample of several turns."""
     return FinishedSample(
         token_ids=tuple(conversation.token_ids),
@@ -66,5 +74,5 @@ def of_conversation(conversation: Conversation, positions: Positions) -> Finishe
         turns=conversation.turns,
         segments=conversation.segments,
         finish_reason=conversation.generations[-1].finish_reason,
-        due=partial(conversation.due_tokens, positions=positions),
+        due=lambda hook: conversation.due_tokens(wanted.positions, tail_only=hook in wanted.tail_only),
     )

@@ -17,15 +17,16 @@ from actograph.contract.row_selection import FirstFeatures
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.ids import new_session_id
-from storage.manifest import SessionManifest, StoredTensor, Turn
+from storage.manifest import SessionManifest, StoredTensor
 from storage.samples import LeasedSample
 from storage.session_files import SessionWriter, TensorRows
 from storage.sessions import NewSession
 from worker import row_choice
+from worker.conversation import Conversation
 from worker.engine.requests import Generation, Positions, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.statistics import STATISTICS
-from worker.row_choice import due_tokens
-from worker.segments import Markup, segments
+from worker.finished_sample import FinishedSample, RowsWanted, of_conversation, of_generation
+from worker.segments import Markup
 from worker.steering import UNSTEERED, Steering
 
 #: safetensors names
@@ -97,13 +98,13 @@ class Recorded:
     """A session whose files are in the store, ready for the index."""
 
     session_id: str
+    prompt_tokens: int
+    generated_tokens: int
     rows: int
     tensors: Mapping[str, resources.TensorInfo]
     files: Sequence[resources.SessionFile]
 
-    def as_new(
-        self, sample: LeasedSample, generation: Generation, provenance: Provenance, correct: bool | None
-    ) -> NewSession:
+    def as_new(self, sample: LeasedSample, provenance: Provenance, correct: bool | None) -> NewSession:
         return NewSession(
             id=self.session_id,
             job_id=sample.job_id,
@@ -112,8 +113,8 @@ class Recorded:
             condition=sample.condition,
             epoch=sample.epoch,
             model=provenance.structure.model,
-            prompt_tokens=len(generation.prompt_ids),
-            generated_tokens=len(generation.generated_ids),
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
             rows=self.rows,
             dtype=_common_dtype(self.tensors),
             hooks=self.tensors,
@@ -162,23 +163,23 @@ class UnitRecorder:
         if writer is not None:
             writer.discard()
 
-    def finish(self, generations: Mapping[int, Generation]) -> dict[int, Recorded | ActographError]:
+    def finish(self, made: Mapping[int, Generation | Conversation]) -> dict[int, Recorded | ActographError]:
         """Close the sessions of these samples, several at once; the others are discarded.
 
         An error stands in the place of each session that could not be kept.
         """
-        for index in [i for i in self._writers if i not in generations]:
+        for index in [i for i in self._writers if i not in made]:
             self.reset(index)
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer") as pool:
-            outcomes = pool.map(lambda item: self._finish_one(*item), generations.items())
-        return dict(zip(generations, outcomes, strict=True))
+            outcomes = pool.map(lambda item: self._finish_one(*item), made.items())
+        return dict(zip(made, outcomes, strict=True))
 
     def discard(self) -> None:
         """Remove whatever was not finished."""
         for index in list(self._writers):
             self.reset(index)
 
-    def _finish_one(self, index: int, generation: Generation) -> Recorded | ActographError:
+    def _finish_one(self, index: int, made: Generation | Conversation) -> Recorded | ActographError:
         if self._away is not None:  # each would wait for the store in vain
             self.reset(index)
             return self._away
@@ -186,9 +187,9 @@ class UnitRecorder:
         if writer is None:
             return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
         try:
-            manifest, positions = self._manifest(index, generation, writer.session_id)
-            ids = [*generation.prompt_ids, *generation.generated_ids]
-            files = writer.finish(manifest, ids, positions)
+            finished = self._finished(made)
+            manifest, positions = self._manifest(index, finished, writer.session_id)
+            files = writer.finish(manifest, finished.token_ids, positions)
         except ActographError as error:
             self.reset(index)
             if isinstance(error, ServiceUnavailable):
@@ -198,7 +199,9 @@ class UnitRecorder:
         stored = writer.manifest or manifest
         return Recorded(
             session_id=manifest.session_id,
-            rows=len(generation.prompt_ids) + max(0, len(generation.generated_ids) - 1),
+            prompt_tokens=finished.prompt_tokens,
+            generated_tokens=finished.generated_tokens,
+            rows=finished.rows,
             tensors={
                 name: resources.TensorInfo(
                     shape=list(tensor.shape),
@@ -214,24 +217,23 @@ class UnitRecorder:
             files=files,
         )
 
+    def _finished(self, made: Generation | Conversation) -> FinishedSample:
+        origin = self._provenance
+        wanted = RowsWanted(origin.capture.positions, origin.tail_only)
+        if isinstance(made, Conversation):
+            return of_conversation(made, wanted)
+        return of_generation(made, wanted, origin.markup)
+
     def _manifest(
-        self, index: int, generation: Generation, session_id: str
+        self, index: int, finished: FinishedSample, session_id: str
     ) -> tuple[SessionManifest, list[int] | None]:
         """What must have been stored, and the tokens of rows that are not consecutive."""
         sample, origin = self._samples[index], self._provenance
-        prompt, total = len(generation.prompt_ids), len(generation.prompt_ids) + len(generation.generated_ids)
-        named = segments(origin.markup, generation.prompt_ids, generation.generated_ids)
-        due = {
-            hook: due_tokens(
-                hook, origin.capture.positions, prompt, total - prompt, named, tail_only=origin.tail_only
-            )
-            for hook in origin.hooks
-        }
-        # the tokens of a hook that lacks the first ones (logits) are the last of what the others have
-        longest = max(due.values(), key=len)
+        due = {hook: finished.due(hook) for hook in origin.hooks}
+        positions = RowPositions()
         tensors = {}
-        for hook, tokens in due.items():
-            offset = None if isinstance(tokens, range) else len(longest) - len(tokens)
+        for hook, tokens in sorted(due.items(), key=lambda item: -len(item[1])):
+            offset = None if isinstance(tokens, range) else positions.place(tokens)
             first = tokens.start if isinstance(tokens, range) else next(iter(tokens), 0)
             for name, summary in tensor_names(hook, origin.capture):
                 came = self._came[index].get(name)
@@ -249,7 +251,6 @@ class UnitRecorder:
                     summary=summary,
                     over=came.over,
                 )
-        reason = generation.finish_reason
         manifest = SessionManifest(
             session_id=session_id,
             job_id=sample.job_id,
@@ -264,22 +265,41 @@ class UnitRecorder:
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
             dtype=origin.capture.dtype,
-            prompt_tokens=prompt,
-            generated_tokens=total - prompt,
+            prompt_tokens=finished.prompt_tokens,
+            generated_tokens=finished.generated_tokens,
             truncated_from=self._truncated_from.get(index),
-            turns=[Turn(role="assistant", start=0, stop=total, prompt_tokens=prompt)]
-            if total > prompt
-            else [],
-            segments=named,
+            turns=list(finished.turns),
+            segments=list(finished.segments),
             sampling=origin.sampling.model_dump(mode="json") if origin.sampling else {},
             interventions=list(origin.steering.records(sample.condition)),
             seed=sample.seed,
-            finish_reason=reason if reason in ("stop", "length") else None,
+            finish_reason=finished.manifest_reason,
             versions=library_versions(),
             created_at=int(time.time()),
-            tensors=tensors,
+            tensors={
+                name: tensors[name] for hook in origin.hooks for name, _ in tensor_names(hook, origin.capture)
+            },
         )
-        return manifest, None if isinstance(longest, range) else longest
+        return manifest, positions.tokens
+
+
+class RowPositions:
+    """The tokens of rows that are not consecutive, each list stored once."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] | None = None
+
+    def place(self, tokens: Sequence[int]) -> int:
+        """Where `tokens` stand in what is stored; the longest lists must come first.
+
+        A hook that lacks the first rows of a turn (logits) often has the last tokens of a longer list.
+        """
+        have = self.tokens = self.tokens or []
+        start = len(have) - len(tokens)
+        if start < 0 or have[start:] != list(tokens):
+            start = len(have)
+            have += tokens
+        return start
 
 
 def tensor_names(hook: str, capture: CaptureSpec) -> list[tuple[str, str | None]]:

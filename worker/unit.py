@@ -14,37 +14,25 @@ import torch
 from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded, SampleTimeout
 from actograph.contract.estimate import CaptureNeed, capture_need
 from actograph.contract.prefill_plan import PrefillPlan
-from actograph.contract.resources import Score
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.generate import Engine
 from worker.engine.memory import memory_snapshot
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowShaping
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk, RowShaping, RowSink
 from worker.lease import LeaseKeeper
+from worker.outcome import Outcome, by_sampling
 from worker.recording import Provenance, Recorded, UnitRecorder
-from worker.runners.runner import Prompt, Runner
+from worker.runners.runner import Runner
+from worker.segments import Markup
 from worker.steering import UNSTEERED, Steering
+from worker.turn_loop import TurnLoop
 
 logger = logging.getLogger(__name__)
 
 #: length that prompts are taken to have before any is known
 FIRST_GUESS_TOKENS = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of one sample; `error` is None where it completed."""
-
-    lease: LeasedSample
-    prompt: Prompt | None = None
-    generation: Generation | None = None
-    completion: str = ""
-    scores: Mapping[str, Score] | None = None
-    #: None where nothing was to be captured
-    recorded: Recorded | None = None
-    error: ActographError | None = None
 
 
 class UnitRunner:
@@ -157,23 +145,14 @@ class UnitRunner:
     def _generate(
         self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
     ) -> list[Outcome] | None:
-        requests = [
-            GenerationRequest(
-                key=o.lease.id,
-                prompt_ids=o.prompt.token_ids,
-                seed=o.lease.seed,
-                edits=self._steering.edits(o.lease.condition),
-            )
-            for o in runnable
-            if o.prompt is not None
-        ]
         devices = self._engine.model.devices
         before, started = memory_snapshot(devices), time.monotonic()
         try:
-            if self._runner.sampling is None:
-                generations = self._prefill(requests, recorder, keeper)
-            else:
-                generations = self._continue(requests, self._runner.sampling, recorder, keeper)
+            ran = (
+                self._turns(recorder, keeper).run(runnable)
+                if self._runner.takes_turns
+                else self._one_turn(runnable, recorder, keeper)
+            )
         except torch.AcceleratorError:
             raise
         except Exception as error:
@@ -181,17 +160,59 @@ class UnitRunner:
             return [replace(o, error=_as_error(error)) for o in runnable]
         logger.info(
             "batch of %d ran %.1f s; memory before %s, after %s",
-            len(requests),
+            len(runnable),
             time.monotonic() - started,
             before,
             memory_snapshot(devices),
         )
-        if any(g.finish_reason == "cancelled" for g in generations):
-            return None
-        return [
-            replace(o, generation=_noted(g, o), error=self._error_of(g))
-            for o, g in zip(runnable, generations, strict=True)
-        ]
+        return ran
+
+    def _one_turn(
+        self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
+    ) -> list[Outcome] | None:
+        outcomes = dict(enumerate(runnable))
+        for sampling, group in by_sampling(dict(outcomes), lambda o: o.lease, self._runner):
+            requests = [
+                GenerationRequest(
+                    key=o.lease.id,
+                    prompt_ids=o.prompt.token_ids,
+                    seed=o.lease.seed,
+                    edits=self._steering.edits(o.lease.condition),
+                )
+                for o in group.values()
+                if o.prompt is not None
+            ]
+            sink = None if recorder is None else _BatchSink(recorder, list(group))
+            if sampling is None:
+                generations = self._prefill(requests, sink, keeper)
+            else:
+                generations = self._continue(requests, sampling, sink, keeper)
+            if any(g.finish_reason == "cancelled" for g in generations):
+                return None
+            for (place, o), g in zip(group.items(), generations, strict=True):
+                outcomes[place] = replace(o, generation=_noted(g, o), error=self._error_of(g))
+        return list(outcomes.values())
+
+    def _turns(self, recorder: UnitRecorder | None, keeper: LeaseKeeper) -> TurnLoop:
+        origin = self.provenance
+
+        def generate(
+            requests: Sequence[GenerationRequest], sampling: SamplingSpec, sink: RowSink | None
+        ) -> list[Generation]:
+            longest = max(len(request.prompt_ids) for request in requests)
+            self._longest_prompt = max(self._longest_prompt, longest)
+            return self._continue(requests, sampling, sink, keeper)
+
+        return TurnLoop(
+            runner=self._runner,
+            steering=self._steering,
+            markup=origin.markup if origin else Markup(self._engine.model.tokenizer),
+            context_length=self._engine.structure.context_length,
+            positions=origin.capture.positions if origin else None,
+            recorder=recorder,
+            generate=generate,
+            error_of=self._error_of,
+        )
 
     def _error_of(self, generation: Generation) -> ActographError | None:
         if generation.error is None and generation.finish_reason == "timeout":
@@ -205,7 +226,7 @@ class UnitRunner:
         self,
         requests: Sequence[GenerationRequest],
         sampling: SamplingSpec,
-        recorder: UnitRecorder | None,
+        sink: RowSink | None,
         keeper: LeaseKeeper,
     ) -> list[Generation]:
         origin = self.provenance
@@ -216,7 +237,7 @@ class UnitRunner:
             positions=origin.positions if origin else "all",
             dtype=origin.capture.dtype if origin else "model",
             shaping=origin.shaping if origin else RowShaping(),
-            sink=recorder,
+            sink=sink,
             should_stop=keeper.should_stop,
             on_step=keeper.progress,
             capture_of=self._capture_of,
@@ -225,16 +246,16 @@ class UnitRunner:
         )
 
     def _prefill(
-        self, requests: Sequence[GenerationRequest], recorder: UnitRecorder | None, keeper: LeaseKeeper
+        self, requests: Sequence[GenerationRequest], sink: RowSink | None, keeper: LeaseKeeper
     ) -> list[Generation]:
         origin = self.provenance
-        assert origin is not None and recorder is not None
+        assert origin is not None and sink is not None
         longest = max(len(request.prompt_ids) for request in requests)
         plan = self._prefill_plan(prompt_tokens=longest, samples=len(requests))
         return self._engine.prefill(
             requests,
             hooks=origin.hooks,
-            sink=recorder,
+            sink=sink,
             positions=origin.positions,
             dtype=origin.capture.dtype,
             shaping=origin.shaping,
@@ -258,13 +279,26 @@ class UnitRunner:
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:
             return outcome
-        generated = outcome.generation.generated_ids
-        completion = self._runner.completion(generated)
+        completion = self._runner.completion(outcome.generation.generated_ids)
         try:
-            scores = self._runner.score(outcome.lease, completion, len(generated))
+            scores = self._runner.score(outcome.lease, completion, outcome.chosen_tokens)
         except ActographError as error:
             return replace(outcome, error=error)
         return replace(outcome, completion=completion, scores=scores)
+
+
+@dataclass(frozen=True)
+class _BatchSink:
+    """Hands the rows of one batch on, under the samples' places in the unit."""
+
+    recorder: UnitRecorder
+    places: Sequence[int]
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        self.recorder.write(self.places[index], rows)
+
+    def reset(self, index: int) -> None:
+        self.recorder.reset(self.places[index])
 
 
 def _noted(generation: Generation, outcome: Outcome) -> Generation:
@@ -276,8 +310,8 @@ def _noted(generation: Generation, outcome: Outcome) -> Generation:
 
 def _with_sessions(outcomes: Sequence[Outcome], recorder: UnitRecorder) -> list[Outcome]:
     """Store the sessions of the samples that went well; one that cannot be stored has failed."""
-    good = {i: o.generation for i, o in enumerate(outcomes) if o.generation and o.error is None}
-    sessions = recorder.finish(good)
+    good = {i: o.conversation or o.generation for i, o in enumerate(outcomes) if o.error is None}
+    sessions = recorder.finish({i: made for i, made in good.items() if made is not None})
     updated = list(outcomes)
     for i, session in sessions.items():
         if isinstance(session, Recorded):

@@ -7,6 +7,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from actograph.contract.tool_use import ToolMessage, ToolTotals, ToolUse
+
 T = TypeVar("T")
 
 
@@ -126,6 +128,10 @@ class Sample(Resource):
     generated_tokens: int | None = None
     seed: int | None = None
     scores: dict[str, "Score"] = Field(default_factory=dict)
+    tool_use: ToolUse | None = Field(None, description="Where it had tools.")
+    messages: list[ToolMessage] = Field(
+        default_factory=list, description="The turns after the prompt, where it had tools."
+    )
     error: ErrorRecord | None = None
     session_id: str | None = None
     attempts: int = Field(
@@ -152,6 +158,7 @@ class ConditionResults(Resource):
     samples: int = Field(description="Samples scored.")
     failed: int
     truncated: int = Field(description="Samples that ended at max_tokens.")
+    tool_use: ToolTotals | None = Field(None, description="null where the condition has no tools.")
     truncated_rate: float | None = Field(None, description="truncated / samples; null without samples.")
     unparsed: dict[str, int] = Field(
         default_factory=dict, description="Metric key -> samples in which that scorer found no answer."

@@ -147,6 +147,26 @@ class HubDataset(Spec):
 DatasetRef = FileDataset | PathDataset | HubDataset
 
 
+Mode = Literal["no_tools", "with_tools"]
+ToolName = Literal["calculator"]
+
+
+def _calculator() -> list[ToolName]:
+    return ["calculator"]
+
+
+class SamplingChange(Spec):
+    """What a condition samples otherwise than its job; null keeps the job's."""
+
+    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1)
+
+    def applied(self, sampling: SamplingSpec) -> SamplingSpec:
+        """The job's sampling with these changes."""
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+
 class Condition(Spec):
     """A named variant of the prompt; all conditions of a job meet the same problems and seeds."""
 
@@ -154,6 +174,8 @@ class Condition(Spec):
     system: Text | None = Field(None, description="System message (chat template only).")
     prefix: Text = Field("", description="Put before the question.")
     suffix: Text = Field("", description="Put after the question, with one space between.")
+    mode: Mode | None = Field(None, description="With or without tools; null: as the job says.")
+    sampling: SamplingChange | None = Field(None, description="Other sampling than the job's.")
     interventions: InterventionList = Field(
         default_factory=list, description="Applied after the job's, to the samples of this condition alone."
     )
@@ -251,7 +273,13 @@ class EvaluationSpec(GeneratingSpec):
     )
     limit: int | None = Field(None, ge=1, description="Most problems to take; null takes all.")
     offset: int = Field(0, ge=0, description="Problems to skip first.")
-    mode: Literal["no_tools"] = "no_tools"
+    mode: Mode = Field("no_tools", description="Whether the model may call tools; see docs/tools.md.")
+    tools: list[ToolName] = Field(
+        default_factory=_calculator, min_length=1, max_length=1, description="Of `with_tools`."
+    )
+    max_turns: int = Field(
+        8, ge=1, le=64, description="Most turns of the model with tools; max_tokens is for each of them."
+    )
     num_fewshot: int = Field(
         0, ge=0, le=64, description="Examples to show; a task that brings its own shows all by default."
     )
@@ -309,6 +337,44 @@ class EvaluationSpec(GeneratingSpec):
         if isinstance(self.task, TaskSpec):
             return len(self.task.fewshot.samples)
         return OWN_EXAMPLES.get(self.task, 0) if isinstance(self.task, str) else 0
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether any condition has tools."""
+        return any(self.mode_of(condition) == "with_tools" for condition in self.conditions)
+
+    def mode_of(self, condition: Condition) -> Mode:
+        return condition.mode or self.mode
+
+    @model_validator(mode="after")
+    def _fits_its_tools(self) -> "EvaluationSpec":
+        if not self.uses_tools:
+            if self.max_turns != type(self).model_fields["max_turns"].default:
+                raise ValueError("max_turns needs mode: with_tools, of the job or of a condition")
+            return self
+        if self.apply_chat_template is False:
+            raise ValueError(
+                "tools are offered through the chat template; apply_chat_template cannot be false"
+            )
+        capture = self.capture
+        if capture is not None and (capture.reduce != "none" or capture.stats is not None):
+            raise ValueError("a sample with tools has several turns, which reduce and stats do not sum up")
+        if capture is not None and not _named(capture.positions):
+            raise ValueError(
+                "with tools, positions are all, prompt, generated, last_prompt or segments: a sample of "
+                "several turns has no single count of tokens"
+            )
+        changes = [*self.interventions, *(i for c in self.conditions for i in c.interventions)]
+        if any(change.positions != "all" for change in changes):
+            raise ValueError("with tools, interventions apply at positions: all")
+        return self
+
+
+def _named(positions: Positions) -> bool:
+    """Whether rows are chosen by a name that has a meaning in every turn."""
+    if isinstance(positions, str):
+        return positions != "last"
+    return isinstance(positions, list) and all(isinstance(name, str) for name in positions)
 
 
 class Message(Spec):

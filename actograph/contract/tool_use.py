@@ -1,30 +1,61 @@
-"""How a sample used its tools."""
+"""How a sample used its tools, and how the samples of a condition did."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
-from pydantic import Field
-
-from actograph.contract.resources import Resource
+from pydantic import BaseModel, ConfigDict, Field
 
 #: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it does, and there was no turn or
 #: no room for another; `length`: max_tokens were used up in the middle of a turn
 ToolUseEnd = Literal["answer", "max_turns", "context_length", "length"]
 
 
-class ToolMessage(Resource):
+class ToolMessage(BaseModel):
     """A turn of the model, or the result of one call."""
+
+    model_config = ConfigDict(frozen=True)
 
     role: Literal["assistant", "tool"]
     content: str
     error: bool = Field(False, description="The call failed, and the content told the model why.")
 
 
-class ToolUse(Resource):
-    """The conversation of a sample with its tools."""
+class ToolUse(BaseModel):
+    """How often a sample called tools, and how that ended."""
+
+    model_config = ConfigDict(frozen=True)
 
     turns: int = Field(description="Turns of the model.")
     calls: int = Field(description="Calls that were answered, failed ones included.")
     errors: int = Field(description="Calls that were answered with an error.")
     malformed: int = Field(description="Of those, calls that could not be read.")
     ended: ToolUseEnd
-    messages: list[ToolMessage]
+
+
+class ToolTotals(BaseModel):
+    """The tool use of a condition's samples together."""
+
+    model_config = ConfigDict(frozen=True)
+
+    samples: int = Field(description="Samples that had tools.")
+    calling: int = Field(description="Samples that called one at least once.")
+    turns: int
+    calls: int
+    errors: int
+    malformed: int
+    ended: dict[ToolUseEnd, int] = Field(description="How many samples ended in which way.")
+
+
+def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
+    """Summed up; None where no sample had tools."""
+    if not uses:
+        return None
+    return ToolTotals(
+        samples=len(uses),
+        calling=sum(use.calls > 0 for use in uses),
+        turns=sum(use.turns for use in uses),
+        calls=sum(use.calls for use in uses),
+        errors=sum(use.errors for use in uses),
+        malformed=sum(use.malformed for use in uses),
+        ended={end: count for end in get_args(ToolUseEnd) if (count := sum(u.ended == end for u in uses))},
+    )

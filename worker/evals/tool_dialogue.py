@@ -112,8 +112,10 @@ def _spoken(text: str) -> str:
     return thought + mark + rest.partition(OPEN)[0].rstrip()
 
 
-def tool_use(form: ToolFormat, turns: Sequence[str], *, ended: ToolUseEnd) -> ToolUse:
-    """The record of a finished conversation, from what the model wrote in each turn.
+def tool_use(
+    form: ToolFormat, turns: Sequence[str], *, ended: ToolUseEnd
+) -> tuple[ToolUse, list[ToolMessage]]:
+    """The record of a finished conversation, and its messages, from what the model wrote in each turn.
 
     Args:
         ended: why there was no further turn.
@@ -130,6 +132,5 @@ def tool_use(form: ToolFormat, turns: Sequence[str], *, ended: ToolUseEnd) -> To
             errors += result.error
             malformed += isinstance(call, MalformedCall)
             messages.append(ToolMessage(role="tool", content=result.content, error=result.error))
-    return ToolUse(
-        turns=len(turns), calls=calls, errors=errors, malformed=malformed, ended=ended, messages=messages
-    )
+    use = ToolUse(turns=len(turns), calls=calls, errors=errors, malformed=malformed, ended=ended)
+    return use, messages

@@ -1,12 +1,13 @@
 """Jobs over prompts and conversations: captures generate from them or only read them, extractions read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.resources import Score
 from actograph.contract.specs import CaptureInput, SamplingSpec
+from actograph.contract.tool_use import ToolUseEnd
 from storage.samples import LeasedSample
 from worker.chat_template import render_chat
 from worker.runners import text
@@ -40,6 +41,19 @@ class CaptureRunner:
             add_generation_prompt=self.sampling is not None or messages[-1]["role"] != "assistant",
         )
         return text.encode(self._tokenizer, rendered, is_chat=True, most_tokens=self._most_tokens)
+
+    @property
+    def takes_turns(self) -> bool:
+        return False
+
+    def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
+        return self.sampling
+
+    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> ToolUseEnd:
+        return "answer"
+
+    def tools_of(self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> None:
+        return None
 
     def completion(self, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop if self.sampling else ())

@@ -1,11 +1,12 @@
 """What the drain asks of a job kind."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from actograph.contract.resources import Score
 from actograph.contract.specs import SamplingSpec
+from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from storage.samples import LeasedSample
 
 
@@ -16,6 +17,14 @@ class Prompt:
     token_ids: tuple[int, ...]
     #: tokens that the text had before it was cut to the model's context; None where it was not cut
     truncated_from: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurtherTurn:
+    """A turn that follows: the whole conversation, in which results of tools stand from a place on."""
+
+    prompt: Prompt
+    results_from: int
 
 
 class Runner(Protocol):
@@ -33,6 +42,25 @@ class Runner(Protocol):
 
     def prompt(self, sample: LeasedSample) -> Prompt:
         """Raises ActographError where this sample cannot be prompted; the others go on."""
+        ...
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a sample may have several turns."""
+        ...
+
+    def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
+        """The job's sampling with the changes of the sample's condition."""
+        ...
+
+    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
+        """What follows the turns so far (the tokens that the model chose), or why nothing does."""
+        ...
+
+    def tools_of(
+        self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
+    ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
+        """The record of a finished sample's tool use; None where it had no tools."""
         ...
 
     def completion(self, token_ids: tuple[int, ...]) -> str:

@@ -137,11 +137,11 @@ def test_every_row_is_that_of_its_turn(
         due = expected(engine, conversation, reference)
         for hook in HOOKS[:2]:
             tokens, rows = stored(sink, sample, hook)
-            assert tokens == sorted(due[hook]) == conversation.due_tokens(hook, "all")
+            assert tokens == sorted(due[hook]) == conversation.due_tokens("all", tail_only=False)
             wanted = torch.stack([due[hook][t] for t in tokens])
             torch.testing.assert_close(rows, wanted, atol=1e-4, rtol=1e-4)
         tokens, rows = stored(sink, sample, "logits")
-        assert tokens == conversation.due_tokens("logits", "all")
+        assert tokens == conversation.due_tokens("all", tail_only=True)
         assert len(rows) == sum(len(g.generated_ids) for g in conversation.generations)
         assert conversation.rows == len(conversation.token_ids) - 2
 
@@ -178,7 +178,7 @@ def test_rows_are_chosen_by_their_names(
     for sample, conversation in enumerate(talks):
         all_tokens, all_rows = stored(full, sample, HOOKS[0])
         tokens, rows = stored(part, sample, HOOKS[0])
-        due = conversation.due_tokens(HOOKS[0], positions)
+        due = conversation.due_tokens(positions, tail_only=False)
         assert due
         assert tokens == due
         places = [all_tokens.index(token) for token in due]
@@ -200,12 +200,12 @@ def test_a_turn_that_keeps_everything_runs_the_token_that_ended_the_last(engine:
     talk.end(first, Generation(key="", prompt_ids=(5, 6, 7), generated_ids=(8, 9), finish_reason="stop"))
     second = talk.begin([5, 6, 7, 8, 9, 10, 11], results_from=5)
     assert (second.shared, second.first_row) == (5, 4)
-    assert talk.due_tokens("embed", "all") == [0, 1, 2, 3]
+    assert talk.due_tokens("all", tail_only=False) == [0, 1, 2, 3]
     ids = (5, 6, 7, 8, 9, 10, 11)
     talk.end(second, Generation(key="", prompt_ids=ids, generated_ids=(12,), finish_reason="stop"))
     assert talk.token_ids == [*ids, 12]
-    assert talk.due_tokens("embed", "all") == list(range(7))
-    assert talk.due_tokens("logits", "all") == [2, 3, 6]
-    assert talk.due_tokens("embed", "generated") == [3, 4]
-    assert talk.due_tokens("embed", "tool_result") == [5, 6]
+    assert talk.due_tokens("all", tail_only=False) == list(range(7))
+    assert talk.due_tokens("all", tail_only=True) == [2, 3, 6]
+    assert talk.due_tokens("generated", tail_only=False) == [3, 4]
+    assert talk.due_tokens("tool_result", tail_only=False) == [5, 6]
     assert (talk.turns[1].context, talk.turns[1].prompt_tokens) == (5, 2)

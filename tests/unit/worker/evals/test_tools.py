@@ -124,13 +124,13 @@ def test_results_are_rendered_as_the_template_wants_them(qwen: Any) -> None:
 def test_what_happened_is_counted(qwen: Any) -> None:
     form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
     unknown = CALL.replace("calculator", "clock")
-    use = tool_use(form, [CALL, unknown, "<tool_call>{</tool_call>", "#### 24"], ended="answer")
+    use, messages = tool_use(form, [CALL, unknown, "<tool_call>{</tool_call>", "#### 24"], ended="answer")
     assert (use.turns, use.calls, use.errors, use.malformed, use.ended) == (4, 3, 2, 1, "answer")
-    assert [(m.role, m.error) for m in use.messages] == [
+    assert [(m.role, m.error) for m in messages] == [
         ("assistant", False), ("tool", False), ("assistant", False), ("tool", True),
         ("assistant", False), ("tool", True), ("assistant", False),
     ]  # fmt: skip
-    assert use.messages[1].content == "24"
+    assert messages[1].content == "24"
 
 
 def test_a_template_without_tools_is_refused(qwen: Any, shared: Path) -> None:

@@ -1,0 +1,247 @@
+"""Evaluations with tools through the drain: answers, records, sessions of several turns, bad ends."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from actograph.contract.resources import JobStatus, Sample, SampleStatus
+from actograph.contract.specs import SamplingSpec
+from storage import job_results, jobs
+from storage.session_files import SessionReader
+from worker.engine.generate import Engine
+from worker.engine.requests import Generation, GenerationRequest
+from worker.evals import tools
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+#: the bare question, as the model was trained on it
+TASK = {"name": "additions", "prompt": "{{question}}", "target": "{{answer}}", "scorers": ["numeric"]}
+KEY = "exact_match,numeric"
+CAPTURE = {"hooks": ["resid_post.0", "mlp_in.1", "logits"]}
+
+
+def problems(count: int) -> list[dict[str, str]]:
+    chance = random.Random(3)
+    rows = []
+    for _ in range(count):
+        a, b = chance.randint(10, 99), chance.randint(10, 99)
+        question = f"Tom has {a} apples. Mia gives Tom {b} more. How many apples does Tom have now?"
+        rows.append({"question": question, "answer": f"#### {a + b}"})
+    return rows
+
+
+def submit(bench: "Bench", count: int = 6, **changes: Any) -> str:
+    spec = {"task": TASK, "mode": "with_tools", "sampling": {"max_tokens": 64}, "capture": CAPTURE} | changes
+    return bench.submit(problems(count), **spec)
+
+
+def run(bench: "Bench", job_id: str) -> list[Sample]:
+    bench.drain().run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.COMPLETED
+    done = bench.samples(job_id)
+    assert all(sample.status is SampleStatus.COMPLETED for sample in done), [s.error for s in done]
+    return done
+
+
+def test_the_calculator_is_used_and_every_row_is_kept(bench: "Bench") -> None:
+    done = run(bench, submit(bench, 8))
+    assert sum(sample.scores[KEY].value for sample in done) >= 7
+    for sample in done:
+        assert sample.tool_use is not None
+        assert (sample.tool_use.ended, sample.tool_use.turns, sample.tool_use.calls) == ("answer", 2, 1)
+        assert [message.role for message in sample.messages] == ["assistant", "tool", "assistant"]
+        assert sample.messages[-1].content == sample.completion
+        assert sample.session_id is not None
+        reader = SessionReader(bench.store, sample.session_id)
+        reader.verify()
+        manifest, ids = reader.manifest, reader.token_ids()
+        assert [turn.context is None for turn in manifest.turns] == [True, False]
+        chosen = sum(turn.stop - turn.start - turn.prompt_tokens for turn in manifest.turns)
+        assert sample.generated_tokens == chosen
+        assert {s.name for s in manifest.segments} == {"prompt", "tool_call", "tool_result", "answer"}
+        # the last turn's own forward, over what the model had before it
+        last = manifest.turns[-1]
+        before = ids[: last.context]
+        whole = [*before, *ids[last.start : last.stop]]
+        with torch.inference_mode():
+            states = bench.engine.model.hf(
+                input_ids=torch.tensor([whole[:-1]]), output_hidden_states=True
+            ).hidden_states
+        tokens = list(reader.tokens_of_rows("resid_post.0"))
+        assert len(tokens) == len(ids) - 2
+        start = tokens.index(last.start)
+        stored = reader.rows("resid_post.0", start, len(tokens))
+        rows = torch.frombuffer(bytearray(stored.data), dtype=torch.float32).view(stored.shape)
+        assert torch.allclose(rows, states[1][0, len(before) :], atol=1e-4)
+        assert len(reader.tokens_of_rows("logits")) == chosen
+
+
+def test_conditions_with_and_without_tools_meet_the_same_problems(bench: "Bench") -> None:
+    job_id = submit(
+        bench, mode="no_tools", conditions=[{"name": "plain"}, {"name": "calculator", "mode": "with_tools"}]
+    )
+    done = run(bench, job_id)
+    assert {s.tool_use is None for s in done if s.condition == "plain"} == {True}
+    assert all(s.tool_use is not None for s in done if s.condition == "calculator")
+    with bench.database.read() as session:
+        results = job_results.of_job(session, jobs.get(session, job_id))
+    assert results.conditions["plain"].tool_use is None
+    totals = results.conditions["calculator"].tool_use
+    assert totals is not None
+    assert (totals.samples, totals.calling, totals.calls, totals.turns) == (6, 6, 6, 12)
+    assert totals.ended == {"answer": 6}
+    plain = next(s for s in done if s.condition == "plain")
+    assert plain.session_id is not None
+    assert SessionReader(bench.store, plain.session_id).manifest.turns[0].context is None
+
+
+def test_a_condition_may_sample_otherwise(bench: "Bench") -> None:
+    conditions = [{"name": "greedy"}, {"name": "hot", "sampling": {"temperature": 1.5}}]
+    job_id = bench.submit(problems(4), sampling={"max_tokens": 24}, conditions=conditions, capture=CAPTURE)
+    apart = {name: bench.submit(problems(4), sampling={"max_tokens": 24, "temperature": heat})
+             for name, heat in (("greedy", 0.0), ("hot", 1.5))}  # fmt: skip
+    together = run(bench, job_id)
+    for name, alone in apart.items():
+        assert [s.completion for s in together if s.condition == name] == [
+            s.completion for s in run(bench, alone)
+        ]
+    assert bench.stored_sessions() == {s.session_id for s in together}
+
+
+@pytest.mark.parametrize("positions", ["tool_result", ["tool_call", "answer"], "generated"])
+def test_segments_of_all_turns_are_kept(bench: "Bench", positions: Any) -> None:
+    done = run(bench, submit(bench, 2, capture={"hooks": ["resid_post.0"], "positions": positions}))
+    for sample in done:
+        assert sample.session_id is not None
+        reader = SessionReader(bench.store, sample.session_id)
+        reader.verify()
+        assert 0 < len(reader.tokens_of_rows("resid_post.0")) < len(reader.token_ids())
+
+
+def broken(arguments: Mapping[str, Any]) -> str:
+    raise RuntimeError("the calculator is on fire")
+
+
+def test_a_calculator_that_raises_is_told_to_the_model(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "TOOLS", {"calculator": replace(tools.CALCULATOR, run=broken)})
+    monkeypatch.setattr("worker.runners.tool_turns.TOOLS", tools.TOOLS)
+    for sample in run(bench, submit(bench, 2)):
+        assert sample.tool_use is not None
+        assert sample.tool_use.errors >= 1
+        assert sample.messages[1].error
+        assert "on fire" in sample.messages[1].content
+        assert KEY in sample.scores
+
+
+Say = Callable[[int], str]
+
+
+class Scripted:
+    """The real engine, whose answers are put into its mouth: turn number -> what the model says."""
+
+    def __init__(self, engine: Engine, say: Say) -> None:
+        self._engine, self._say = engine, say
+        self.turns: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(
+        self, requests: list[GenerationRequest], *, sampling: SamplingSpec, **_: Any
+    ) -> list[Generation]:
+        made = []
+        for request in requests:
+            turn = self.turns[request.key] = self.turns.get(request.key, -1) + 1
+            ids = self._engine.model.tokenizer.encode(
+                self._say(turn) + "<|im_end|>", add_special_tokens=False
+            )
+            made.append(
+                Generation(
+                    key=request.key, prompt_ids=request.prompt_ids, generated_ids=tuple(ids),
+                    finish_reason="stop",
+                )
+            )  # fmt: skip
+        return made
+
+
+BROKEN = "<tool_call>\n{broken\n</tool_call>"
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"expression": "1+1"}}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("say", "ended", "counts", "answered"),
+    [
+        (lambda turn: BROKEN if turn == 0 else "#### 2", "answer", (1, 1, 1), "not valid JSON"),
+        (lambda turn: CALL.format("clock") if turn == 0 else "#### 2", "answer", (1, 1, 0), "no tool"),
+        (lambda turn: CALL.format("calculator"), "max_turns", (3, 0, 0), "2"),
+        (lambda turn: "so " * 500 + CALL.format("calculator"), "context_length", (1, 0, 0), "2"),
+    ],
+)  # fmt: skip
+def test_every_bad_end_is_a_scored_sample_with_its_reason(
+    bench: "Bench", say: Say, ended: str, counts: tuple[int, int, int], answered: str
+) -> None:
+    bench.engine = Scripted(bench.engine, say)  # type: ignore[assignment]
+    for sample in run(bench, submit(bench, 2, capture=None, max_turns=4)):
+        use = sample.tool_use
+        assert use is not None
+        assert use.ended == ended
+        assert (use.calls, use.errors, use.malformed) == counts
+        assert answered in sample.messages[1].content
+        assert KEY in sample.scores
+
+
+class RunningOut:
+    """The real engine, out of memory once in a second turn that several samples share."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.batches: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, requests: list[GenerationRequest], *, sink: Any, **options: Any) -> list[Generation]:
+        self.batches.append(len(requests))
+        if len(self.batches) == 2:
+            for index in range(len(requests)):
+                sink.reset(index)
+        return self._engine.generate(requests, sink=sink, **options)
+
+
+def test_samples_whose_rows_were_lost_between_turns_run_again_alone(bench: "Bench") -> None:
+    undisturbed = run(bench, submit(bench, 3))
+    running_out = RunningOut(bench.engine)
+    bench.engine = running_out  # type: ignore[assignment]
+    again = run(bench, submit(bench, 3))
+    assert running_out.batches == [3, 3, 1, 1, 1, 1, 1, 1]
+    assert [s.completion for s in again] == [s.completion for s in undisturbed]
+    for sample in again:
+        assert sample.session_id is not None
+        SessionReader(bench.store, sample.session_id).verify()
+    assert len(bench.stored_sessions()) == 6
+
+
+def test_a_cut_turn_is_told(bench: "Bench") -> None:
+    done = run(bench, submit(bench, 2, sampling={"max_tokens": 6}))
+    assert {s.tool_use.ended for s in done if s.tool_use} == {"length"}
+    assert {s.finish_reason for s in done} == {"length"}
+
+
+def test_a_model_without_tools_is_refused(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(bench.engine.model.tokenizer, "chat_template", template)
+    job_id = submit(bench, 1)
+    bench.drain().run_slice(job_id)
+    with bench.database.read() as session:
+        error = jobs.get(session, job_id).error
+    assert error is not None
+    assert "does not offer tools" in error["message"]

@@ -1,0 +1,63 @@
+"""What an evaluation with tools may ask for."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actograph.contract.specs import EvaluationSpec
+
+TOOLS: dict[str, Any] = {"mode": "with_tools"}
+
+
+def spec(**changes: Any) -> EvaluationSpec:
+    body: dict[str, Any] = {"kind": "evaluation", "model": "m", "dataset": {"path": "rows.jsonl"}}
+    return EvaluationSpec.model_validate(body | changes)
+
+
+def test_a_condition_may_have_tools_where_its_job_has_none() -> None:
+    found = spec(conditions=[{"name": "a"}, {"name": "b", "mode": "with_tools"}], max_turns=3)
+    assert found.uses_tools
+    assert [found.mode_of(condition) for condition in found.conditions] == ["no_tools", "with_tools"]
+    without = spec(**TOOLS, conditions=[{"name": "a", "mode": "no_tools"}])
+    assert not without.uses_tools
+
+
+def test_a_stored_spec_reads_itself_again() -> None:
+    for found in (spec(), spec(**TOOLS, max_turns=2, capture={"points": ["embed"]})):
+        assert EvaluationSpec.model_validate(found.model_dump(mode="json")) == found
+
+
+def test_a_condition_changes_the_sampling_that_it_names() -> None:
+    found = spec(
+        sampling={"temperature": 0.5, "top_k": 7, "max_tokens": 9},
+        conditions=[{"name": "hot", "sampling": {"temperature": 2.0}}],
+    )
+    changes = found.conditions[0].sampling
+    assert changes is not None
+    sampling = changes.applied(found.sampling)
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (2.0, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_turns": 3}, "max_turns needs mode: with_tools"),
+        (TOOLS | {"tools": ["clock"]}, "calculator"),
+        (TOOLS | {"tools": []}, "at least 1"),
+        (TOOLS | {"apply_chat_template": False}, "chat template"),
+        (TOOLS | {"capture": {"reduce": "mean"}}, "reduce and stats"),
+        (TOOLS | {"capture": {"stats": True}}, "reduce and stats"),
+        (TOOLS | {"capture": {"positions": "last"}}, "positions"),
+        (TOOLS | {"capture": {"positions": [0, 1]}}, "positions"),
+        (TOOLS | {"capture": {"positions": {"stride": 2}}}, "positions"),
+        (
+            TOOLS | {"interventions": [{"hook": "embed", "op": "zero", "positions": "prompt"}]},
+            "positions: all",
+        ),
+        ({"conditions": [{"name": "a", "sampling": {"max_tokens": 3}}]}, "max_tokens"),
+    ],
+)
+def test_what_several_turns_cannot_do_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        spec(**changes)

@@ -1,0 +1,58 @@
+"""What becomes of the samples of a unit, and which of them can share a batch."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from actograph.contract.errors import ActographError
+from actograph.contract.resources import Score
+from actograph.contract.specs import SamplingSpec
+from actograph.contract.tool_use import ToolMessage, ToolUse
+from storage.samples import LeasedSample
+from worker.conversation import Conversation
+from worker.engine.requests import Generation
+from worker.recording import Recorded
+from worker.runners.runner import Prompt, Runner
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one sample; `error` is None where it completed."""
+
+    lease: LeasedSample
+    prompt: Prompt | None = None
+    #: the only turn, or the last of the conversation
+    generation: Generation | None = None
+    #: None where the job's samples have one turn
+    conversation: Conversation | None = None
+    tools: tuple[ToolUse, Sequence[ToolMessage]] | None = None
+    completion: str = ""
+    scores: Mapping[str, Score] | None = None
+    #: None where nothing was to be captured
+    recorded: Recorded | None = None
+    error: ActographError | None = None
+
+    @property
+    def chosen_tokens(self) -> int:
+        """Tokens that the model chose, in all turns."""
+        if self.conversation is not None:
+            return sum(len(turn.generated_ids) for turn in self.conversation.generations)
+        return len(self.generation.generated_ids) if self.generation else 0
+
+
+def by_sampling(
+    items: Mapping[int, T], lease_of: Callable[[T], LeasedSample], runner: Runner
+) -> Iterator[tuple[SamplingSpec | None, dict[int, T]]]:
+    """Groups of what is sampled alike, in the order of their first members."""
+    groups: list[tuple[SamplingSpec | None, dict[int, T]]] = []
+    for place, item in items.items():
+        sampling = runner.sampling_of(lease_of(item))
+        for known, group in groups:
+            if known == sampling:
+                group[place] = item
+                break
+        else:
+            groups.append((sampling, {place: item}))
+    yield from groups

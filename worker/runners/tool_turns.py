@@ -1,0 +1,76 @@
+"""The turns of an evaluation's samples that may call tools."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.specs import EvaluationSpec
+from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
+from worker.evals.tool_dialogue import Messages, ToolFormat, tool_use
+from worker.evals.tools import TOOLS
+from worker.runners import text
+from worker.runners.runner import FurtherTurn, Prompt
+
+
+class ToolTurns:
+    """Prompts of further turns, for one job."""
+
+    def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises InvalidRequest where the model's chat template offers no tools."""
+        tools = [TOOLS[name] for name in spec.tools]
+        self._form = ToolFormat(tokenizer, tools, enable_thinking=spec.enable_thinking)
+        self._tokenizer = tokenizer
+        self._max_turns = spec.max_turns
+
+    def first(self, messages: Sequence[Any]) -> Prompt:
+        """The question, with the tools' descriptions."""
+        return text.encode(self._tokenizer, self._form.render(messages), is_chat=True)
+
+    def further(self, messages: Sequence[Any], turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
+        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+
+        Args:
+            messages: the conversation before the first turn.
+        """
+        added: Messages = []
+        before: Messages = []
+        for turn in turns:
+            said, results = self._form.after_turn(self._text(turn))
+            if not said:
+                return "answer"
+            before = [*added, *said]
+            added += [*said, *results]
+        if len(turns) >= self._max_turns:
+            return "max_turns"
+        try:
+            prompt = self.first([*messages, *added])
+        except InvalidRequest:
+            return "answer"  # a template that cannot render what the model wrote offers it no further turn
+        return FurtherTurn(
+            prompt=prompt,
+            results_from=self._form.results_from(prompt.token_ids, [*messages, *before]),
+        )
+
+    def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
+        """How the tools were used, and the turns and results as text."""
+        return tool_use(self._form, [self._text(turn) for turn in turns], ended=ended)
+
+    def _text(self, turn: Sequence[int]) -> str:
+        """The turn with its marks, without the token that ended it."""
+        ids = list(turn)
+        if ids and ids[-1] in self._tokenizer.all_special_ids and self._is_end(ids[-1]):
+            ids.pop()
+        decoded = self._tokenizer.decode(ids, skip_special_tokens=False)
+        assert isinstance(decoded, str)
+        return decoded
+
+    def _is_end(self, token: int) -> bool:
+        """Marks of calls and thoughts are special tokens too in some tokenizers; they do not end a turn."""
+        word = self._tokenizer.convert_ids_to_tokens(token)
+        return isinstance(word, str) and not any(
+            word == f"<{slash}{name}>"
+            for name in ("tool_call", "tool_response", "think")
+            for slash in ("", "/")
+        )

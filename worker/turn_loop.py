@@ -1,0 +1,187 @@
+"""Samples that take several turns: a batch of all that are not done, turn after turn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.row_selection import Positions
+from actograph.contract.specs import SamplingSpec, sample_seed
+from actograph.contract.tool_use import ToolUseEnd
+from worker.conversation import Conversation, TurnPrompt, TurnRows
+from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowSink
+from worker.outcome import Outcome, by_sampling
+from worker.recording import UnitRecorder
+from worker.runners.runner import Prompt, Runner
+from worker.segments import Markup
+from worker.steering import Steering
+
+#: requests of one batch, their sampling and sink -> what came of them
+Generate = Callable[[Sequence[GenerationRequest], SamplingSpec, RowSink | None], list[Generation]]
+
+
+@dataclass
+class _Talk:
+    """One sample on its way."""
+
+    outcome: Outcome
+    conversation: Conversation
+    prompt: Prompt
+    results_from: int | None = None
+    running: bool = True
+
+
+class TurnLoop:
+    """Runs the turns of a unit's samples.
+
+    Args:
+        positions: which rows are kept; None where nothing is captured.
+        generate: runs one batch.
+        error_of: why a generation is no result, None where it is one.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        steering: Steering,
+        markup: Markup,
+        context_length: int,
+        positions: Positions | None,
+        recorder: UnitRecorder | None,
+        generate: Generate,
+        error_of: Callable[[Generation], ActographError | None],
+    ) -> None:
+        self._runner = runner
+        self._steering = steering
+        self._markup = markup
+        self._context_length = context_length
+        self._positions = positions
+        self._recorder = recorder
+        self._generate = generate
+        self._error_of = error_of
+
+    def run(self, outcomes: Sequence[Outcome]) -> list[Outcome] | None:
+        """Every outcome with its conversation or error; None where the unit was cancelled."""
+        places = range(len(outcomes))
+        done = self._talk(dict(zip(places, outcomes, strict=True)))
+        if done is None:
+            return None
+        # where memory ran out in a later turn the rows of the earlier ones are gone: once more, alone
+        for place in [p for p, outcome in done.items() if outcome is None]:
+            again = self._talk({place: outcomes[place]})
+            if again is None:
+                return None
+            done |= again
+        return [
+            outcome or replace(outcomes[place], error=CaptureFailed("memory ran out between two turns"))
+            for place, outcome in sorted(done.items())
+        ]
+
+    def _talk(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome | None] | None:
+        """Place in the unit -> outcome, None for one that has to be run again."""
+        talks = {
+            place: _Talk(outcome, Conversation(self._markup), outcome.prompt)
+            for place, outcome in outcomes.items()
+            if outcome.prompt is not None
+        }
+        torn: set[int] = set()
+        while running := {place: talk for place, talk in talks.items() if talk.running}:
+            for sampling, group in by_sampling(running, lambda talk: talk.outcome.lease, self._runner):
+                assert sampling is not None  # what is only read takes no turns
+                if not self._turn(group, sampling, torn):
+                    return None
+        return {place: None if place in torn else talk.outcome for place, talk in talks.items()}
+
+    def _turn(self, group: Mapping[int, _Talk], sampling: SamplingSpec, torn: set[int]) -> bool:
+        """One turn of these samples; False where the unit was cancelled."""
+        begun = {
+            place: talk.conversation.begin(talk.prompt.token_ids, talk.results_from)
+            for place, talk in group.items()
+        }
+        requests = [self._request(talk, begun[place]) for place, talk in group.items()]
+        sink = None
+        if self._recorder is not None:
+            sink = _TurnSink(self._recorder, list(begun.items()), torn, is_first=_is_first(group))
+        generations = self._generate(requests, sampling, sink)
+        if any(g.finish_reason == "cancelled" for g in generations):
+            return False
+        for (place, talk), generation in zip(group.items(), generations, strict=True):
+            error = self._error_of(generation)
+            if error is not None or place in torn:
+                talk.running = False
+                talk.outcome = replace(talk.outcome, error=error)
+                if error is not None:
+                    torn.discard(place)  # alone or not, it has failed
+                continue
+            talk.conversation.end(begun[place], generation)
+            self._follow(talk, generation, sampling)
+        return True
+
+    def _request(self, talk: _Talk, begun: TurnPrompt) -> GenerationRequest:
+        lease, turn = talk.outcome.lease, len(talk.conversation.turns)
+        chooser = None
+        if self._positions is not None:
+            chooser = TurnRows(talk.conversation, begun, self._positions, self._markup)
+        return GenerationRequest(
+            key=lease.id,
+            prompt_ids=begun.ids,
+            # the same noise in every turn would tie their choices together
+            seed=lease.seed if turn == 0 else sample_seed(lease.seed, turn, 0),
+            edits=self._steering.edits(lease.condition),
+            chooser=chooser,
+        )
+
+    def _follow(self, talk: _Talk, generation: Generation, sampling: SamplingSpec) -> None:
+        """Prepare the next turn, or note that there is none and why."""
+        lease, turns = talk.outcome.lease, [g.generated_ids for g in talk.conversation.generations]
+        further = None
+        ended: ToolUseEnd = "length" if generation.finish_reason == "length" else "answer"
+        if ended == "answer":
+            answer = self._runner.further_turn(lease, turns)
+            if isinstance(answer, str):
+                ended = answer
+            elif len(answer.prompt.token_ids) + sampling.max_tokens > self._context_length:
+                ended = "context_length"
+            else:
+                further = answer
+        if further is not None:
+            talk.prompt, talk.results_from = further.prompt, further.results_from
+            return
+        talk.running = False
+        talk.outcome = replace(
+            talk.outcome,
+            generation=generation,
+            conversation=talk.conversation,
+            tools=self._runner.tools_of(lease, turns, ended),
+        )
+
+
+def _is_first(group: Mapping[int, _Talk]) -> bool:
+    return all(not talk.conversation.turns for talk in group.values())
+
+
+@dataclass(frozen=True)
+class _TurnSink:
+    """Hands the rows of one turn on, under the samples' places and the numbers of their tokens."""
+
+    recorder: UnitRecorder
+    begun: Sequence[tuple[int, TurnPrompt]]
+    torn: set[int]
+    is_first: bool
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        place, begun = self.begun[index]
+        if place not in self.torn:
+            self.recorder.write(place, {hook: _numbered(chunk, begun) for hook, chunk in rows.items()})
+
+    def reset(self, index: int) -> None:
+        place, _ = self.begun[index]
+        self.recorder.reset(place)
+        if not self.is_first:
+            self.torn.add(place)
+
+
+def _numbered(chunk: RowChunk, begun: TurnPrompt) -> RowChunk:
+    assert chunk.tokens is not None  # TurnRows chooses token by token
+    tokens = tuple(begun.number(place) for place in chunk.tokens)
+    return replace(chunk, first_row=next(iter(tokens), 0), tokens=tokens)
