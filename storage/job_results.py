@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph import metrics
+from actograph import epoch_metrics, metrics
 from actograph.contract import resources, tool_use
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.tasks import task_name
@@ -55,9 +55,12 @@ def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources
     ]
     truncated = sum(s.finish_reason == "length" for s in completed)
     unparsed = metrics.unparsed(scores)
+    problems = [s.sample_index for s in completed]
+    epochs = row.spec.get("epochs") or 1
     return resources.ConditionResults(
         alias=task_name(row.spec.get("task")) or row.kind,
-        metrics=metrics.aggregate(scores, problems=[s.sample_index for s in completed]),
+        metrics=metrics.aggregate(scores, problems=problems)
+        | epoch_metrics.of_epochs(scores, problems, epochs),
         samples=len(completed),
         failed=len(samples) - len(completed),
         truncated=truncated,

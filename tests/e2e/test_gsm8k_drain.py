@@ -97,30 +97,38 @@ def test_all_problems_are_drained_with_a_session_each(
 def test_a_worker_killed_in_mid_drain_costs_the_unit_in_hand_and_nothing_else(
     up: Callable[..., Any], wait: Callable[..., None], shared: Path
 ) -> None:
+    """Sampled, several epochs of each problem: what is run again gives what it would have given."""
     model = shared / "models" / "tiny-qwen3"
-    limit = 600
+    limit, epochs = 150, 4
+    total = limit * epochs
+    drawn = {"limit": limit, "epochs": epochs, "sampling": SAMPLED}
     service = up("--data-root", str(shared / "data"), model=str(model))
     service.await_ready()
     with Client(service.url) as client:
-        undisturbed = submit(client, limit=limit, sampling=SAMPLED)
+        undisturbed = submit(client, **drawn)
         wait(ended(client, undisturbed), seconds=200)
-        job_id = submit(client, limit=limit, sampling=SAMPLED)
+        job_id = submit(client, **drawn)
         wait(lambda: client.job(job_id).progress.completed >= 100)
         service.child("worker").send_signal(signal.SIGKILL)
         before = {s.id: s for s in client.samples(job_id, status="completed")}
-        assert 100 <= len(before) < limit
+        assert 100 <= len(before) < total
         wait(ended(client, job_id), seconds=200)
         after = {s.id: s for s in client.samples(job_id)}
         assert {s.status for s in after.values()} == {SampleStatus.COMPLETED}
-        assert len(after) == limit
+        assert len(after) == total
         for sample_id, sample in before.items():
             assert after[sample_id].attempts == 1
             assert after[sample_id].session_id == sample.session_id
         again = [s for s in after.values() if s.attempts > 1]
         assert 0 < len(again) <= 16, "one unit at most was run again"
-        assert len({s.session_id for s in after.values()}) == limit
-        texts = {s.index: s.completion for s in after.values()}
-        assert texts == {s.index: s.completion for s in client.samples(undisturbed)}
+        assert len({s.session_id for s in after.values()}) == total
+        texts = {(s.index, s.epoch): s.completion for s in after.values()}
+        assert texts == {(s.index, s.epoch): s.completion for s in client.samples(undisturbed)}
+        assert len({texts[0, epoch] for epoch in range(epochs)}) > 1
+        results = client.results(job_id).conditions
+        assert results == client.results(undisturbed).conditions
+        metrics = results["baseline"].metrics
+        assert {"pass@1,numeric", "pass@2,numeric", "pass@4,numeric", "maj@4,numeric"} < set(metrics)
     assert service.stop() == 0
     check_sessions(service.home, list(after.values()), tokenizer_of(model))
 
