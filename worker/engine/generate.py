@@ -6,20 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
-from actograph.contract.interventions import check_width
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.layer_order import LayerOrder
 from actograph.contract.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from worker.engine import ladder, memory, tracing
-from worker.engine.interventions import Edit, Editor
+from worker.engine.generation_inputs import generation_inputs
+from worker.engine.hook_reads import HookReads
+from worker.engine.interventions import Editor
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.prefill import Prefill
+from worker.engine.request_checks import check_requests
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -30,7 +31,6 @@ from worker.engine.requests import (
 )
 from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
-from worker.engine.sampling import GumbelSampler
 from worker.engine.step_reader import StepReader
 from worker.engine.stopping import RowTracker, StopStrings
 from worker.engine.structure import discover
@@ -59,7 +59,7 @@ class Engine:
         self.structure: ModelStructure = self._discovery.structure
         self.limit = LearnedLimit()  # of batches that generate
         self.prefill_limit = LearnedLimit()  # of texts that are only read, in padded tokens
-        self._order = {location: i for i, location in enumerate(self.structure.module_locations)}
+        self._reads = HookReads(self._discovery)
         self._layers = LayerOrder(self.structure)
         hf: Any = self.model.hf
         head = hf.get_output_embeddings()
@@ -157,11 +157,11 @@ class Engine:
         """
         if not requests:
             return []
-        self._validate(requests, sampling.max_tokens, hooks, sink)
+        self._check(requests, sampling.max_tokens, hooks, sink)
         plan = _Pass(
             requests=requests,
             sampling=sampling,
-            reads=self._reads(hooks, [edit for request in requests for edit in request.edits]),
+            reads=self._reads.of(hooks, [edit for request in requests for edit in request.edits]),
             positions=positions,
             dtype=_DTYPES.get(dtype),
             shaping=shaping,
@@ -259,100 +259,40 @@ class Engine:
             raise InvalidRequest(
                 "prefill generates nothing, so it has no generated tokens", param="positions"
             )
-        self._validate(requests, 0, hooks, sink)
+        self._check(requests, 0, hooks, sink)
         job = Prefill(
             model=self.model,
             flat=self._discovery.flat,
-            edited_at=self._edited_at,
+            edited_at=self._reads.edited_at,
             head=self._head,
             order=self._layers,
             requests=requests,
-            reads=self._reads(hooks, [edit for request in requests for edit in request.edits]),
+            reads=self._reads.of(hooks, [edit for request in requests for edit in request.edits]),
             positions="last_prompt" if positions == "last" else positions,
             dtype=_DTYPES.get(dtype),
             shaping=shaping,
             sink=sink,
             should_stop=should_stop,
             on_layer=on_layer,
-            layers_per_pass=max(1, layers_per_pass or len(self._order)),
+            layers_per_pass=max(1, layers_per_pass or len(self.structure.module_locations)),
             limit=self.prefill_limit,
             options=options,
         )
         with self._lock:
             return job.run()
 
-    def _validate(
+    def _check(
         self,
         requests: Sequence[GenerationRequest],
         max_tokens: int,
         hooks: Sequence[str],
         sink: RowSink | None,
     ) -> None:
-        if hooks and sink is None:
-            raise ValueError("hooks need a sink")
-        context = self.structure.context_length
-        for request in requests:
-            prompt = len(request.prompt_ids)
-            if not prompt:
-                raise InvalidRequest(f"{request.key}: the prompt has no tokens", param="prompt")
-            if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.structure.vocab_size:
-                raise InvalidRequest(
-                    f"{request.key}: token ids must be from 0 to {self.structure.vocab_size - 1}",
-                    param="prompt",
-                )
-            if not max_tokens and prompt > context:
-                raise ContextLengthExceeded(
-                    f"{request.key}: the text has {prompt} tokens; the model's context is {context}",
-                    param="prompt",
-                )
-            if prompt + max_tokens > context:
-                raise ContextLengthExceeded(
-                    f"{request.key}: prompt ({prompt} tokens) and max_tokens ({max_tokens}) need "
-                    f"{prompt + max_tokens} tokens; the model's context is {context}",
-                    param="max_tokens",
-                )
-            for edit in request.edits:
-                if edit.vector is not None:
-                    check_width(edit.hook, len(edit.vector), self.width_of(edit.hook), "interventions")
+        check_requests(self.structure, self.width_of, requests, max_tokens=max_tokens, hooks=hooks, sink=sink)
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""
-        return self._discovery.widths[self._location(hook)]
-
-    def _location(self, hook: str) -> str:
-        info = self.structure.hooks.get(hook)
-        location = hook if info is None else info.location
-        if location not in self._order:
-            raise UnknownHook(
-                f"{hook}: no hook point or module location of this model; names must be expanded first",
-                param="hooks",
-            )
-        return location
-
-    def _edited_at(self, hook: str) -> str:
-        """Where a hook's tensor is written: the first location that shows it."""
-        return self._discovery.same_as[self._location(hook)]
-
-    def _reads(self, hooks: Sequence[str], edits: Sequence[Edit] = ()) -> list[tuple[str, Point]]:
-        """What to read at each step, in execution order: (location, point).
-
-        Hooks whose locations show the same tensor share one read, at the first of them. What is
-        read before a later edit is copied, for the edit may write to memory that both share.
-        """
-        last_edit = max((self._order[self._edited_at(edit.hook)] for edit in edits), default=-1)
-        groups: dict[tuple[str, bool], dict[str, list[str]]] = {}
-        for hook in dict.fromkeys(hooks):
-            location = self._location(hook)
-            # what the head takes in is the last norm's tensor, but of the last token alone
-            tensor = (self._discovery.same_as[location], self.structure.module_tensors[location].tail_only)
-            groups.setdefault(tensor, {}).setdefault(location, []).append(hook)
-        reads = []
-        for group in groups.values():
-            first = min(group, key=self._order.__getitem__)
-            changed = not self._discovery.changed_later.isdisjoint(group)
-            changed = changed or self._order[first] < last_edit
-            reads.append((first, Point(tuple(hook for names in group.values() for hook in names), changed)))
-        return sorted(reads, key=lambda read: self._order[read[0]])
+        return self._reads.width_of(hook)
 
     def _run(self, plan: "_Pass", batch: Sequence[int]) -> dict[int, Generation]:
         """One batch, from padding to the last row in the sink."""
@@ -369,7 +309,7 @@ class Engine:
             device=self.model.device,
             time_limit=plan.time_limit,
         )
-        inputs = self._inputs(chosen, max(lengths), sampling, tracker)
+        inputs = generation_inputs(self.model, chosen, max(lengths), sampling, tracker)
         editor = self._editor(chosen, tracker.tokens)
         if not plan.reads or plan.sink is None:
             if editor is not None:
@@ -411,47 +351,6 @@ class Engine:
         finally:
             stream.close()
 
-    def _inputs(
-        self,
-        requests: Sequence[GenerationRequest],
-        padded: int,
-        sampling: SamplingSpec,
-        tracker: RowTracker,
-    ) -> dict[str, Any]:
-        """Left-padded ids, their mask, and how to choose and stop."""
-        pad = self.model.pad_token_id
-        ids = torch.full((len(requests), padded), pad, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, request in enumerate(requests):
-            start = padded - len(request.prompt_ids)
-            ids[row, start:] = torch.tensor(request.prompt_ids)
-            mask[row, start:] = 1
-        device = self.model.device
-        inputs: dict[str, Any] = {
-            "input_ids": ids.to(device),
-            "attention_mask": mask.to(device),
-            "max_new_tokens": sampling.max_tokens,
-            "do_sample": False,
-            "num_beams": 1,
-            "use_cache": True,
-            # a chunked prefill or guessed tokens would make a step something else than one token
-            "prefill_chunk_size": None,
-            "prompt_lookup_num_tokens": None,
-            # whatever the checkpoint's generation config says
-            "num_return_sequences": 1,
-            "return_dict_in_generate": False,
-            "output_hidden_states": False,
-            "output_attentions": False,
-            "eos_token_id": list(self.model.eos_token_ids) or None,
-            "pad_token_id": pad,
-            "stopping_criteria": StoppingCriteriaList([tracker]),
-            "streamer": None,  # nnsight's own would copy every token to the host once more
-        }
-        if sampling.temperature > 0:
-            sampler = GumbelSampler(sampling, [r.seed for r in requests], padded, device)
-            inputs["logits_processor"] = LogitsProcessorList([sampler])
-        return inputs
-
     def _editor(
         self, requests: Sequence[GenerationRequest], generated_ids: Sequence[Sequence[int]]
     ) -> Editor | None:
@@ -462,7 +361,7 @@ class Engine:
         return Editor(
             self.model.lm,
             edits,
-            location_of={edit.hook: self._edited_at(edit.hook) for own in edits for edit in own},
+            location_of={edit.hook: self._reads.edited_at(edit.hook) for own in edits for edit in own},
             flat=self._discovery.flat,
             prompt_ids=[request.prompt_ids for request in requests],
             generated_ids=generated_ids,

@@ -1,0 +1,55 @@
+"""A batch as transformers' `generate` takes it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from actograph.contract.specs import SamplingSpec
+from worker.engine.model import LoadedModel
+from worker.engine.requests import GenerationRequest
+from worker.engine.sampling import GumbelSampler
+from worker.engine.stopping import RowTracker
+
+
+def generation_inputs(
+    model: LoadedModel,
+    requests: Sequence[GenerationRequest],
+    padded: int,
+    sampling: SamplingSpec,
+    tracker: RowTracker,
+) -> dict[str, Any]:
+    """Left-padded ids [batch, padded], their mask, and how to choose and stop."""
+    pad = model.pad_token_id
+    ids = torch.full((len(requests), padded), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, request in enumerate(requests):
+        start = padded - len(request.prompt_ids)
+        ids[row, start:] = torch.tensor(request.prompt_ids)
+        mask[row, start:] = 1
+    device = model.device
+    inputs: dict[str, Any] = {
+        "input_ids": ids.to(device),
+        "attention_mask": mask.to(device),
+        "max_new_tokens": sampling.max_tokens,
+        "do_sample": False,
+        "num_beams": 1,
+        "use_cache": True,
+        # a chunked prefill or guessed tokens would make a step something else than one token
+        "prefill_chunk_size": None,
+        "prompt_lookup_num_tokens": None,
+        # whatever the checkpoint's generation config says
+        "num_return_sequences": 1,
+        "return_dict_in_generate": False,
+        "output_hidden_states": False,
+        "output_attentions": False,
+        "eos_token_id": list(model.eos_token_ids) or None,
+        "pad_token_id": pad,
+        "stopping_criteria": StoppingCriteriaList([tracker]),
+        "streamer": None,  # nnsight's own would copy every token to the host once more
+    }
+    if sampling.temperature > 0:
+        sampler = GumbelSampler(sampling, [r.seed for r in requests], padded, device)
+        inputs["logits_processor"] = LogitsProcessorList([sampler])
+    return inputs
