@@ -309,7 +309,7 @@ class Engine:
             device=self.model.device,
             time_limit=plan.time_limit,
         )
-        inputs = generation_inputs(self.model, chosen, max(lengths), sampling, tracker)
+        inputs = generation_inputs(self.model, chosen, sampling, tracker)
         editor = self._editor(chosen, tracker.tokens)
         if not plan.reads or plan.sink is None:
             if editor is not None:

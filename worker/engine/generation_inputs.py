@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.model import LoadedModel
+from worker.engine.padding import left_padded
 from worker.engine.requests import GenerationRequest
 from worker.engine.sampling import GumbelSampler
 from worker.engine.stopping import RowTracker
@@ -16,18 +16,11 @@ from worker.engine.stopping import RowTracker
 def generation_inputs(
     model: LoadedModel,
     requests: Sequence[GenerationRequest],
-    padded: int,
     sampling: SamplingSpec,
     tracker: RowTracker,
 ) -> dict[str, Any]:
-    """Left-padded ids [batch, padded], their mask, and how to choose and stop."""
-    pad = model.pad_token_id
-    ids = torch.full((len(requests), padded), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, request in enumerate(requests):
-        start = padded - len(request.prompt_ids)
-        ids[row, start:] = torch.tensor(request.prompt_ids)
-        mask[row, start:] = 1
+    """Left-padded ids, their mask, and how to choose and stop."""
+    ids, mask = left_padded(model, requests)
     device = model.device
     inputs: dict[str, Any] = {
         "input_ids": ids.to(device),
@@ -45,11 +38,11 @@ def generation_inputs(
         "output_hidden_states": False,
         "output_attentions": False,
         "eos_token_id": list(model.eos_token_ids) or None,
-        "pad_token_id": pad,
+        "pad_token_id": model.pad_token_id,
         "stopping_criteria": StoppingCriteriaList([tracker]),
         "streamer": None,  # nnsight's own would copy every token to the host once more
     }
     if sampling.temperature > 0:
-        sampler = GumbelSampler(sampling, [r.seed for r in requests], padded, device)
+        sampler = GumbelSampler(sampling, [r.seed for r in requests], ids.shape[1], device)
         inputs["logits_processor"] = LogitsProcessorList([sampler])
     return inputs

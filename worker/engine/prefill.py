@@ -16,6 +16,7 @@ from worker.engine.layer_chunks import ChunkReader, Errors, LayerChunks
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
+from worker.engine.padding import left_padded
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -271,13 +272,7 @@ class _HeadPieces:
 
 def padded_inputs(model: LoadedModel, requests: Sequence[GenerationRequest]) -> dict[str, Any]:
     """Left-padded ids, their mask and positions; no cache is kept."""
-    padded = max(len(r.prompt_ids) for r in requests)
-    ids = torch.full((len(requests), padded), model.pad_token_id, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, request in enumerate(requests):
-        start = padded - len(request.prompt_ids)
-        ids[row, start:] = torch.tensor(request.prompt_ids)
-        mask[row, start:] = 1
+    ids, mask = left_padded(model, requests)
     device = model.device
     inputs: dict[str, Any] = {
         "input_ids": ids.to(device),

@@ -17,7 +17,9 @@ def check_requests(
     hooks: Sequence[str],
     sink: RowSink | None,
 ) -> None:
-    """Args:
+    """Refuse what the model cannot run.
+
+    Args:
         max_tokens: 0 where texts are only read.
 
     Raises:
