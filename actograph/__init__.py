@@ -2,6 +2,23 @@
 
 This package is the ground floor: the contract shared by every room, the HTTP client
 and the command line. It never imports torch, fastapi, celery or sqlalchemy.
+
+    from actograph import AsyncClient, Client
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actograph.client import AsyncClient, Client
+
 __version__ = "0.1.0"
+__all__ = ["AsyncClient", "Client", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """The clients, loaded when they are first asked for: the service's own processes need none."""
+    if name in ("AsyncClient", "Client"):
+        from actograph import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

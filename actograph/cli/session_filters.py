@@ -10,7 +10,7 @@ from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.client.session_calls import SessionQuery
+    from actograph.client.queries import SessionQuery
 
 JobOption = Annotated[str | None, typer.Option("--job", help="Sessions of this job (id or its beginning).")]
 ModelOption = Annotated[str | None, typer.Option(help="Sessions of this model.")]

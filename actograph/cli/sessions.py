@@ -38,7 +38,7 @@ from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.client.session_calls import SessionQuery
+    from actograph.client.queries import SessionQuery
 
 app = typer.Typer(no_args_is_help=True, help="Find and fetch what was captured.")
 
@@ -110,13 +110,13 @@ def pull(
     """Download all files of sessions, checked by sha256; what broke off is taken up again."""
 
     def fetch(typed: str) -> str:
-        from actograph.client import downloads
+        from actograph.client.session_files import plain_name
 
         session = client.session(_resolve(client, typed))
-        folder = out / downloads.plain_name(session.id)
+        folder = out / plain_name(session.id)
         folder.mkdir(parents=True, exist_ok=True)
         for file in session.files:
-            client.download(session.id, file, folder / downloads.plain_name(file.name))
+            client.download(session.id, file, folder / plain_name(file.name))
         note(
             f"{tables.shorten(session.id)}: {len(session.files)} files, {tables.size(session.bytes)}, checked"
         )

@@ -41,6 +41,14 @@ def validate(form: type[M], value: Any) -> M:
         raise unexpected(form.__name__, error) from error
 
 
+def read_text(form: type[M], text: str) -> M:
+    """Raises UnexpectedAnswer where the text is no `form` in JSON."""
+    try:
+        return form.model_validate_json(text)
+    except ValidationError as error:
+        raise unexpected(form.__name__, error) from error
+
+
 def unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:
     """The error for something that this version of the contract does not know."""
     first = error.errors(include_url=False, include_input=False)[0]

@@ -4,7 +4,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,20 +16,35 @@ class Message:
     data: str
 
 
-def messages(lines: Iterable[str]) -> Iterator[Message]:
-    """The messages of a stream; comments and messages without data are passed over."""
-    event, data, last_id = "", list[str](), ""
-    for line in lines:
+@dataclass
+class Parser:
+    """Lines in, messages out; it waits for nothing, so that both clients can use it."""
+
+    _event: str = ""
+    _data: list[str] = field(default_factory=list)
+    _last_id: str = ""
+
+    def feed(self, line: str) -> Message | None:
+        """The message that a line without its end completes; comments and empty messages give none."""
         if not line:
-            if data:
-                yield Message(id=last_id, event=event or "message", data="\n".join(data))
-            event, data = "", []
-            continue
-        field, _, value = line.partition(":")
+            event, data = self._event, self._data
+            self._event, self._data = "", []
+            return Message(id=self._last_id, event=event or "message", data="\n".join(data)) if data else None
+        name, _, value = line.partition(":")
         value = value.removeprefix(" ")
-        if field == "event":
-            event = value
-        elif field == "data":
-            data.append(value)
-        elif field == "id" and "\0" not in value:
-            last_id = value
+        if name == "event":
+            self._event = value
+        elif name == "data":
+            self._data.append(value)
+        elif name == "id" and "\0" not in value:
+            self._last_id = value
+        return None
+
+
+def messages(lines: Iterable[str]) -> Iterator[Message]:
+    """The messages of lines that are all there."""
+    parser = Parser()
+    for line in lines:
+        message = parser.feed(line)
+        if message is not None:
+            yield message

@@ -378,7 +378,7 @@ def test_a_file_that_the_session_lacks(service: Any, client: Client, tmp_path: P
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "..", "", "a\\b", "/etc/passwd"])
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
-    from actograph.client.downloads import plain_name
+    from actograph.client.session_files import plain_name
 
     with pytest.raises(StoreDamaged, match="unusable name"):
         plain_name(name)

@@ -1,19 +1,19 @@
 """A file fetched to disk: resumed where it broke off, and checked before it gets its name."""
 
-import hashlib
 import os
-import time
 from pathlib import Path
 
+from actograph.client.aio.runtime import aside, sleep
+from actograph.client.aio.transport import Transport
 from actograph.client.errors import DownloadDamaged, ServiceUnreachable
-from actograph.client.transport import Transport, backoff
-from actograph.contract.errors import NotFound, StoreDamaged
+from actograph.client.session_files import sha256_of
+from actograph.client.transport import backoff
 from actograph.contract.resources import SessionFile
 
 _PARTIAL, _RANGE_REFUSED = 206, 416
 
 
-def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> Path:
+async def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> Path:
     """Download `file` from `path` to `target`, whose folder must exist.
 
     The bytes go to `<target>.part`, which a later call takes up again; it is renamed once size and
@@ -24,16 +24,20 @@ def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> P
         ServiceUnreachable: the connection failed and kept failing; the part stays for a later call.
         ApiError: the service refused.
     """
-    if target.is_file() and target.stat().st_size == file.bytes and sha256_of(target) == file.sha256:
+    if (
+        target.is_file()
+        and target.stat().st_size == file.bytes
+        and await aside(sha256_of, target) == file.sha256
+    ):
         return target
     part = target.with_name(target.name + ".part")
     resumed = part.exists() and part.stat().st_size > 0
-    _complete(transport, path, file, part)
-    if resumed and sha256_of(part) != file.sha256:
+    await _complete(transport, path, file, part)
+    if resumed and await aside(sha256_of, part) != file.sha256:
         # what an earlier call left may be of another version; once more from the start
         part.unlink()
-        _complete(transport, path, file, part)
-    found, size = sha256_of(part), part.stat().st_size
+        await _complete(transport, path, file, part)
+    found, size = await aside(sha256_of, part), part.stat().st_size
     if found != file.sha256 or size != file.bytes:
         part.unlink()
         raise DownloadDamaged(
@@ -44,32 +48,7 @@ def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> P
     return target
 
 
-def plain_name(name: str) -> str:
-    """`name`, if it can be a file's name in a folder of ours.
-
-    Raises:
-        StoreDamaged: it would lead elsewhere.
-    """
-    if not name or name in (".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
-        raise StoreDamaged(f"the service lists a file with the unusable name {name!r}")
-    return name
-
-
-def find(files: list[SessionFile], name: str) -> SessionFile:
-    """Raises NotFound."""
-    for file in files:
-        if file.name == name:
-            return file
-    raise NotFound(f"the session has no file {name}; it has {', '.join(f.name for f in files) or 'none'}")
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _complete(transport: Transport, path: str, file: SessionFile, part: Path) -> None:
+async def _complete(transport: Transport, path: str, file: SessionFile, part: Path) -> None:
     """Append to `part` until the service has no more, over broken connections."""
     failures = 0
     while True:
@@ -80,25 +59,25 @@ def _complete(transport: Transport, path: str, file: SessionFile, part: Path) ->
         if have == file.bytes and part.exists():
             return
         try:
-            _append(transport, path, part, have)
+            await _append(transport, path, part, have)
         except ServiceUnreachable:
             if part.exists() and part.stat().st_size > have:
                 failures = 0
             if failures >= transport.retries:
                 raise
-            time.sleep(backoff(failures))
+            await sleep(backoff(failures))
             failures += 1
         else:
             return
 
 
-def _append(transport: Transport, path: str, part: Path, have: int) -> None:
+async def _append(transport: Transport, path: str, part: Path, have: int) -> None:
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-    with transport.stream(path, headers=headers, accept=frozenset({_RANGE_REFUSED})) as response:
+    async with transport.stream(path, headers=headers, accept=frozenset({_RANGE_REFUSED})) as response:
         if response.status_code == _RANGE_REFUSED:
-            response.read()
+            await response.aread()
             part.unlink()
             raise ServiceUnreachable(f"the service refused to go on at byte {have} of {part.stem}")
         continues = response.status_code == _PARTIAL and response.headers.get("content-range", "").startswith(
@@ -106,7 +85,7 @@ def _append(transport: Transport, path: str, part: Path, have: int) -> None:
         )
         with part.open("ab" if have and continues else "wb") as out:
             # pieces as they come: a fixed size would lose the last one when the connection breaks
-            for chunk in response.iter_bytes():
+            async for chunk in response.aiter_bytes():
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())

@@ -1,0 +1,69 @@
+"""The service's HTTP interface as coroutines, typed by the contract.
+
+async with AsyncClient() as client:
+    file = await client.upload_file(Path("problems.jsonl"))
+    job = await client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
+    async for event in client.events(job.id):
+        print(event.event, event.data)
+    async for session in client.sessions(job_id=job.id):
+        rows = await client.tensor(session.id, "resid_post.3", rows=(0, 10))
+"""
+
+from typing import Self
+
+from actograph.client.aio.file_calls import FileCalls
+from actograph.client.aio.job_calls import JobCalls
+from actograph.client.aio.result_calls import ResultCalls
+from actograph.client.aio.service_calls import ServiceCalls
+from actograph.client.aio.session_calls import SessionCalls
+from actograph.client.aio.store_calls import StoreCalls
+from actograph.client.aio.transport import Transport
+from actograph.client.aio.vector_calls import VectorCalls
+from actograph.contract.errors import InvalidRequest
+from actograph.settings import Settings
+
+
+class AsyncClient(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls):
+    """A connection to one service; usable from several tasks.
+
+    Args:
+        base_url: where the service is; by default `ACTOGRAPH_URL`, else this machine.
+        api_key: the key to send; by default `ACTOGRAPH_API_KEY`.
+        timeout: seconds that one answer may take.
+        retries: times that a request is sent again, with growing pauses, when the service cannot be
+            reached or cannot serve just now. Only requests that do no harm twice are repeated.
+
+    Raises (every call):
+        ApiError: the service refused; `status`, `code`, `message` and `errors` say why.
+        ServiceUnreachable: no connection.
+        UnexpectedAnswer: the answer has another form than this version of the contract.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        *,
+        retries: int = 4,
+    ) -> None:
+        if base_url is None or api_key is None:
+            settings = Settings()
+            base_url = settings.effective_url if base_url is None else base_url
+            api_key = settings.api_key if api_key is None else api_key
+        if not base_url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"{base_url!r} is no URL of a service; it must start with http:// or https://"
+            )
+        self.base_url = base_url.rstrip("/")
+        self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()

@@ -1,0 +1,130 @@
+"""The calls about jobs: submit, list, steer, and follow to the end."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from actograph.client.aio.calls import Calls
+from actograph.client.aio.runtime import sleep
+from actograph.client.answers import path_of, read, read_text
+from actograph.client.errors import ApiError, ServiceUnreachable
+from actograph.client.event_stream import Parser
+from actograph.client.queries import PAGE_SIZE, Order
+from actograph.client.transport import RETRY_STATUS, Params, backoff
+from actograph.contract import resources
+from actograph.contract.resources import JobStatus
+
+#: the service sends a comment about every 15 s, so that silence means a dead connection
+EVENT_SILENCE_SECONDS = 60.0
+#: a service that is restarted, or a network that is down for a moment, does not end a watch
+EVENT_PATIENCE_SECONDS = 120.0
+LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
+_NO_CONTENT = 204  # the service's word for: the job has ended and you have had its last event
+
+
+class JobCalls(Calls):
+    """Jobs."""
+
+    async def estimate(
+        self, spec: Mapping[str, Any] | BaseModel, *, prompt_tokens: int | None = None
+    ) -> resources.Estimate:
+        """What a job would take; nothing is queued.
+
+        Args:
+            prompt_tokens: length that every prompt is taken to have, where you know it.
+        """
+        body = spec.model_dump(mode="json") if isinstance(spec, BaseModel) else dict(spec)
+        params: Params = {"prompt_tokens": prompt_tokens}
+        answer = await self._transport.request("POST", "/v1/estimate", json=body, params=params)
+        return read(resources.Estimate, answer)
+
+    async def submit(
+        self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None
+    ) -> resources.Job:
+        """Submit a job. Each call has a key of its own, so that a repeated request makes one job only."""
+        body = spec.model_dump(mode="json") if isinstance(spec, BaseModel) else dict(spec)
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = await self._transport.request("POST", "/v1/jobs", json=body, headers=headers)
+        return read(resources.Job, answer)
+
+    async def job(self, job_id: str) -> resources.Job:
+        """The job as it stands now."""
+        return read(resources.Job, await self._transport.request("GET", path_of("/v1/jobs", job_id)))
+
+    def jobs(
+        self,
+        *,
+        status: JobStatus | str | None = None,
+        kind: str | None = None,
+        tag: str | None = None,
+        order: Order = "desc",
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[resources.Job]:
+        """Every job that fits, newest first, page after page as the iterator is read."""
+        params = {"status": status, "kind": kind, "tag": tag, "order": order, "limit": page_size}
+        return self._items("/v1/jobs", resources.Job, params)
+
+    async def cancel(self, job_id: str) -> resources.Job:
+        """Ask for the end of a job; samples that finished are kept."""
+        return read(
+            resources.Job, await self._transport.request("POST", path_of("/v1/jobs", job_id, "cancel"))
+        )
+
+    async def retry(self, job_id: str) -> resources.Job:
+        """Run the samples of an ended job that failed or were never run; the others are kept.
+
+        Raises:
+            ApiError: 409 where the job has not ended, or every sample has completed.
+        """
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        path = path_of("/v1/jobs", job_id, "retry")
+        return read(resources.Job, await self._transport.request("POST", path, headers=headers))
+
+    async def delete_job(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
+        """Remove an ended job with its samples and sessions, pinned ones only where it is said."""
+        params: Params = {"include_pinned": include_pinned or None}
+        answer = await self._transport.request("DELETE", path_of("/v1/jobs", job_id), params=params)
+        return read(resources.Deleted, answer)
+
+    async def events(self, job_id: str, after: int = 0) -> AsyncIterator[resources.Event]:
+        """The job's log after event `after`, to its last entry and as it is written.
+
+        A broken connection is taken up again after the last event received. Ends when the job has.
+
+        Raises:
+            ServiceUnreachable: the service was away for two minutes.
+        """
+        path = path_of("/v1/jobs", job_id, "events")
+        failures, answered_at = 0, time.monotonic()
+        while True:
+            seen = after
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+            try:
+                async with self._transport.stream(
+                    path, headers=headers, read_timeout=EVENT_SILENCE_SECONDS
+                ) as response:
+                    if response.status_code == _NO_CONTENT:
+                        return
+                    ended, parser = False, Parser()
+                    async for line in response.aiter_lines():
+                        message = parser.feed(line)
+                        if message is None:
+                            continue
+                        event = read_text(resources.Event, message.data)
+                        after, ended = event.id, event.event in LAST_EVENTS
+                        yield event
+                    if ended:  # and not by a retry that began the job anew
+                        return
+                    failures, answered_at = 0, time.monotonic()
+            except (ApiError, ServiceUnreachable) as error:
+                if isinstance(error, ApiError) and error.status not in RETRY_STATUS:
+                    raise
+                if after > seen:
+                    failures, answered_at = 0, time.monotonic()
+                elif time.monotonic() - answered_at > EVENT_PATIENCE_SECONDS:
+                    raise
+                failures += 1
+            await sleep(backoff(failures))

@@ -1,0 +1,72 @@
+"""The calls about what a job gave: samples, scores, comparisons."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from actograph.client.aio.calls import Calls
+from actograph.client.answers import path_of, read
+from actograph.client.queries import PAGE_SIZE
+from actograph.client.transport import Params
+from actograph.contract import resources
+from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
+
+#: a job may have very many samples
+RESCORE_SECONDS = 900.0
+
+
+class ResultCalls(Calls):
+    """Samples, scores and comparisons of a job."""
+
+    def samples(
+        self, job_id: str, *, status: str | None = None, page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[resources.Sample]:
+        """Every sample of a job, in the order of the dataset."""
+        params = {"status": status, "order": "asc", "limit": page_size}
+        return self._items(path_of("/v1/jobs", job_id, "samples"), resources.Sample, params)
+
+    async def results(self, job_id: str) -> resources.JobResults:
+        """Scores per condition, of what has finished so far."""
+        path = path_of("/v1/jobs", job_id, "results")
+        return read(resources.JobResults, await self._transport.request("GET", path))
+
+    async def rescore(
+        self, job_id: str, scorers: Sequence[str | Mapping[str, Any] | BaseModel]
+    ) -> resources.JobResults:
+        """Score an ended evaluation's completions anew; scores of other scorers are kept.
+
+        Args:
+            scorers: names, or objects with a name and parameters; the first gives the verdict.
+
+        Raises:
+            ApiError: 409 where the job has not ended.
+        """
+        given = [one.model_dump(mode="json") if isinstance(one, BaseModel) else one for one in scorers]
+        answer = await self._transport.request(
+            "POST", path_of("/v1/jobs", job_id, "rescore"), json={"scorers": given}, timeout=RESCORE_SECONDS
+        )
+        return read(resources.JobResults, answer)
+
+    async def comparison(
+        self, job_id: str, *, baseline: str | None = None, level: float | None = None
+    ) -> JobComparison:
+        """Every condition of a job against a baseline (its first condition where not named)."""
+        params: Params = {"baseline": baseline, "level": level}
+        answer = await self._transport.request(
+            "GET", path_of("/v1/jobs", job_id, "comparison"), params=params
+        )
+        return read(JobComparison, answer)
+
+    async def compare_activations(
+        self, job_id: str, wanted: ActivationComparisonRequest, *, timeout: float = 3600.0
+    ) -> ActivationComparison:
+        """Pooled activations of a condition minus the baseline's; the service reads every session for it.
+
+        Args:
+            timeout: seconds to wait for the answer.
+        """
+        path = path_of("/v1/jobs", job_id, "comparison", "activations")
+        body = wanted.model_dump(mode="json")
+        answer = await self._transport.request("POST", path, json=body, timeout=timeout)
+        return read(ActivationComparison, answer)

@@ -1,0 +1,123 @@
+# Made of ../aio/session_calls.py by `python actograph/client/unasync.py`: change that file, not this one.
+"""The calls about sessions."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from numpy.typing import NDArray
+
+from actograph import tensor_files
+from actograph.client.answers import path_of, read
+from actograph.client.blocking import downloads
+from actograph.client.blocking.calls import Calls
+from actograph.client.errors import UnexpectedAnswer
+from actograph.client.queries import LONG_SECONDS, PAGE_SIZE, Order, Rows, SessionQuery, given, rows_text
+from actograph.client.session_files import find
+from actograph.client.transport import Params
+from actograph.contract import resources
+
+_SESSIONS = "/v1/activations/sessions"
+
+
+class SessionCalls(Calls):
+    """Sessions and their files."""
+
+    def sessions(
+        self,
+        *,
+        order: Order = "desc",
+        page_size: int = PAGE_SIZE,
+        **wanted: Unpack[SessionQuery],
+    ) -> Iterator[resources.Session]:
+        """Every session that fits the filters of `SessionQuery`, newest first."""
+        params: Params = {**given(wanted), "order": order, "limit": page_size}
+        return self._items(_SESSIONS, resources.Session, params)
+
+    def session_stats(self, **wanted: Unpack[SessionQuery]) -> resources.SessionStats:
+        """Number and size of the sessions that fit."""
+        answer = self._transport.request("GET", f"{_SESSIONS}/stats", params=given(wanted))
+        return read(resources.SessionStats, answer)
+
+    def session(self, session_id: str) -> resources.Session:
+        """One session: its hooks, shapes and files."""
+        return read(resources.Session, self._transport.request("GET", path_of(_SESSIONS, session_id)))
+
+    def delete_session(self, session_id: str) -> resources.Deleted:
+        """Remove a session with its files."""
+        return read(resources.Deleted, self._transport.request("DELETE", path_of(_SESSIONS, session_id)))
+
+    def update_session(self, session_id: str, **change: Any) -> resources.Session:
+        """Change a session's `expires_at` (Unix seconds, None keeps it), `pinned` or `tags`."""
+        answer = self._transport.request("PATCH", path_of(_SESSIONS, session_id), json=change)
+        return read(resources.Session, answer)
+
+    def update_sessions(
+        self,
+        change: Mapping[str, Any],
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        **wanted: Unpack[SessionQuery],
+    ) -> resources.SessionChange:
+        """`update_session` for every session that fits.
+
+        Args:
+            everything: needed where no filter is given.
+            dry_run: only count what would change.
+        """
+        params: Params = {**given(wanted), "all": everything or None, "dry_run": dry_run}
+        answer = self._transport.request(
+            "PATCH", _SESSIONS, params=params, json=dict(change), timeout=LONG_SECONDS
+        )
+        return read(resources.SessionChange, answer)
+
+    def delete_sessions(
+        self,
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        include_pinned: bool = False,
+        **wanted: Unpack[SessionQuery],
+    ) -> resources.SessionDeletion:
+        """Remove every session that fits with its files; pinned ones stay.
+
+        Args:
+            everything: needed where no filter is given.
+            dry_run: only count what would go.
+            include_pinned: remove pinned sessions too.
+        """
+        params: Params = {
+            **given(wanted), "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned,
+        }  # fmt: skip
+        answer = self._transport.request("DELETE", _SESSIONS, params=params, timeout=LONG_SECONDS)
+        return read(resources.SessionDeletion, answer)
+
+    def tensor(self, session_id: str, hook: str, rows: Rows | None = None) -> NDArray[Any]:
+        """Rows of one hook's tensor, shape `[rows, width]`; bfloat16 comes as float32, which is exact.
+
+        Args:
+            rows: `(start, stop)`, a slice without a step, or the service's own `"start:stop"`; all
+                rows where none are named.
+        """
+        path = path_of(_SESSIONS, session_id, "tensors", hook)
+        params = {"format": "safetensors", "rows": rows_text(rows)}
+        data = (self._transport.request("GET", path, params=params)).content
+        header = tensor_files.read_header(lambda offset, length: data[offset : offset + length], len(data))
+        if len(header.tensors) != 1:
+            raise UnexpectedAnswer(
+                f"the service sent {len(header.tensors)} tensors for {hook}, one was asked for"
+            )
+        entry = next(iter(header.tensors.values()))
+        return tensor_files.value_array(entry.dtype, entry.shape, data[entry.start : entry.stop])
+
+    def download_file(self, session_id: str, name: str, target: str | Path) -> Path:
+        """Fetch one file of a session to `target`, resumed and checked; see `downloads.fetch`."""
+        file = find((self.session(session_id)).files, name)
+        return self.download(session_id, file, Path(target))
+
+    def download(self, session_id: str, file: resources.SessionFile, target: Path) -> Path:
+        """`download_file` for a caller that has the session's list of files already."""
+        return downloads.fetch(
+            self._transport, path_of(_SESSIONS, session_id, "files", file.name), file, target
+        )

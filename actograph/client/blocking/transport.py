@@ -1,0 +1,129 @@
+# Made of ../aio/transport.py by `python actograph/client/unasync.py`: change that file, not this one.
+"""Requests with retries: what may be repeated is repeated, everything else is reported at once."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from actograph.client.blocking.runtime import sleep
+from actograph.client.errors import from_response, unreachable
+from actograph.client.transport import (
+    CONNECT_SECONDS,
+    IN_FLIGHT,
+    RETRY_STATUS,
+    Params,
+    backoff,
+    is_loopback_host,
+    retry_after,
+    stated,
+)
+
+
+class Transport:
+    """One connection pool to one service."""
+
+    def __init__(self, base_url: str, api_key: str, *, timeout: float, retries: int) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.retries = retries
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
+            # presigned redirects lead to the object store; httpx drops our key on another origin
+            follow_redirects=True,
+            # a proxy named in the environment has no business with this machine's own services
+            trust_env=not is_loopback_host(httpx.URL(self.base_url).host),
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
+        timeout: float | None = None,
+    ) -> httpx.Response:
+        """Send a request and return its answer, which has a status below 400.
+
+        Args:
+            repeatable: whether the same request may be sent again when its answer was lost, or the
+                service said that it cannot serve just now (502, 503, 504).
+
+        Raises:
+            ApiError: the service refused.
+            ServiceUnreachable: no connection, or it broke off.
+        """
+        options: dict[str, Any] = {"params": stated(params), "json": json, "headers": headers}
+        if timeout is not None:
+            options["timeout"] = timeout
+        return self.attempt(lambda: self._http.request(method, path, **options), repeatable=repeatable)
+
+    def attempt(self, send: Callable[[], httpx.Response], *, repeatable: bool) -> httpx.Response:
+        """`request` for a caller that builds the request itself; `send` is called once per try."""
+        tries = 0
+        while True:
+            delay = backoff(tries)
+            try:
+                response = send()
+            except httpx.TransportError as error:
+                # what could not connect was not sent, and may be repeated whatever it is
+                safe = repeatable or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if not safe or tries >= self.retries:
+                    raise unreachable(self.base_url, error) from error
+            else:
+                if response.status_code < 400:
+                    return response
+                error_answer = from_response(response)
+                again = response.status_code in RETRY_STATUS or error_answer.code == IN_FLIGHT
+                if not (repeatable and again) or tries >= self.retries:
+                    raise error_answer
+                delay = max(delay, retry_after(response))
+            tries += 1
+            sleep(delay)
+
+    @contextmanager
+    def stream(
+        self,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        read_timeout: float | None = None,
+        accept: frozenset[int] = frozenset(),
+    ) -> Iterator[httpx.Response]:
+        """A GET whose body is read by the caller; tried once.
+
+        Args:
+            accept: statuses of 400 and above that are answers and not errors.
+
+        Raises:
+            ApiError: the service refused.
+            ServiceUnreachable: no connection, or it broke off, also while the body is read.
+        """
+        options: dict[str, Any] = {"headers": headers}
+        if read_timeout is not None:
+            options["timeout"] = httpx.Timeout(CONNECT_SECONDS, read=read_timeout)
+        try:
+            with self._http.stream("GET", path, **options) as response:
+                if response.status_code >= 400 and response.status_code not in accept:
+                    response.read()
+                    raise from_response(response)
+                yield response
+        except httpx.TransportError as error:
+            raise unreachable(self.base_url, error) from error
+
+    def post_form(
+        self, path: str, *, data: Mapping[str, str], files: Callable[[], Mapping[str, Any]]
+    ) -> httpx.Response:
+        """A multipart POST; `files` opens the parts anew for each try. Raises as `request` does."""
+        return self.attempt(
+            lambda: self._http.post(path, data=dict(data), files=dict(files())), repeatable=False
+        )
