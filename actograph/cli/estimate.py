@@ -18,17 +18,16 @@ _OWN = ("ctx", "watch", "output")
 
 def estimate(ctx: typer.Context, prompt_tokens: int | None, output: Format, **flags: Any) -> None:
     """Show what a job would take, without queueing it. Exit status 1: it does not fit."""
-    body, upload = job_flags.body_of(**flags)
+    body, uploads = job_flags.body_of(**flags)
     with closing(client_of(ctx)) as client:
         jobs.complete(client, body)
-        uploaded = client.upload_file(upload).id if upload is not None else None
+        sent: list[str] = []
         try:
-            if uploaded is not None:
-                body["dataset"] = {"file_id": uploaded}
+            sent = job_flags.upload(client, body, uploads)
             found = client.estimate(body, prompt_tokens=prompt_tokens)
         finally:
-            if uploaded is not None:
-                client.delete_file(uploaded)
+            for file_id in sent:
+                client.delete_file(file_id)
     emit(found.model_dump_json() if output is Format.JSON else describe(found))
     if found.fits is False:
         raise exit_codes.Ended(exit_codes.ERROR)

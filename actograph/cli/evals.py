@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +15,10 @@ import typer
 from actograph.cli import jobs, tables
 from actograph.cli.options import FormatOption, client_of
 from actograph.cli.output import Format, emit, note
+from actograph.cli.scorer_flags import ScorerOption, parse_scorers
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 
 if TYPE_CHECKING:
-    from actograph.contract.scorers import AnyScorer
     from actograph.metrics import Tally
 
 
@@ -40,14 +39,6 @@ app = typer.Typer(
 
 HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
 
-ScorerOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--scorer",
-        help='Name, or JSON such as {"name": "numeric", "tolerance": 0.01}; give it again for more.',
-    ),
-]
-
 
 class Form(StrEnum):
     """How a task's answers end."""
@@ -57,7 +48,11 @@ class Form(StrEnum):
 
 
 def run(ctx: typer.Context, task: str, watch: bool, output: Format, **flags: Any) -> None:
-    """Run a task and follow it to its end: a task's name, or a YAML file that holds one."""
+    """Run a task, follow it to its end and print its scores: a task's name, or a YAML file that holds one.
+
+    With two conditions or more, what each differs from the first follows, problem by problem. A task
+    that comes with Actograph has its rows from the Hugging Face Hub where --dataset names no others.
+    """
     flags |= {"spec": None, "kind": "evaluation", "prompt": None}
     jobs.submit(ctx, task=task, watch=watch, output=output, **flags)
 
@@ -152,32 +147,6 @@ def rescore(
             emit(results.model_dump_json())
             return
         emit(job_tables.render_results(results, client.job(job_id).spec.get("num_fewshot")))
-
-
-def parse_scorers(texts: Sequence[str]) -> "list[AnyScorer]":
-    """Scorers as `--scorer` names them.
-
-    Raises:
-        InvalidRequest: no such scorer, or one without a parameter that it needs.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from actograph.contract.scorers import SCORER_NAMES, ScorerList, read_scorer_argument
-
-    try:
-        given = [read_scorer_argument(text) for text in texts]
-    except ValueError as error:
-        raise InvalidRequest(f"--scorer: not JSON: {error}") from error
-    unknown = [text for text in given if isinstance(text, str) and text not in SCORER_NAMES]
-    if unknown:
-        raise InvalidRequest(f"--scorer {unknown[0]}: there are {', '.join(SCORER_NAMES)}")
-    adapter: TypeAdapter[list[AnyScorer]] = TypeAdapter(ScorerList)
-    try:
-        return adapter.validate_python(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"][2:])
-        raise InvalidRequest(f"--scorer: {place + ': ' if place else ''}{first['msg']}") from error
 
 
 def _opened(file: str) -> Any:

@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from actograph.cli import condition_flags, dataset_flags, scorer_flags
 from actograph.cli.durations import NEVER, seconds_of
 from actograph.contract.errors import InvalidRequest
 
-#: stands in for an upload while the rest of a spec is checked
-_UNSENT_FILE = "file_" + "0" * 32
+if TYPE_CHECKING:
+    from actograph.client import Client
 
 
 def body_of(
@@ -20,13 +21,21 @@ def body_of(
     model: str | None,
     task: str | None,
     dataset: str | None,
+    fewshot_dataset: str | None = None,
     prompt: Sequence[str] | None,
     text_field: str | None,
     limit: int | None,
     offset: int | None,
     num_fewshot: int | None,
+    epochs: int | None = None,
+    mode: str | None = None,
+    max_turns: int | None = None,
+    condition: Sequence[str] | None = None,
+    conditions: Path | None = None,
+    scorer: Sequence[str] | None = None,
     thinking: bool | None,
     chat_template: bool | None,
+    capture: str | None = None,
     points: Sequence[str] | None,
     layers: str | None,
     hooks: Sequence[str] | None,
@@ -40,8 +49,8 @@ def body_of(
     priority: int | None,
     tag: Sequence[str] | None,
     expires_after: str | None = None,
-) -> tuple[dict[str, Any], Path | None]:
-    """The job that the flags of `jobs submit` describe, and the dataset to upload first, if any.
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The job that the flags of `jobs submit` describe, and the files to upload first, by field.
 
     Raises:
         InvalidRequest: a file that is not there or holds no JSON object, or a flag that cannot be read.
@@ -54,20 +63,35 @@ def body_of(
             dataset = str(Path(task).parent / its_dataset)
         elif its_dataset is not None and dataset is None:
             read = read | {"dataset": its_dataset}
-    upload = Path(dataset) if dataset is not None and not dataset.startswith("file_") else None
-    if upload is not None and not upload.is_file():
-        raise InvalidRequest(f"--dataset {upload}: there is no such file")
-    file_id = _UNSENT_FILE if upload is not None else dataset
+    if dataset is None and "dataset" not in read:
+        read = dataset_flags.of_builtin(task, fewshot=bool(num_fewshot)) | read
+    typed = {"dataset": dataset, "fewshot_dataset": fewshot_dataset}
+    datasets: dict[str, Any] = {}
+    uploads: dict[str, Path] = {}
+    for field, text in typed.items():
+        if text is not None:
+            datasets[field], file = dataset_flags.reference(text, f"--{field.replace('_', '-')}")
+            if file is not None:
+                uploads[field] = file
+    if capture is not None:
+        if points or layers is not None or hooks:
+            raise InvalidRequest("--capture says it all; leave --points, --layers and --hooks out")
+        points, layers, hooks = split_capture(capture)
     changes = {
         "kind": kind or (None if "kind" in read else "capture" if prompt else "evaluation"),
         "model": model,
         "task": own_task or task,
-        "dataset": {"file_id": file_id} if file_id is not None else None,
+        **datasets,
         "inputs": [{"prompt": text} for text in prompt] if prompt else None,
         "text_field": text_field,
         "limit": limit,
         "offset": offset,
         "num_fewshot": num_fewshot,
+        "epochs": epochs,
+        "mode": mode,
+        "max_turns": max_turns,
+        "conditions": condition_flags.conditions_of(condition or (), conditions),
+        "scorers": scorer_flags.as_sent(scorer) if scorer else None,
         "enable_thinking": thinking,
         "apply_chat_template": chat_template,
         "capture.points": names(points or []),
@@ -84,7 +108,16 @@ def body_of(
         "tags": list(tag) if tag else None,
         "expires_after": _expiry(expires_after),
     }
-    return merge(read, changes), upload
+    return merge(read, changes), uploads
+
+
+def upload(client: "Client", body: dict[str, Any], uploads: Mapping[str, Path]) -> list[str]:
+    """Send files and name them in the job; returns their ids."""
+    sent = []
+    for field, path in uploads.items():
+        sent.append(client.upload_file(path).id)
+        body[field] = {"file_id": sent[-1]}
+    return sent
 
 
 def _expiry(typed: str | None) -> dict[str, int] | str | None:
@@ -167,6 +200,23 @@ def parse_layers(text: str) -> list[int] | str:
         raise InvalidRequest(
             f"--layers {text}: say all, a slice such as 8:20:4, or numbers such as 8,12,16"
         ) from None
+
+
+def split_capture(text: str) -> tuple[list[str], str | None, list[str]]:
+    """Points, layers and hooks of `points@layers`, such as `attn_in,mlp_in@8,12,16` or `resid_post@all`.
+
+    What has a dot or a bracket is a hook by name (`mlp_in.3`).
+
+    Raises:
+        InvalidRequest: nothing stands before the @.
+    """
+    before, _, layers = text.partition("@")
+    found = names([before]) or []
+    hooks = [name for name in found if "." in name or "[" in name]
+    points = [name for name in found if name not in hooks]
+    if not found or (layers and not points):
+        raise InvalidRequest(f"--capture {text}: say points@layers, such as attn_in,mlp_in@8,12,16")
+    return points, layers.strip() or None, hooks
 
 
 def names(values: Sequence[str]) -> list[str] | None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import exit_codes, identifiers, job_flags, tables
+from actograph.cli import dataset_flags, exit_codes, identifiers, job_flags, tables
 from actograph.cli.options import (
     AllOption,
     FormatOption,
@@ -17,6 +18,7 @@ from actograph.cli.options import (
     client_of,
 )
 from actograph.cli.output import Format, emit, note
+from actograph.cli.scorer_flags import ScorerOption
 from actograph.contract.errors import ActographError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -39,7 +41,11 @@ def submit(
     model: Annotated[str | None, typer.Option(help="Default: the one model that is served.")] = None,
     task: Annotated[str | None, typer.Option(help="gsm8k, another task, or a YAML file.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="PATH", help="JSONL file to upload, or the id of an uploaded one.")
+        str | None, typer.Option(metavar=dataset_flags.METAVAR, help=dataset_flags.HELP)
+    ] = None,
+    fewshot_dataset: Annotated[
+        str | None,
+        typer.Option(metavar=dataset_flags.METAVAR, help="Where examples come from. Default: the dataset."),
     ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Prompt of a capture or extract job; give it again for more.")
@@ -50,12 +56,34 @@ def submit(
     limit: Annotated[int | None, typer.Option(help="Most rows of the dataset to take.")] = None,
     offset: Annotated[int | None, typer.Option(help="Rows of the dataset to skip first.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Few-shot examples.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Answers to every problem.")] = None,
+    mode: Annotated[str | None, typer.Option(help="no_tools or with_tools.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Most turns of the model with tools.")] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:FIELD=VALUE]",
+            help="A variant: `plain`, `EP02:suffix=This matters.`, `calc:mode=with_tools`, or JSON. Again "
+            "for more; the first is the baseline. Fields: system prefix suffix mode temperature top_p top_k.",
+        ),
+    ] = None,
+    conditions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help='Variants from a file: a list of them, or {"stimuli": {NAME: SUFFIX}}.'
+        ),
+    ] = None,
+    scorer: ScorerOption = None,
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think.")
     ] = None,
     chat_template: Annotated[
         bool | None,
         typer.Option("--chat-template/--no-chat-template", help="Default: use it where the model has one."),
+    ] = None,
+    capture: Annotated[
+        str | None,
+        typer.Option(metavar="POINTS[@LAYERS]", help="What to keep, such as attn_in,mlp_in@8,12,16."),
     ] = None,
     points: Annotated[
         list[str] | None,
@@ -90,15 +118,14 @@ def submit(
 ) -> None:
     """Submit a job and print its id. Flags win over what the file says."""
     flags = {name: value for name, value in locals().items() if name not in ("ctx", "watch", "output")}
-    body, upload = job_flags.body_of(**flags)
+    body, uploads = job_flags.body_of(**flags)
     with closing(client_of(ctx)) as client:
         complete(client, body)
-        if upload is not None:
-            body["dataset"] = {"file_id": client.upload_file(upload).id}
+        job_flags.upload(client, body, uploads)
         job = client.submit(body)
         emit(job.id if output is Format.TABLE else job.model_dump_json())
         if watch:
-            _watch(client, job.id)
+            _watch(client, job.id, output)
 
 
 def complete(client: "Client", body: dict[str, Any]) -> None:
@@ -166,10 +193,10 @@ def show(
 
 
 @app.command()
-def watch(ctx: typer.Context, job: JobArgument) -> None:
+def watch(ctx: typer.Context, job: JobArgument, output: FormatOption = Format.TABLE) -> None:
     """Follow a job to its end. Exit status: 0 completed, 1 failed, 2 cancelled."""
     with closing(client_of(ctx)) as client:
-        _watch(client, resolve(client, job))
+        _watch(client, resolve(client, job), output)
 
 
 @app.command()
@@ -224,7 +251,7 @@ def each(typed: list[str], act: Callable[[str], str]) -> None:
         raise exit_codes.Ended(failed)
 
 
-def _watch(client: "Client", job_id: str) -> None:
+def _watch(client: "Client", job_id: str, output: Format = Format.TABLE) -> None:
     from actograph.cli import watching
 
     try:
@@ -232,7 +259,7 @@ def _watch(client: "Client", job_id: str) -> None:
     except KeyboardInterrupt:
         note(f"job {job_id} goes on; follow it with: actograph jobs watch {tables.shorten(job_id)}")
         raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
-    code = watching.conclude(client, job_id)
+    code = watching.conclude(client, job_id, output)
     if code:
         raise exit_codes.Ended(code)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from actograph.cli import exit_codes, job_tables
-from actograph.cli.output import emit, note
+from actograph.cli import comparisons, exit_codes, job_tables
+from actograph.cli.output import Format, emit, emit_json_lines, note
 from actograph.cli.progress import RateMeter, view
 from actograph.client import Client
 from actograph.contract.resources import Event, Job, JobStatus
@@ -56,16 +56,15 @@ def follow(client: Client, job: Job) -> Watched:
     return watched
 
 
-def conclude(client: Client, job_id: str) -> int:
-    """Print an ended job's results and return the exit code that tells how it ended."""
+def conclude(client: Client, job_id: str, output: Format = Format.TABLE) -> int:
+    """Print an ended job's results and return the exit code that tells how it ended.
+
+    Results of several conditions are followed by what each differs from the first. As JSON these are
+    two lines, a `job.results` and a `job.comparison`.
+    """
     job = client.job(job_id)
     if job.progress.completed:
-        results = client.results(job.id)
-        if results.conditions:
-            emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
-        truncated = sum(condition.truncated for condition in results.conditions.values())
-        if truncated:
-            note(f"{truncated} of {job.progress.completed} samples ended at max_tokens")
+        _show_results(client, job, output)
     if job.progress.failed and job.status is not JobStatus.FAILED:
         note(
             f"{job.progress.failed} of {job.progress.total} samples failed; "
@@ -76,6 +75,30 @@ def conclude(client: Client, job_id: str) -> int:
     else:
         note(f"job {job.id} {job.status}")
     return exit_codes.of_job(job.status)
+
+
+def _show_results(client: Client, job: Job, output: Format) -> None:
+    results = client.results(job.id)
+    compared = None
+    if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
+        compared = client.comparison(job.id)
+    if output is Format.JSON:
+        emit_json_lines([results, *([compared] if compared else [])])
+    else:
+        if results.conditions:
+            emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
+        if compared is not None:
+            emit("")
+            emit(comparisons.render(compared))
+    truncated = sum(condition.truncated for condition in results.conditions.values())
+    if truncated:
+        note(f"{truncated} of {job.progress.completed} samples ended at max_tokens")
+    for name, condition in results.conditions.items():
+        if (use := condition.tool_use) is not None:
+            note(
+                f"{name}: {use.calling} of {use.samples} samples called tools, {use.calls} calls, "
+                f"{use.errors} of them answered with an error"
+            )
 
 
 def _numbers(event: Event, done: int, failed: int, total: int) -> tuple[int, int, int]:

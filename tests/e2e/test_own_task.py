@@ -9,10 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar
 
 from actograph.cli.main import main
 from actograph.client.http import Client
+from actograph.contract.comparison import JobComparison
+from actograph.contract.resources import JobResults, Sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -39,21 +44,107 @@ def problems(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    """The task with 100 problems beside it."""
+    folder = tmp_path / "task"
+    folder.mkdir()
+    (folder / "additions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems(100)))
+    (folder / "additions.yaml").write_text(TASK)
+    return folder / "additions.yaml"
+
+
+def test_one_command_evaluates_conditions_with_capture_and_compares_them(
+    up: Callable[..., Any],
+    shared: Path,
+    task_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With and without tools, and with thoughts, the model solves its problems; what is said of the
+
+    differences is what scipy and statsmodels find in the listed samples.
+    """
+    service = up(model=str(shared / "models" / "tiny-qwen3"))
+    service.await_ready()
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    run = ["eval", str(task_file), "--max-tokens", "64", "--capture", "attn_in,mlp_in@0,1"]
+    variants = ["plain", "calculator:mode=with_tools", "hot:temperature=1.5"]
+    flags = [word for variant in variants for word in ("--condition", variant)]
+    assert main([*run, *flags, "--max-turns", "4", "--format", "json"]) == 0
+    job, results_line, comparison_line = capsys.readouterr().out.splitlines()
+    results = JobResults.model_validate_json(results_line)
+    comparison = JobComparison.model_validate_json(comparison_line)
+    assert main([*run, "--thinking", "--limit", "60", "--tag", "thinking"]) == 0
+    with Client(service.url) as client:
+        samples = list(client.samples(json.loads(job)["id"]))
+        (thinking,) = client.jobs(tag="thinking")
+        thoughts = list(client.samples(thinking.id))
+        found = client.results(thinking.id).conditions["baseline"].metrics["exact_match,numeric"]
+    assert service.stop() == 0
+    assert len(samples) == 300
+    assert all(sample.session_id for sample in (*samples, *thoughts))
+    # the template closes an empty thought where there shall be none
+    assert str(samples[0].prompt).endswith("</think>\n\n")
+    assert all(str(sample.prompt).endswith("assistant\n") for sample in thoughts)
+    assert found is not None and found >= 0.95
+    for name in ("plain", "calculator"):
+        accuracy = results.conditions[name].metrics["exact_match,numeric"]
+        assert accuracy is not None and accuracy >= 0.95
+    tools = results.conditions["calculator"].tool_use
+    assert tools is not None and (tools.calling, tools.errors) == (100, 0)
+    check_comparison(comparison, samples)
+
+
+def check_comparison(comparison: JobComparison, samples: list[Sample]) -> None:
+    """Against scipy and statsmodels, on the same samples."""
+
+    def values(condition: str, key: str) -> Any:
+        own = [sample for sample in samples if sample.condition == condition]
+        assert [sample.index for sample in own] == list(range(100))
+        if key in comparison.conditions[name].metrics:
+            return np.array([sample.scores[key].value for sample in own])
+        return np.array([getattr(sample, key) for sample in own], dtype=float)
+
+    assert (comparison.baseline, list(comparison.conditions)) == ("plain", ["calculator", "hot"])
+    assert comparison.conditions["hot"].metrics["exact_match,numeric"].only_baseline
+    for name, condition in comparison.conditions.items():
+        for key in ("exact_match,numeric", "efficiency,none", "generated_tokens"):
+            ours = condition.metrics.get(key, condition.generated_tokens)
+            first, second = values("plain", key), values(name, key)
+            assert ours.pairs == 100
+            assert ours.difference == pytest.approx((second - first).mean())
+            if first.tolist() == second.tolist():
+                assert (ours.low, ours.high) == (0.0, 0.0)
+                continue
+            theirs = stats.bootstrap(
+                (second - first,),
+                np.mean,
+                n_resamples=9999,
+                method="percentile",
+                rng=np.random.default_rng(5),
+            ).confidence_interval
+            width = theirs.high - theirs.low
+            assert ours.low == pytest.approx(theirs.low, abs=0.15 * width)
+            assert ours.high == pytest.approx(theirs.high, abs=0.15 * width)
+        first, second = values("plain", "exact_match,numeric"), values(name, "exact_match,numeric")
+        table = np.histogram2d(first, second, bins=[[-0.5, 0.5, 1.5]] * 2)[0]
+        judged = condition.metrics["exact_match,numeric"]
+        assert (judged.only_condition, judged.only_baseline) == (table[0, 1], table[1, 0])
+        assert judged.mcnemar_p == pytest.approx(mcnemar(table, exact=True).pvalue)
+
+
 def test_the_bare_question_is_answered(
     up: Callable[..., Any],
     shared: Path,
-    tmp_path: Path,
+    task_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = tmp_path / "task"
-    folder.mkdir()
-    (folder / "additions.yaml").write_text(TASK)
     rows = problems(100)
-    (folder / "additions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    service = up("--data-root", str(folder), model=str(shared / "models" / "tiny-qwen3"))
+    service = up("--data-root", str(task_file.parent), model=str(shared / "models" / "tiny-qwen3"))
     service.await_ready()
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
-    assert main(["eval", str(folder / "additions.yaml"), "--max-tokens", "64", "--tag", "own"]) == 0
+    assert main(["eval", str(task_file), "--max-tokens", "64", "--tag", "own"]) == 0
     with Client(service.url) as client:
         (job,) = client.jobs(tag="own")
         results = client.results(job.id)

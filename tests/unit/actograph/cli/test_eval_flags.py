@@ -1,0 +1,217 @@
+"""What the flags of an evaluation become, and what follows when it has ended."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actograph.cli import dataset_flags, job_flags
+from actograph.cli.condition_flags import conditions_of
+from actograph.cli.main import main
+from actograph.contract import resources
+from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
+from actograph.contract.errors import InvalidRequest
+
+METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("given", "conditions"),
+    [
+        (["plain"], [{"name": "plain"}]),
+        (["EP02:suffix=So: is a=b, or c?"], [{"name": "EP02", "suffix": "So: is a=b, or c?"}]),
+        (["a", "b:mode=with_tools"], [{"name": "a"}, {"name": "b", "mode": "with_tools"}]),
+        (
+            ["hot:temperature=0.7", "hot:top_k=5", "hot:prefix="],
+            [{"name": "hot", "sampling": {"temperature": 0.7, "top_k": 5}, "prefix": ""}],
+        ),
+        (
+            ['{"name": "s", "system": "Be brief."}', "s:suffix=Now."],
+            [{"name": "s", "system": "Be brief.", "suffix": "Now."}],
+        ),
+    ],
+)
+def test_conditions(given: list[str], conditions: list[dict[str, Any]]) -> None:
+    assert conditions_of(given, None) == conditions
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ([":suffix=x"], "say NAME"),
+        (["a:b"], "say NAME"),
+        (["a:colour=red"], "no field 'colour'"),
+        (["a:top_k=many"], "no number"),
+        (["a", "a"], "there twice"),
+        (["a:suffix=x", "a:suffix=y"], "suffix is given twice"),
+        (["a:top_k=1", "a:top_k=2"], "top_k is given twice"),
+        (['{"name": 3}'], "with a name"),
+        (['{"name": '], "not JSON"),
+    ],
+)
+def test_conditions_that_cannot_be_read(given: list[str], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        conditions_of(given, None)
+
+
+def test_conditions_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "conditions.json"
+    path.write_text(json.dumps({"paper": "x", "stimuli": {"EP02": "It matters.", "EP03": "Be sure."}}))
+    stimuli = [{"name": "EP02", "suffix": "It matters."}, {"name": "EP03", "suffix": "Be sure."}]
+    assert conditions_of([], path) == [{"name": "baseline"}, *stimuli]
+    assert conditions_of(["plain"], path) == [{"name": "plain"}, *stimuli]
+    with pytest.raises(InvalidRequest, match="EP03 is there twice"):
+        conditions_of(["EP03"], path)
+    listed = [{"name": "a"}, {"name": "b", "system": "x"}]
+    for content in (listed, {"conditions": listed}):
+        path.write_text(json.dumps(content))
+        assert conditions_of([], path) == listed
+    for text, reason in (
+        ('{"a": "b"}', "stimuli"),
+        ('["a"]', "with a name"),
+        ('"a"', "stimuli"),
+        ("[", "JSON"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidRequest, match=reason):
+            conditions_of([], path)
+    with pytest.raises(InvalidRequest, match="No such file"):
+        conditions_of([], tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "points", "layers", "hooks"),
+    [
+        ("attn_in,mlp_in@8,12,16", ["attn_in", "mlp_in"], "8,12,16", []),
+        ("resid_post@all", ["resid_post"], "all", []),
+        ("resid_post@8:20:4", ["resid_post"], "8:20:4", []),
+        ("embed", ["embed"], None, []),
+        ("mlp_in.3, embed", ["embed"], None, ["mlp_in.3"]),
+        ("model.layers[8].mlp.output", [], None, ["model.layers[8].mlp.output"]),
+    ],
+)
+def test_capture(text: str, points: list[str], layers: str | None, hooks: list[str]) -> None:
+    assert job_flags.split_capture(text) == (points, layers, hooks)
+
+
+@pytest.mark.parametrize("text", ["", "@8", " , @all", "mlp_in.3@all"])
+def test_capture_that_says_nothing(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="points@layers"):
+        job_flags.split_capture(text)
+
+
+def test_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\n")
+    assert dataset_flags.reference(str(path), "--dataset")[1] == path
+    for typed, expected in [
+        ("file_" + "a" * 32, {"file_id": "file_" + "a" * 32}),
+        ("path:gsm8k/test.jsonl", {"path": "gsm8k/test.jsonl"}),
+        ("hub:openai/gsm8k", {"hub": "openai/gsm8k"}),
+        ("hub:openai/gsm8k:main", {"hub": "openai/gsm8k", "config": "main"}),
+        ("hub:a/b::train", {"hub": "a/b", "split": "train"}),
+    ]:
+        assert dataset_flags.reference(typed, "--dataset") == (expected, None)
+    for typed in ("hub:a/b:c:d:e", "hub::main"):
+        with pytest.raises(InvalidRequest, match="say hub:"):
+            dataset_flags.reference(typed, "--dataset")
+    with pytest.raises(InvalidRequest, match=r"--fewshot-dataset hub:: there is no such file"):
+        dataset_flags.reference("hub:", "--fewshot-dataset")
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None:
+    rows, shots = tmp_path / "rows.jsonl", tmp_path / "shots.jsonl"
+    for path in (rows, shots):
+        path.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    code, out, err = run(
+        *("eval", "gsm8k", "--model", "m", "--dataset", rows, "--fewshot-dataset", shots, "--limit", 50),
+        *("--num-fewshot", 2, "--epochs", 4, "--temperature", 0.8, "--scorer", "numeric"),
+        *("--scorer", '{"name": "efficiency", "target_tokens": 40}', "--mode", "with_tools"),
+        *("--max-turns", 4, "--capture", "attn_in,mlp_in@8,12,16", "--condition", "plain:mode=no_tools"),
+        *("--condition", "EP02:suffix=This is very important to my career.", "--tag", "t", "--no-watch"),
+    )
+    assert (code, err) == (0, "")
+    spec = service.jobs[out.strip()].spec
+    assert [service.uploads[spec[field]["file_id"]][0] for field in ("dataset", "fewshot_dataset")] == [
+        "rows.jsonl",
+        "shots.jsonl",
+    ]
+    assert (spec["limit"], spec["num_fewshot"], spec["epochs"]) == (50, 2, 4)
+    assert (spec["mode"], spec["max_turns"], spec["tags"]) == ("with_tools", 4, ["t"])
+    assert [scorer["name"] for scorer in spec["scorers"]] == ["numeric", "efficiency"]
+    assert (spec["capture"]["points"], spec["capture"]["layers"]) == (["attn_in", "mlp_in"], [8, 12, 16])
+    first, second = spec["conditions"]
+    assert (first["name"], first["mode"]) == ("plain", "no_tools")
+    assert (second["name"], second["suffix"]) == ("EP02", "This is very important to my career.")
+
+
+def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run: Run) -> None:
+    _, out, _ = run("eval", "gsm8k_cot_zeroshot", "--model", "m", "--num-fewshot", 3, "--no-watch")
+    spec = service.jobs[out.strip()].spec
+    assert spec["dataset"] == {"hub": "openai/gsm8k", "config": "main", "split": "test"}
+    assert spec["fewshot_dataset"] == {"hub": "openai/gsm8k", "config": "main", "split": "train"}
+    _, out, _ = run("eval", "gsm8k", "--model", "m", "--dataset", "path:a.jsonl", "--no-watch")
+    spec = service.jobs[out.strip()].spec
+    assert (spec["dataset"]["path"], spec["fewshot_dataset"]) == ("a.jsonl", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--scorer", "best"), "--scorer best: there are"),
+        (("--mode", "tools"), "mode: "),
+        (("--max-turns", "3"), "max_turns needs mode: with_tools"),
+        (("--capture", "embed", "--layers", "all"), "leave --points"),
+        (("--condition", "a b"), "conditions.0.name: "),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_sent(
+    service: Any, run: Run, flags: tuple[str, ...], reason: str
+) -> None:
+    code, out, err = run("eval", "gsm8k", "--model", "m", "--no-watch", *flags)
+    assert (code, out) == (1, "")
+    assert reason in err
+    assert service.seen == []
+
+
+def test_a_comparison_follows_the_results(service: Any, run: Run) -> None:
+    job = service.add_job(1, spec={"kind": "evaluation", "conditions": [{"name": "a"}, {"name": "b"}]})
+    service.add_events(job.id, ("job.completed", {"completed": 4, "failed": 0, "total": 4}))
+    one = resources.ConditionResults(alias="gsm8k", metrics=METRICS, samples=2, failed=0, truncated=0)
+    service.results[job.id] = resources.JobResults(
+        job_id=job.id, status=job.status, task="gsm8k", progress=job.progress, conditions={"a": one, "b": one}
+    )
+    nothing = PairedDifference(pairs=0)
+    service.comparison = JobComparison(
+        job_id=job.id,
+        status=job.status,
+        baseline="a",
+        level=0.95,
+        resamples=10,
+        conditions={
+            "b": ConditionComparison(unpaired=0, metrics={}, prompt_tokens=nothing, generated_tokens=nothing)
+        },
+    )
+    code, out, err = run("jobs", "watch", job.id)
+    assert (code, err.splitlines()[-1]) == (0, f"job {job.id} completed")
+    assert out.index("gsm8k   b") < out.index("baseline: a") < out.index("generated_tokens")
+    code, out, _ = run("jobs", "watch", job.id, "--format", "json")
+    assert [json.loads(line)["object"] for line in out.splitlines()] == ["job.results", "job.comparison"]
