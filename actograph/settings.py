@@ -103,9 +103,33 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
+    webhook_hosts: CommaList = Field(
+        (),
+        description="Hosts that webhooks of jobs may name, comma-separated, each `host` or `host:port`; a "
+        "private address only where it stands here itself. Empty: jobs may name none.",
+    )
+    webhook_url: str = Field(
+        "", description="Told of the end of every job that names no webhook; no job shows it.", repr=False
+    )
+    webhook_secret: str = Field(
+        "",
+        description="Signs webhooks: `whsec_` and base64, or any text. Without it none is accepted or sent.",
+        repr=False,
+    )
+    webhook_timeout_seconds: float = Field(
+        10.0, gt=0, description="A receiver that is silent for longer counts as failed."
+    )
+    webhook_retry_seconds: float = Field(
+        5.0,
+        gt=0,
+        description="Pause before a webhook's second attempt; each further one is four times as long.",
+    )
+    webhook_max_attempts: int = Field(
+        8, ge=1, le=20, description="A webhook is given up after so many failed attempts."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
-    @field_validator("allowed_models", "data_roots", "api_keys", mode="before")
+    @field_validator("allowed_models", "data_roots", "api_keys", "webhook_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Keeps the store tidy beside the reconciler: what has expired, and what killed writers left.
+"""What the reconciler must not wait for: expiry, what killed writers left, and webhooks.
 
-Both may take long, on S3 above all, and lost messages must not wait for that: so they run in threads of
-their own, at most one of each.
+They may take long, on S3 or with slow receivers, and lost messages must not wait for that: so they run in
+threads of their own, at most one of each.
 """
 
 import logging
@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError
 from api.dependencies import Services
-from storage import session_changes
+from api.webhooks import WebhookSender
+from storage import session_changes, webhooks
 from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ class Housekeeping:
         """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
         with self._services.database.read() as session:
             due = session_changes.expired(session).sessions
+            has_webhooks = webhooks.is_any_due(session)
+        if has_webhooks:
+            self._start("webhooks", self._deliver)
         if due:
             self._start("expiry", self._expire)
         if time.monotonic() - self._swept_at >= SWEEP_EVERY_SECONDS:
@@ -65,6 +69,11 @@ class Housekeeping:
             log.warning("the %s broke off: %s", name, error)
         except Exception:
             log.exception("the %s failed; it is tried again", name)
+
+    def _deliver(self) -> None:
+        services = self._services
+        made = WebhookSender(services.settings, services.database, self._stop).deliver_due()
+        log.info("made %d attempt(s) to deliver webhooks", made)
 
     def _expire(self) -> None:
         services, total = self._services, session_changes.Count()

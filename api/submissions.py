@@ -35,7 +35,7 @@ from actograph.contract.specs import (
 from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.rows import row_form
-from api import interventions, task_files
+from api import interventions, task_files, webhooks
 from api.dependencies import Services
 from storage import dataset_sources, files, jobs, samples
 from storage.models import JobRow
@@ -77,7 +77,7 @@ def check(services: Services, spec: Spec) -> Submission:
     model = services.models.require(spec.model)
     with services.database.read() as session:
         structure = services.structures.find(session, model)
-    changes: dict[str, Any] = {"model": model}
+    changes: dict[str, Any] = {"model": model, "webhook": webhooks.check(services.settings, spec.webhook)}
     if isinstance(spec, CaptureJobSpec) and spec.capture is None:
         changes["capture"] = CaptureSpec()
     if spec.expires_after is None and services.settings.expire_after_seconds:

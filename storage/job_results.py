@@ -11,7 +11,7 @@ from actograph.contract import resources, tool_use
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.tasks import task_name
 from actograph.contract.tool_use import ToolUse
-from storage import job_view
+from storage import job_shape
 from storage.models import JobRow, SampleRow
 
 
@@ -42,7 +42,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         job_id=row.id,
         status=JobStatus(row.status),
         task=task_name(row.spec.get("task")),
-        progress=job_view.progress(row),
+        progress=job_shape.progress(row),
         conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
     )
 

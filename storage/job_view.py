@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus
-from storage import events, forecast, jobs, routing
+from storage import events, forecast, job_shape, jobs, routing
 from storage.job_queue import queue_position
 from storage.jobs import ACTIVE
 from storage.models import JobRow
@@ -52,28 +52,13 @@ def resource(
     elif etas is None:
         etas = forecast.etas(session)
     place = positions.get(row.id) if positions is not None else queue_position(session, row)
-    return resources.Job(
-        id=row.id,
-        kind=row.kind,
-        status=JobStatus(row.status),
-        model=row.model,
-        created_at=int(row.created_at),
-        started_at=_seconds(row.started_at),
-        finished_at=_seconds(row.finished_at),
-        progress=progress(row),
+    return job_shape.of_row(
+        row,
         queue_position=place,
         waiting_reason=_waiting_reason(session, row),
         samples_per_second=rate(session, row),
         eta_seconds=etas.get(row.id),
-        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
-        priority=row.priority,
-        owner=row.owner,
         paused_reason=paused,
-        deadline_at=_seconds(row.deadline_at),
-        tags=row.spec.get("tags", []),
-        metadata=row.spec.get("metadata", {}),
-        spec=row.spec,
-        results_url=f"/v1/jobs/{row.id}/results",
     )
 
 
@@ -83,13 +68,5 @@ def _paused(row: JobRow, quotas: Quotas | None) -> str | None:
     return quotas.pause() or quotas.owner_pause(row.owner)
 
 
-def progress(row: JobRow) -> resources.Progress:
-    return resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed)
-
-
 def _waiting_reason(session: Session, row: JobRow) -> str | None:
     return routing.why_unserved(session, row.model) if row.status in jobs.ACTIVE else None
-
-
-def _seconds(value: float | None) -> int | None:
-    return int(value) if value is not None else None

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
-from storage import events, pages
+from storage import events, pages, webhooks
 from storage.database import changed, now
 from storage.ids import new_job_id
 from storage.models import FileRow, JobRow, JobTagRow, SampleRow
@@ -178,6 +178,7 @@ def fail(session: Session, job_id: str, error: ActographError) -> None:
     if changed(moved):
         _cancel_rest(session, job_id)
         events.append(session, job_id, "job.failed", {"error": error.as_record()})
+        webhooks.plan(session, lock(session, job_id))
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
@@ -213,6 +214,8 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
         else:
             row.status = JobStatus.COMPLETED
             events.append(session, job_id, "job.completed", counts_of(row))
+    if JobStatus(row.status).is_terminal():
+        webhooks.plan(session, row)
     session.flush()
     return JobStatus(row.status)
 

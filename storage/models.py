@@ -270,6 +270,24 @@ class QueuePauseRow(Base):
     paused_at: Mapped[float]
 
 
+class WebhookRow(Base):
+    """A webhook that is still to be delivered; its row goes when it was, or is given up."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),)
+
+    id: Mapped[str] = _id()
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    event: Mapped[str] = mapped_column(sa.String(32))
+    #: null: the service's own, by its settings
+    url: Mapped[str | None] = mapped_column(sa.String(2048))
+    #: the body, in the bytes that are signed
+    payload: Mapped[str]
+    #: attempts begun
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_attempt_at: Mapped[float]
+
+
 class IdempotencyRow(Base):
     """What was answered to a request with an Idempotency-Key; no answer yet means in flight."""
 

@@ -24,6 +24,7 @@ from actograph.contract.interventions import InterventionList, each
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
 from actograph.contract.scorers import ScorerList
 from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
+from actograph.contract.webhooks import WebhookSpec
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_INPUTS = 100_000
@@ -236,6 +237,9 @@ class JobSpecBase(Spec):
     )
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
         default_factory=dict, max_length=16
+    )
+    webhook: WebhookSpec | None = Field(
+        None, description="Who is told when it ends, see docs/webhooks.md; null: the service's default."
     )
 
     @property

@@ -1,0 +1,225 @@
+"""Webhooks: which ones a job may name, and delivering those that are due.
+
+Requests go to places that clients name, so each attempt resolves the host itself, refuses private
+addresses that the operator did not name, connects to the very address that was checked, follows no
+redirect and reads no body. Signatures are those of Standard Webhooks,
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from urllib.parse import urlsplit
+
+import httpx
+
+from actograph import __version__
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.webhooks import WebhookSpec
+from actograph.settings import Settings
+from storage import webhooks
+from storage.database import Database
+from storage.webhooks import Delivery
+
+log = logging.getLogger(__name__)
+
+SECRET_PREFIX = "whsec_"
+AT_ONCE = 8
+#: the receiver says that it wants no more of this
+GONE = 410
+
+
+def check(settings: Settings, given: WebhookSpec | None) -> WebhookSpec | None:
+    """The webhook of a job that is being submitted, the service's own where it names none.
+
+    Raises:
+        InvalidRequest: webhooks are off here, or its host is not allowed.
+    """
+    if given is None:
+        return WebhookSpec() if settings.webhook_url and settings.webhook_secret else None
+    if not settings.webhook_secret:
+        raise InvalidRequest(
+            "webhooks are off here: the operator sets ACTOGRAPH_WEBHOOK_SECRET, by which they are signed",
+            param="webhook",
+        )
+    if given.url is None:
+        if not settings.webhook_url:
+            raise InvalidRequest(
+                "the service has no webhook of its own (ACTOGRAPH_WEBHOOK_URL); name a url",
+                param="webhook.url",
+            )
+    elif (refused := _refused_host(given.url, settings.webhook_hosts)) is not None:
+        raise InvalidRequest(refused, param="webhook.url")
+    return given
+
+
+def sign(secret: str, webhook_id: str, timestamp: int, payload: bytes) -> str:
+    """The value of `webhook-signature`.
+
+    Args:
+        secret: `whsec_` and the key in base64, or the key as text.
+
+    Raises:
+        ValueError: what follows `whsec_` is no base64.
+    """
+    key = secret.encode()
+    if secret.startswith(SECRET_PREFIX):
+        try:
+            key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+        except binascii.Error:
+            raise ValueError("ACTOGRAPH_WEBHOOK_SECRET is not base64 after whsec_") from None
+    signed = f"{webhook_id}.{timestamp}.".encode() + payload
+    return "v1," + base64.b64encode(hmac.digest(key, signed, sha256)).decode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    status_code: int | None = None
+    #: why it failed; None where it was delivered
+    reason: str | None = None
+    is_final: bool = False
+
+
+class WebhookSender:
+    """Delivers what is due."""
+
+    def __init__(self, settings: Settings, database: Database, stop: threading.Event) -> None:
+        self._settings = settings
+        self._database = database
+        self._stop = stop
+
+    def deliver_due(self) -> int:
+        """Make every attempt that is due; returns how many were made.
+
+        Raises:
+            sqlalchemy.exc.SQLAlchemyError: the database does not answer.
+        """
+        made = 0
+        timeout = httpx.Timeout(self._settings.webhook_timeout_seconds)
+        with (
+            # no proxy of the environment: it would resolve the host again
+            httpx.Client(timeout=timeout, follow_redirects=False, trust_env=False) as client,
+            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool,
+        ):
+            while not self._stop.is_set():
+                with self._database.write() as session:
+                    due = webhooks.claim(
+                        session, limit=AT_ONCE, retry_seconds=self._settings.webhook_retry_seconds
+                    )
+                if not due:
+                    break
+                results = pool.map(lambda delivery: self._attempt(client, delivery), due)
+                for delivery, result in zip(due, results, strict=True):
+                    self._note(delivery, result)
+                made += len(due)
+        return made
+
+    def _attempt(self, client: httpx.Client, delivery: Delivery) -> _Result:
+        settings = self._settings
+        url = settings.webhook_url if delivery.url is None else delivery.url
+        if not url or not settings.webhook_secret:
+            return _Result(reason="webhooks have been turned off since", is_final=True)
+        if delivery.url is not None and (refused := _refused_host(url, settings.webhook_hosts)) is not None:
+            return _Result(reason=refused, is_final=True)
+        timestamp = int(delivery.moment)
+        try:
+            headers = {
+                "content-type": "application/json",
+                "user-agent": f"actograph/{__version__}",
+                "webhook-id": delivery.id,
+                "webhook-timestamp": str(timestamp),
+                "webhook-signature": sign(settings.webhook_secret, delivery.id, timestamp, delivery.payload),
+            }
+            # the operator's own URL may be anywhere
+            addresses = _addresses(url, None if delivery.url is None else settings.webhook_hosts)
+            status = _post(client, url, addresses, headers, delivery.payload)
+        except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+            return _Result(reason=f"{type(error).__name__}: {error}"[:500])
+        if 200 <= status < 300:
+            return _Result(status_code=status)
+        what = "answers with a redirect, which is not followed" if 300 <= status < 400 else "answers"
+        return _Result(reason=f"the receiver {what}: HTTP {status}", is_final=status == GONE)
+
+    def _note(self, delivery: Delivery, result: _Result) -> None:
+        with self._database.write() as session:
+            if result.reason is None:
+                webhooks.delivered(session, delivery, result.status_code or 0)
+                return
+            gives_up = result.is_final or delivery.attempt >= self._settings.webhook_max_attempts
+            webhooks.failed(session, delivery, result.reason, gives_up=gives_up)
+        if gives_up:
+            log.warning("webhook %s of job %s is given up: %s", delivery.id, delivery.job_id, result.reason)
+
+
+def _refused_host(url: str, allowed: Sequence[str]) -> str | None:
+    """Why a URL's host is not allowed; None where it is."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    shown = f"[{host}]" if ":" in host else host
+    if {host, shown, f"{shown}:{port}"} & {entry.lower() for entry in allowed}:
+        return None
+    return (
+        f"webhooks to {shown}:{port} are not allowed here; the operator names hosts in "
+        "ACTOGRAPH_WEBHOOK_HOSTS"
+    )
+
+
+def _addresses(url: str, allowed: Sequence[str] | None) -> list[str]:
+    """Addresses of a URL's host.
+
+    Raises:
+        OSError: it has none.
+        ValueError: one of them is private and not in `allowed`, which is None where any may be.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    for text in addresses:
+        address = ipaddress.ip_address(text.partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        shown = f"[{address}]" if address.version == 6 else str(address)
+        names = {str(address), shown, f"{shown}:{port}"}
+        is_public = address.is_global and not address.is_multicast
+        if allowed is not None and not is_public and not names & set(allowed):
+            raise ValueError(
+                f"{parts.hostname} is at the private address {address}, which ACTOGRAPH_WEBHOOK_HOSTS does "
+                "not name"
+            )
+    return addresses
+
+
+def _post(
+    client: httpx.Client, url: str, addresses: Sequence[str], headers: dict[str, str], payload: bytes
+) -> int:
+    """POST to the first address that takes a connection; the answer's status."""
+    target = httpx.URL(url)
+    host = target.netloc.decode("ascii")
+    refused: httpx.HTTPError | None = None
+    for address in addresses:
+        request = client.build_request(
+            "POST",
+            target.copy_with(host=address),
+            headers={**headers, "host": host},
+            content=payload,
+            # certificates are checked against the name, not the address
+            extensions={"sni_hostname": target.host},
+        )
+        try:
+            answer = client.send(request, stream=True)
+        except httpx.ConnectError as error:
+            refused = error
+            continue
+        answer.close()
+        return answer.status_code
+    assert refused is not None
+    raise refused

@@ -1,0 +1,266 @@
+"""Webhooks against a real receiver: what is sent and signed, repeats, refused places, restarts."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+import sqlalchemy as sa
+
+from actograph.settings import Settings
+from storage import jobs
+from storage.models import WebhookRow
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+SECRET = "whsec_" + "c2VjcmV0IG9mIHRoZSB0ZXN0cyBhbG9uZSwgMzIgYnl0"
+
+
+@dataclass
+class Receiver:
+    """A server that notes what it gets, and answers as `answers` says, then with 204."""
+
+    answers: list[int] = field(default_factory=list)
+    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    #: while it is not set, no request is answered
+    open: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}/hook?of=tests"
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.got]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    kept = Receiver()
+    kept.open.set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            kept.got.append(({k.lower(): v for k, v in self.headers.items()} | {":path": self.path}, body))
+            kept.open.wait(30)
+            self.send_response(kept.answers.pop(0) if kept.answers else 204)
+            self.send_header("location", f"http://{kept.host}/elsewhere")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    kept.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield kept
+    kept.open.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def told(settings: Settings, receiver: Receiver) -> Settings:
+    """Settings of a service that may tell the receiver."""
+    changes = {"webhook_hosts": (receiver.host,), "webhook_secret": SECRET, "webhook_retry_seconds": 0.01}
+    return settings.model_copy(update=changes)
+
+
+def entries(service: "Service", job_id: str) -> list[tuple[str, dict[str, Any]]]:
+    """The webhooks' part of a job's log."""
+    from storage import events
+
+    with service.database.read() as session:
+        found = events.after(session, job_id, 0)
+    return [(event.event, event.data) for event in found if event.event.startswith("webhook.")]
+
+
+def deliver(service: "Service", job_id: str, *, until: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Let the reconciler work until the log holds these entries."""
+    deadline = time.monotonic() + 30
+    while [name for name, _ in entries(service, job_id)] != list(until):
+        assert time.monotonic() < deadline, entries(service, job_id)
+        service.app.state.reconciler.reconcile_once()
+        time.sleep(0.02)
+    with service.database.read() as session:
+        left = session.execute(sa.select(sa.func.count()).select_from(WebhookRow)).scalar_one()
+    assert left == (0 if until[-1] != "webhook.retrying" else 1)
+    return entries(service, job_id)
+
+
+def finish(service: "Service", job_id: str) -> None:
+    (lease,) = service.claim(job_id)
+    service.finish(lease)
+
+
+def test_the_end_of_a_job_is_told_and_signed(start: "Start", told: Settings, receiver: Receiver) -> None:
+    service = start(told)
+    service.load_model()
+    job_id = service.submit(webhook={"url": receiver.url}, tags=["night"])
+    finish(service, job_id)
+    ((_, entry),) = deliver(service, job_id, until=["webhook.delivered"])
+    ((headers, body),) = receiver.got
+    sent = json.loads(body)
+    shown = service.client.get(f"/v1/jobs/{job_id}").json()
+    del shown["spec"]
+    assert sent["data"] == shown
+    assert (sent["type"], sent["created_at"]) == ("job.completed", shown["finished_at"])
+    assert (headers[":path"], headers["host"]) == ("/hook?of=tests", receiver.host)
+    assert entry == {
+        "webhook_id": headers["webhook-id"], "type": "job.completed", "attempt": 1, "status_code": 204,
+    }  # fmt: skip
+    # the check that receivers make
+    client = openai.OpenAI(api_key="none", webhook_secret=SECRET)
+    client.webhooks.verify_signature(body, headers)
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        client.webhooks.verify_signature(body + b" ", headers)
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        client.webhooks.verify_signature(body, headers, secret="whsec_b3RoZXI=")
+
+
+def test_a_delivery_is_repeated_until_it_is_taken(start: "Start", told: Settings, receiver: Receiver) -> None:
+    service = start(told)
+    receiver.answers[:] = [500, 302, 429]
+    job_id = service.submit(webhook={"url": receiver.url})
+    finish(service, job_id)
+    log = deliver(service, job_id, until=[*["webhook.retrying"] * 3, "webhook.delivered"])
+    assert [data["attempt"] for _, data in log] == [1, 2, 3, 4]
+    assert "HTTP 500" in log[0][1]["reason"]
+    assert "redirect" in log[1][1]["reason"]
+    assert len({body for _, body in receiver.got}) == 1
+    assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
+    assert {headers[":path"] for headers, _ in receiver.got} == {"/hook?of=tests"}
+
+
+@pytest.mark.parametrize(("answers", "attempts"), [([503] * 3, 3), ([410], 1)])
+def test_a_delivery_is_given_up(
+    start: "Start", told: Settings, receiver: Receiver, answers: list[int], attempts: int
+) -> None:
+    service = start(told.model_copy(update={"webhook_max_attempts": 3}))
+    receiver.answers[:] = answers
+    job_id = service.submit(webhook={"url": receiver.url})
+    finish(service, job_id)
+    deliver(service, job_id, until=[*["webhook.retrying"] * (attempts - 1), "webhook.failed"])
+    assert len(receiver.got) == attempts
+
+
+def test_a_silent_receiver_is_asked_again_by_the_next_process(
+    start: "Start", told: Settings, receiver: Receiver
+) -> None:
+    service = start(told.model_copy(update={"webhook_timeout_seconds": 0.2, "webhook_retry_seconds": 2}))
+    receiver.open.clear()
+    job_id = service.submit(webhook={"url": receiver.url})
+    finish(service, job_id)
+    log = deliver(service, job_id, until=["webhook.retrying"])
+    assert "Timeout" in log[0][1]["reason"]
+    service.client.__exit__(None, None, None)
+    receiver.open.set()
+    again = start(told)
+    deliver(again, job_id, until=["webhook.retrying", "webhook.delivered"])
+    assert receiver.bodies[0] == receiver.bodies[1]
+
+
+def test_only_the_ends_that_were_asked_for_are_told(
+    start: "Start", told: Settings, receiver: Receiver
+) -> None:
+    service = start(told)
+    silent = service.submit(webhook={"url": receiver.url, "events": ["job.failed"]})
+    finish(service, silent)
+    cancelled = service.submit(webhook={"url": receiver.url, "events": ["job.cancelled"]})
+    service.client.post(f"/v1/jobs/{cancelled}/cancel")
+    late = service.submit(webhook={"url": receiver.url}, deadline_seconds=0.001)
+    time.sleep(0.01)
+    deliver(service, late, until=["webhook.delivered"])
+    assert entries(service, silent) == []
+    told_of = {body["type"]: body["data"] for body in receiver.bodies}
+    assert {name: data["id"] for name, data in told_of.items()} == {
+        "job.cancelled": cancelled, "job.failed": late,
+    }  # fmt: skip
+    assert told_of["job.failed"]["error"]["type"] == "deadline_exceeded"
+
+
+def test_the_service_has_a_webhook_of_its_own(start: "Start", told: Settings, receiver: Receiver) -> None:
+    service = start(told.model_copy(update={"webhook_hosts": (), "webhook_url": receiver.url}))
+    job_id = service.submit()
+    finish(service, job_id)
+    deliver(service, job_id, until=["webhook.delivered"])
+    assert receiver.bodies[0]["data"]["id"] == job_id
+    assert receiver.url not in service.client.get(f"/v1/jobs/{job_id}").text
+
+
+def test_a_deleted_job_tells_nobody(start: "Start", told: Settings, receiver: Receiver) -> None:
+    service = start(told)
+    job_id = service.submit(webhook={"url": receiver.url})
+    service.client.post(f"/v1/jobs/{job_id}/cancel")
+    with service.database.write() as session:
+        jobs.delete(session, job_id)
+        assert session.scalars(sa.select(WebhookRow)).all() == []
+
+
+def test_a_host_that_resolves_to_a_private_address_is_not_told(
+    start: "Start", told: Settings, receiver: Receiver
+) -> None:
+    service = start(told.model_copy(update={"webhook_hosts": ("localhost",), "webhook_max_attempts": 1}))
+    job_id = service.submit(webhook={"url": f"http://localhost:{receiver.port}/hook"})
+    finish(service, job_id)
+    ((_, entry),) = deliver(service, job_id, until=["webhook.failed"])
+    assert "private address" in entry["reason"]
+    assert receiver.got == []
+
+
+def test_a_host_that_is_no_longer_allowed_is_not_told(
+    start: "Start", told: Settings, receiver: Receiver
+) -> None:
+    job_id = start(told).submit(webhook={"url": receiver.url})
+    service = start(told.model_copy(update={"webhook_hosts": ()}))
+    finish(service, job_id)
+    ((_, entry),) = deliver(service, job_id, until=["webhook.failed"])
+    assert "ACTOGRAPH_WEBHOOK_HOSTS" in entry["reason"]
+    assert receiver.got == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://hooks.example.com.evil.example/",
+        "http://127.0.0.1:1/",
+        "http://hooks.example.com:8080@evil.example/",
+        "http://hooks.example.com\\@evil.example/",
+        "ftp://hooks.example.com/",
+        "http://hooks.example.com:99999/",
+        "https://höks.example.com/",
+        "//hooks.example.com/",
+        "",
+    ],
+)
+def test_other_places_are_refused(start: "Start", told: Settings, problem: "Problem", url: str) -> None:
+    service = start(told.model_copy(update={"webhook_hosts": ("hooks.example.com",)}))
+    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "webhook": {"url": url}}
+    problem(service.client.post("/v1/jobs", json=spec), 422, pointer="/webhook/url")
+    for allowed in ("https://hooks.example.com/x", "http://HOOKS.example.com:8080/"):
+        service.submit(webhook={"url": allowed})
+
+
+def test_without_a_secret_webhooks_are_refused(
+    service: "Service", problem: "Problem", receiver: Receiver
+) -> None:
+    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "webhook": {"url": receiver.url}}
+    problem(service.client.post("/v1/jobs", json=spec), 422, pointer="/webhook", says="WEBHOOK_SECRET")
