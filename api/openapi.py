@@ -8,10 +8,13 @@ from pydantic.json_schema import models_json_schema
 
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
+from actograph.contract.model_loads import ModelLoadRequest
+from actograph.contract.queue_control import PauseRequest
 from actograph.contract.resources import Problem
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.auth import OPEN_PATHS
+from api.examples import add_examples
 
 REF = "#/components/schemas/{model}"
 TAGS = [
@@ -54,6 +57,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
             (RescoreRequest, "validation"),
             (ActivationComparisonRequest, "validation"),
             (SessionUpdate, "validation"),
+            (ModelLoadRequest, "validation"),
+            (PauseRequest, "validation"),
         ],
         ref_template=REF,
     )
@@ -72,4 +77,5 @@ def _document(app: FastAPI) -> dict[str, Any]:
         if path not in OPEN_PATHS:
             for operation in operations.values():
                 operation["security"] = [{"apiKey": []}]
+    add_examples(found)
     return found

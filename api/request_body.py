@@ -1,4 +1,6 @@
-"""A JSON body as it came."""
+"""A JSON body as it came, and how the OpenAPI document speaks of it."""
+
+from typing import Any
 
 from fastapi import HTTPException, Request
 
@@ -9,3 +11,15 @@ async def json_body(request: Request) -> bytes:
     if content_type != "application/json":
         raise HTTPException(415, "send the body as JSON, with Content-Type: application/json")
     return await request.body()
+
+
+async def optional_json_body(request: Request) -> bytes | None:
+    """The same of a body that may be left out; None where it is."""
+    body = await request.body()
+    return await json_body(request) if body else None
+
+
+def body_of(schema: str, *, required: bool = True) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes `json_body`; `schema` is the name of a component."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"requestBody": {"required": required, "content": content}}

@@ -17,7 +17,7 @@ from actograph.contract.interventions import NewVector
 from actograph.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.dependencies import ServicesDep, known_id
 from api.errors import documented
-from api.request_body import json_body
+from api.request_body import body_of, json_body
 from api.validation import parse_body
 from storage import comparisons, jobs, sessions, vectors
 from storage.models import JobRow
@@ -62,14 +62,7 @@ def get_job_comparison(
     summary="Pooled activations of a condition minus the baseline's, pair by pair",
     response_model=ActivationComparison,
     responses=documented(404, 413, 415, 422),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"$ref": "#/components/schemas/ActivationComparisonRequest"}}
-            },
-        }
-    },
+    openapi_extra=body_of("ActivationComparisonRequest"),
 )
 def compare_job_activations(
     services: ServicesDep, job_id: str, body: Annotated[bytes, Depends(json_body)]

@@ -10,7 +10,7 @@ from api import planning, submissions
 from api.auth import caller
 from api.dependencies import ServicesDep
 from api.errors import documented
-from api.request_body import json_body
+from api.request_body import body_of, json_body
 from api.validation import parse_job_spec
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -22,12 +22,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
     summary="Will it fit? Nothing is queued",
     response_model=Estimate,
     responses=documented(413, 415, 422),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
-        }
-    },
+    openapi_extra=body_of("JobSpec"),
 )
 def estimate_job(
     services: ServicesDep,

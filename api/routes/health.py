@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from api.dependencies import Services, ServicesDep
+from api.errors import documented
 from storage import workers
 
 router = APIRouter(tags=["health"])
@@ -32,7 +33,8 @@ async def livez() -> str:
     summary="Requests can be served",
     response_class=PlainTextResponse,
     responses={
-        503: {"description": "Something is missing; the lines say what.", "content": {"text/plain": {}}}
+        503: {"description": "Something is missing; the lines say what.", "content": {"text/plain": {}}},
+        **documented(422),
     },
 )
 def readyz(services: ServicesDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:

@@ -9,7 +9,7 @@ from actograph.contract.interventions import NewVector, StoredVector, VectorInfo
 from actograph.contract.resources import Deleted, ListPage
 from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
-from api.request_body import json_body
+from api.request_body import body_of, json_body
 from api.validation import parse_body
 from storage import pages, vectors
 
@@ -23,12 +23,7 @@ router = APIRouter(prefix="/v1/interventions", tags=["interventions"])
     status_code=201,
     response_model=VectorInfo,
     responses=documented(413, 415, 422),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/NewVector"}}},
-        }
-    },
+    openapi_extra=body_of("NewVector"),
 )
 def store_vector(services: ServicesDep, body: Annotated[bytes, Depends(json_body)]) -> VectorInfo:
     new = parse_body(NewVector, body)

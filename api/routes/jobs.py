@@ -15,7 +15,7 @@ from api.answered_once import IdempotencyKey, Keep, answered_once
 from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
-from api.request_body import json_body
+from api.request_body import body_of, json_body
 from api.validation import parse_job_spec
 from storage import forecast, job_control, job_queue, job_results, job_view, jobs, pages, quotas, sessions
 from storage.idempotency import StoredAnswer
@@ -37,12 +37,7 @@ ACCEPTED_HEADERS = {
     summary="Submit a job",
     response_model=Job,
     responses={202: {"headers": ACCEPTED_HEADERS}, **documented(409, 413, 415, 422)},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
-        }
-    },
+    openapi_extra=body_of("JobSpec"),
 )
 def submit_job(
     services: ServicesDep,

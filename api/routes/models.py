@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound, UnknownModel
@@ -10,6 +10,8 @@ from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
 from api.dependencies import Services, ServicesDep, known_id
 from api.errors import documented
+from api.request_body import body_of, json_body
+from api.validation import parse_body
 from storage import model_loads, workers
 
 router = APIRouter(tags=["models"])
@@ -31,15 +33,17 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     operation_id="load_model",
     summary="Load a model in place of the one that a worker holds",
     response_model=ModelLoad,
-    responses=documented(413, 422),
+    responses=documented(413, 415, 422),
+    openapi_extra=body_of("ModelLoadRequest"),
 )
 @router.post("/models/load", status_code=202, response_model=ModelLoad, include_in_schema=False)
-def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
+def load_model(services: ServicesDep, body: Annotated[bytes, Depends(json_body)]) -> ModelLoad:
     """A worker unloads its model before its next unit, loads this one and proves it.
 
     `GET /v1/models/load/{id}` tells how far it is. Where the model is refused, the reason is its
     `error`, and the worker goes on with the model that it had.
     """
+    request = parse_body(ModelLoadRequest, body)
     model = services.models.find(request.model_id)
     if model is None:
         served = ", ".join(services.models.names) or "none (set ACTOGRAPH_MODEL)"

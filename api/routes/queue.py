@@ -13,6 +13,8 @@ from actograph.contract.resources import Queue, QueuePause, WorkerStatus
 from api.auth import caller
 from api.dependencies import Services, ServicesDep
 from api.errors import documented
+from api.request_body import body_of, optional_json_body
+from api.validation import parse_body
 from api.waking import wake_jobs
 from storage import job_queue, queue_pause, quotas, workers
 from storage.queue_state import disk_pause
@@ -34,16 +36,19 @@ def get_queue(services: ServicesDep) -> Queue:
     operation_id="pause_queue",
     summary="Begin nothing new",
     response_model=Queue,
-    responses=documented(413, 422),
+    responses=documented(413, 415, 422),
+    openapi_extra=body_of("PauseRequest", required=False),
 )
 def pause_queue(
-    services: ServicesDep, by: Annotated[str, Depends(caller)], request: PauseRequest | None = None
+    services: ServicesDep,
+    by: Annotated[str, Depends(caller)],
+    body: Annotated[bytes | None, Depends(optional_json_body)],
 ) -> Queue:
     """Workers finish the unit in hand and claim no other; jobs are still accepted.
 
     It lasts, also over restarts, until `POST /v1/queue/resume`. Pausing twice changes the reason alone.
     """
-    reason = request.reason if request is not None else None
+    reason = parse_body(PauseRequest, body).reason if body is not None else None
     with services.database.write() as session:
         queue_pause.pause(session, by=by, reason=reason)
     log.warning("the queue is paused by %s: %s", by, reason or "no reason given")

@@ -8,7 +8,7 @@ from actograph.contract.resources import JobResults
 from actograph.contract.scorers import RescoreRequest
 from api.dependencies import ServicesDep, known_id
 from api.errors import documented
-from api.request_body import json_body
+from api.request_body import body_of, json_body
 from api.validation import parse_body
 from storage import job_results, jobs, rescoring
 
@@ -21,12 +21,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     summary="Score an ended evaluation's completions anew",
     response_model=JobResults,
     responses=documented(404, 409, 413, 415, 422),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RescoreRequest"}}},
-        }
-    },
+    openapi_extra=body_of("RescoreRequest"),
 )
 def rescore_job(services: ServicesDep, job_id: str, body: Annotated[bytes, Depends(json_body)]) -> JobResults:
     """Results, samples and the sessions' `correct` change together; the first scorer gives the verdict.

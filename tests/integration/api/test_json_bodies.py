@@ -1,0 +1,33 @@
+"""What is no JSON is refused in the one form that every error has, whatever the route."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+POSTS = ["/v1/jobs", "/v1/estimate", "/v1/interventions", "/v1/models/load", "/v1/queue/pause"]
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("body", [b"\xe9u\x00F", b"{", b"[]", b"null", b'"text"'])
+def test_a_body_that_cannot_be_read_is_unprocessable(
+    service: "Service", problem: "Problem", path: str, body: bytes
+) -> None:
+    problem(service.client.post(path, content=body, headers=JSON), 422)
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_another_content_type_is_refused(service: "Service", problem: "Problem", path: str) -> None:
+    answer = service.client.post(path, content=b"{}", headers={"content-type": "text/plain"})
+    problem(answer, 415, says="application/json")
+
+
+def test_pausing_needs_no_body(service: "Service") -> None:
+    assert service.client.post("/v1/queue/pause").json()["paused"]
+    answer = service.client.post("/v1/queue/pause", json={"reason": "noon"})
+    assert answer.json()["pauses"][0]["reason"] == "noon"
