@@ -14,6 +14,7 @@ from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
 from api.reconciler import Reconciler
 from api.routes import (
+    capabilities,
     comparisons,
     estimate,
     events,
@@ -76,7 +77,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     openapi.install(app)
     for module in (
         jobs, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions,
-        models, workers, queue, health,
+        models, capabilities, workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request
