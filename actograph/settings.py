@@ -101,6 +101,17 @@ class Settings(BaseSettings):
     expire_after_seconds: int = Field(
         0, ge=0, description="Sessions are deleted so long after they were made; 0 keeps them."
     )
+    chat_max_tokens: int = Field(
+        2048, ge=1, description="Most tokens of a chat answer where the request says nothing."
+    )
+    chat_timeout_seconds: float = Field(
+        600.0, gt=0, description="A chat that is not answered after so long, waiting included, has failed."
+    )
+    chat_retention_seconds: int = Field(
+        3600,
+        ge=0,
+        description="Ended chat jobs without sessions are removed after so long; 0 keeps them for good.",
+    )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
     webhook_hosts: CommaList = Field(

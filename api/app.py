@@ -12,13 +12,13 @@ from api import errors, openapi
 from api.auth import Authentication
 from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
+from api.job_ends import JobEnds
 from api.reconciler import Reconciler
 from api.routes import (
-    capabilities,
+    chat,
     comparisons,
     estimate,
     events,
-    exports,
     files,
     health,
     interventions,
@@ -56,6 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         reconciler = Reconciler(services)
         app.state.services = services
         app.state.reconciler = reconciler
+        app.state.job_ends = JobEnds(services)
         reconciler.start()
         try:
             yield
@@ -77,8 +78,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, comparisons, rescoring, estimate, samples, exports, events, sessions, store, files,
-        interventions, models, capabilities, workers, queue, health,
+        jobs, chat, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions,
+        models, workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request

@@ -77,13 +77,13 @@ def pointer_of(param: str) -> str:
     return "/" + param.replace("~", "~0").replace("/", "~1").replace(".", "/")
 
 
-def actograph_problem(error: ActographError, instance: str) -> JSONResponse:
-    """The answer to one of our own errors."""
+def actograph_problem(error: ActographError, instance: str, status: int | None = None) -> JSONResponse:
+    """The answer to one of our own errors; `status` where it is another than the error's own."""
     items = None
     if isinstance(error, InvalidFields):
         items = [ProblemItem(detail=e.detail, pointer=e.pointer) for e in error.errors]
     return problem_response(
-        error.status,
+        status or error.status,
         error.message,
         code=error.code,
         instance=instance,
@@ -155,13 +155,13 @@ _MEANINGS = {
     401: "A valid API key is required.",
     404: "There is no such resource.",
     409: "The resource's state does not allow this.",
-    412: "What `If-Match` names is not as it was.",
     413: "The request body is too large.",
     415: "The body is not of the expected media type.",
     416: "The range lies outside the tensor or file.",
     422: "The request is not valid; `errors` names the fields.",
     500: "Something went wrong inside Actograph.",
     503: "A service that this request needs cannot be reached.",
+    504: "The request was not answered in time.",
 }
 
 

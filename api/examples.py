@@ -61,6 +61,24 @@ JOBS: Mapping[str, Any] = {
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "JobSpec": JOBS,
+    "ChatCompletionRequest": {
+        "a question, with activations": {
+            "model": "Qwen/Qwen3-0.6B",
+            "messages": [{"role": "user", "content": "What is 3 + 4?"}],
+            "max_tokens": 64,
+            "temperature": 0.7,
+            "seed": 1,
+            "capture": {"points": ["resid_post"], "layers": [12]},
+        }
+    },
+    "CompletionRequest": {
+        "a text to continue": {
+            "model": "Qwen/Qwen3-0.6B",
+            "prompt": "The capital of France is",
+            "max_tokens": 8,
+            "temperature": 0,
+        }
+    },
     "NewVector": {
         "a direction": {"name": "career", "hook": "resid_post.2", "vector": [0.1, -0.2, 0.3], "model": "demo"}
     },

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import ActographError
 from api.dependencies import Services
 from api.webhooks import WebhookSender
-from storage import session_changes, webhooks
+from storage import chat_retention, session_changes, webhooks
 from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ class Housekeeping:
             self._start("webhooks", self._deliver)
         if due:
             self._start("expiry", self._expire)
+        if self._services.settings.chat_retention_seconds:
+            self._start("chats", self._forget_chats)
         if time.monotonic() - self._swept_at >= SWEEP_EVERY_SECONDS:
             self._swept_at = time.monotonic()
             self._start("sweeper", self._sweep)
@@ -84,6 +86,21 @@ class Housekeeping:
             total = total + gone
         if total.sessions:
             log.info("deleted %d expired session(s), %d bytes", total.sessions, total.bytes)
+
+    def _forget_chats(self) -> None:
+        services, total = self._services, 0
+        while not self._stop.is_set():
+            with services.database.read() as session:
+                gone = chat_retention.forgettable(
+                    session, services.settings.chat_retention_seconds, limit=EXPIRE_BATCH
+                )
+            if not gone:
+                break
+            with services.database.write() as session:
+                chat_retention.forget(session, gone)
+            total += len(gone)
+        if total:
+            log.info("removed %d answered chat(s)", total)
 
     def _sweep(self) -> None:
         services = self._services

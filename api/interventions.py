@@ -2,6 +2,7 @@
 
 from sqlalchemy.orm import Session
 
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import (
     Intervention,
@@ -15,8 +16,10 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import AnyJobSpec
 from storage import vectors
 
+Steered = AnyJobSpec | ChatJobSpec
 
-def check(session: Session, spec: AnyJobSpec, structure: ModelStructure | None) -> None:
+
+def check(session: Session, spec: Steered, structure: ModelStructure | None) -> None:
     """Check hooks, stored vectors and widths; what needs a structure waits for it where it is not known.
 
     Raises:
@@ -38,7 +41,7 @@ def check(session: Session, spec: AnyJobSpec, structure: ModelStructure | None) 
             check_width(hook, len(intervention.vector), known.width, f"{param}.vector")
 
 
-def require_vectors(session: Session, spec: AnyJobSpec) -> None:
+def require_vectors(session: Session, spec: Steered) -> None:
     """Raises InvalidRequest where a stored vector is not there."""
     for param, intervention in each(spec.interventions, spec.conditions):
         _stored(session, intervention, param)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from actograph.contract import estimate
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.prefill_plan import prefill_plan
 from actograph.contract.resources import Estimate, ModelStructure, Need
@@ -313,7 +314,7 @@ def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptT
 def _characters(submission: Submission) -> Iterator[int]:
     """Characters of each sample's prompt, without what a chat template adds."""
     spec = submission.spec
-    if isinstance(spec, CaptureJobSpec | ExtractSpec):
+    if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
         for sample in submission.samples():
             yield _of_input(sample)
         return
@@ -327,6 +328,8 @@ def _characters(submission: Submission) -> Iterator[int]:
 def _of_input(sample: NewSample) -> int:
     if "prompt" in sample.input:
         return len(sample.input["prompt"])
+    if "prompt_token_ids" in sample.input:
+        return int(MOST_CHARACTERS_PER_TOKEN) * len(sample.input["prompt_token_ids"])
     return sum(len(message["content"]) for message in sample.input["messages"])
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
 from actograph.contract.capture_checks import check_capture
+from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import (
     ContextLengthExceeded,
     InvalidDataset,
@@ -23,6 +24,7 @@ from actograph.contract.errors import (
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import (
     AnyJobSpec,
+    CaptureInput,
     CaptureJobSpec,
     CaptureSpec,
     EvaluationSpec,
@@ -39,7 +41,7 @@ from api import interventions, task_files, webhooks
 from api.dependencies import Services
 from storage import dataset_sources, files, jobs, samples
 from storage.models import JobRow
-from storage.sample_expansion import capture_samples, evaluation_samples, extract_samples
+from storage.sample_expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
 from storage.samples import NewSample
 
 #: more samples than this make one transaction too long; split the job with offset and limit
@@ -48,7 +50,7 @@ MAX_SAMPLES = 200_000
 #: an offset beyond it selects nothing in any file; larger numbers than the machine's are not counted to
 FARTHEST_ROW = 1 << 40
 
-Spec = AnyJobSpec
+Spec = AnyJobSpec | ChatJobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ def check(services: Services, spec: Spec) -> Submission:
         changes["capture"] = CaptureSpec()
     if spec.expires_after is None and services.settings.expire_after_seconds:
         changes["expires_after"] = ExpiresAfter(seconds=services.settings.expire_after_seconds)
-    if isinstance(spec, EvaluationSpec | CaptureJobSpec) and spec.sample_timeout_seconds is None:
+    if not isinstance(spec, ExtractSpec) and spec.sample_timeout_seconds is None:
         changes["sample_timeout_seconds"] = services.settings.sample_timeout_seconds
     if spec.max_consecutive_failures is None:
         changes["max_consecutive_failures"] = services.settings.max_consecutive_failures
@@ -102,6 +104,16 @@ def check(services: Services, spec: Spec) -> Submission:
             hooks=hook_names,
             samples=lambda: capture_samples(capture_spec),
             total=total,
+            uploads=(),
+        )
+    if isinstance(spec, ChatJobSpec):
+        chat_spec = spec
+        return Submission(
+            spec=spec,
+            structure=structure,
+            hooks=hook_names,
+            samples=lambda: chat_samples(chat_spec),
+            total=_check_count(len(spec.inputs) * spec.epochs),
             uploads=(),
         )
     if isinstance(spec, ExtractSpec):
@@ -207,8 +219,9 @@ def _check_template(spec: Spec, structure: ModelStructure | None) -> None:
     """Refuse what needs a chat template where none is, or none shall be used."""
     lacks_template = structure is not None and not structure.chat_template
     why = f"{spec.model} has no chat template"
-    if isinstance(spec, CaptureJobSpec | ExtractSpec):
-        for place, given in enumerate(spec.inputs or ()):
+    if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
+        inputs: Sequence[CaptureInput | ChatInput] = spec.inputs or ()
+        for place, given in enumerate(inputs):
             if given.messages is not None and lacks_template:
                 raise InvalidRequest(f"{why}; send a prompt instead", param=f"inputs.{place}.messages")
         return

@@ -1,6 +1,6 @@
 """What ends a job before its last sample, and what takes it up again."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -41,14 +41,13 @@ def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
     return overdue
 
 
-def state(session: Session, job_id: str) -> tuple[JobStatus | None, bool]:
-    """The job's status, None where it was deleted, and whether it runs past its deadline."""
-    found = session.execute(sa.select(JobRow.status, JobRow.deadline_at).where(JobRow.id == job_id)).first()
-    if found is None:
-        return None, False
-    status = JobStatus(found.status)
-    is_late = found.deadline_at is not None and found.deadline_at < now(session)
-    return status, is_late and status in jobs.ACTIVE
+def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobStatus, bool]]:
+    """Each job's status and whether it runs past its deadline; jobs that were deleted are not there."""
+    statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(JobRow.id.in_(job_ids))
+    found = session.execute(statement).all()
+    moment = now(session)
+    late = {row.id for row in found if row.deadline_at is not None and row.deadline_at < moment}
+    return {row.id: (JobStatus(row.status), row.id in late and row.status in jobs.ACTIVE) for row in found}
 
 
 def follow_failures(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> None:

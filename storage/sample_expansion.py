@@ -6,6 +6,7 @@ runs can be compared pair by pair.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.specs import (
     CaptureInput,
     CaptureJobSpec,
@@ -35,6 +36,19 @@ def evaluation_samples(spec: EvaluationSpec, rows: Sequence[DatasetRow]) -> Iter
 def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
     """One sample for each of `inputs` under each condition in each epoch."""
     return _input_samples(enumerate(spec.inputs), spec, epochs=spec.epochs, seed=spec.sampling.seed)
+
+
+def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
+    """One sample for each choice of each prompt; the choices have the seeds s, s + 1, s + 2, ..."""
+    for index, given in enumerate(spec.inputs):
+        for choice in range(spec.epochs):
+            yield NewSample(
+                sample_index=index,
+                condition="",
+                epoch=choice,
+                input=given.model_dump(exclude_none=True),
+                seed=(spec.sampling.seed + choice) % 2**63,
+            )
 
 
 def extract_samples(spec: ExtractSpec, rows: Sequence[TextRow]) -> Iterator[NewSample]:

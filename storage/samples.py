@@ -169,11 +169,10 @@ def is_any_pending(session: Session, job_id: str) -> bool:
 
 def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: float) -> set[str]:
     """Prolong leases; returns the ids of the samples that are still ours."""
-    if not leases or not lock_job(session, leases):
-        return set()
-    until = now(session) + lease_seconds
+    alive = lock_jobs(session, leases)
+    until = now(session) + lease_seconds if alive else 0.0
     held = set()
-    for lease in leases:
+    for lease in alive:
         result = session.execute(sa.update(SampleRow).where(*_ours(lease)).values(lease_until=until))
         if changed(result):
             held.add(lease.id)
@@ -182,9 +181,7 @@ def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: fl
 
 def release(session: Session, leases: Sequence[LeasedSample]) -> None:
     """Give unfinished samples back; this claim does not count as an attempt."""
-    if not leases or not lock_job(session, leases):
-        return
-    for lease in leases:
+    for lease in lock_jobs(session, leases):
         session.execute(
             sa.update(SampleRow)
             .where(*_ours(lease))
@@ -225,9 +222,7 @@ def give_up_stalled(session: Session, leases: Sequence[LeasedSample], error: Act
 
     One that hung although it was alone, and not for the first time, fails with `error`.
     """
-    if not leases or not lock_job(session, leases):
-        return
-    for lease in leases:
+    for lease in lock_jobs(session, leases):
         attempts = session.execute(sa.select(SampleRow.attempts).where(*_ours(lease))).scalar_one_or_none()
         if attempts is None:
             continue
@@ -380,13 +375,16 @@ def _ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def lock_job(session: Session, leases: Sequence[LeasedSample]) -> bool:
-    """Hold the job of these leases; False where it was deleted."""
-    try:
-        jobs.lock(session, leases[0].job_id)
-    except NotFound:
-        return False
-    return True
+def lock_jobs(session: Session, leases: Sequence[LeasedSample]) -> list[LeasedSample]:
+    """Hold the jobs of these leases, in the order of their ids; leases of deleted ones are left out."""
+    alive = set()
+    for job_id in sorted({lease.job_id for lease in leases}):
+        try:
+            jobs.lock(session, job_id)
+        except NotFound:
+            continue
+        alive.add(job_id)
+    return [lease for lease in leases if lease.job_id in alive]
 
 
 def _give_up(session: Session, job_id: str, sample_id: str, attempts: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import CaptureFailed, LeaseLost, ServiceUnavailable
+from actograph.contract.errors import CaptureFailed, JobEnded, LeaseLost, ServiceUnavailable
 from storage import forecast, job_control, jobs, samples, sessions
 from storage.samples import SampleResult
 from worker.outcome import Outcome
@@ -27,18 +27,36 @@ class Committed:
 
 def commit_unit(
     session: Session,
-    job_id: str,
     outcomes: Sequence[Outcome],
     provenance: Provenance | None,
     seconds: float = 0.0,
 ) -> Committed:
     """Store all results of a unit; may be run again where the first commit's answer was lost.
 
-    `seconds` is what the unit took this worker, by which the job's end is foretold.
-    A sample that the store could not take is given back: nothing is wrong with it.
+    `seconds` is what the unit took this worker, by which the end of its jobs is foretold.
+    A sample that the store could not take, or whose job has ended, is given back: nothing is wrong with it.
     """
-    samples.lock_job(session, [o.lease for o in outcomes])
-    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable)]
+    samples.lock_jobs(session, [o.lease for o in outcomes])
+    done = [
+        _commit_of_job(
+            session,
+            job_id,
+            own := [o for o in outcomes if o.lease.job_id == job_id],
+            provenance,
+            seconds * len(own) / len(outcomes),
+        )
+        for job_id in sorted({o.lease.job_id for o in outcomes})
+    ]
+    return Committed(
+        lost=[outcome for part in done for outcome in part.lost],
+        outage=next((part.outage for part in done if part.outage is not None), None),
+    )
+
+
+def _commit_of_job(
+    session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None, seconds: float
+) -> Committed:
+    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded)]
     samples.release(session, [o.lease for o in away])
     ended = [o for o in outcomes if o not in away and not samples.is_committed(session, o.lease)]
     lost = [o for o in ended if not _commit(session, o, provenance)]
@@ -49,6 +67,7 @@ def commit_unit(
         forecast.measure(session, job_id, samples=len(kept), seconds=seconds)
         jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
         job_control.follow_failures(session, job_id, [o.error for o in kept])
+    if kept or (away and jobs.status_of(session, job_id) is not None):
         jobs.end_if_done(session, job_id)
     reasons = [o.error for o in away if isinstance(o.error, ServiceUnavailable)]
     return Committed(lost=lost, outage=reasons[0] if reasons else None)

@@ -8,21 +8,24 @@ database decides; a message that comes twice or late finds nothing to claim.
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.contract import hooks
+from actograph.contract import chat_job, hooks
 from actograph.contract.capture_checks import check_capture
+from actograph.contract.chat_job import batch_key
 from actograph.contract.errors import ActographError, ServiceUnavailable, UnknownModel
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
 from actograph.dataset_rows import DatasetRow
 from actograph.settings import Settings
 from storage import (
+    chat_batches,
     job_control,
     job_queue,
     jobs,
@@ -51,6 +54,7 @@ from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder
 from worker.recording import Provenance
 from worker.runners.capture import CaptureRunner
+from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
 from worker.segments import Markup
@@ -77,6 +81,8 @@ class Slice:
     priority: int
     owner: str | None
     units: UnitRunner
+    #: what the chats of its units have in common; None where it is no chat
+    chat: Mapping[str, Any] | None = None
 
 
 class Drain:
@@ -256,13 +262,7 @@ class Drain:
                     return False
                 if current.owner in self._held_owners(session):
                     return False
-                leases = samples.claim(
-                    session,
-                    job_id,
-                    worker_id=self._worker_id,
-                    count=current.units.size(),
-                    lease_seconds=self._settings.lease_seconds,
-                )
+                leases = self._claim(session, current)
                 if not leases:
                     if jobs.status_of(session, job_id) is not None:
                         jobs.end_if_done(session, job_id)
@@ -276,6 +276,23 @@ class Drain:
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 return True
         return False
+
+    def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
+        """The next unit: samples of the job, or of all chats that can be run with it."""
+        count, seconds = current.units.size(), self._settings.lease_seconds
+        if current.chat is None:
+            return samples.claim(
+                session, current.job_id, worker_id=self._worker_id, count=count, lease_seconds=seconds
+            )
+        return chat_batches.claim(
+            session,
+            current.model,
+            current.chat,
+            held=self._held_owners(session),
+            worker_id=self._worker_id,
+            count=count,
+            lease_seconds=seconds,
+        )
 
     def _helpers(self, session: Session, current: Slice) -> int:
         """How many idle workers of this model to call to the samples that are left.
@@ -341,12 +358,21 @@ class Drain:
             steering=steering,
             time_limit=row.spec.get("sample_timeout_seconds") or None,
         )
-        return Slice(job_id=job_id, model=row.model, priority=row.priority, owner=row.owner, units=units)
+        return Slice(
+            job_id=job_id,
+            model=row.model,
+            priority=row.priority,
+            owner=row.owner,
+            units=units,
+            chat=batch_key(row.spec) if row.kind == chat_job.KIND else None,
+        )
 
     def _runner(self, row: JobRow, engine: Engine) -> Runner:
         if row.kind == "extract" and row.total is None:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
+        if row.kind == chat_job.KIND:
+            return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
             return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
         spec = EvaluationSpec.model_validate(row.spec)
@@ -400,14 +426,12 @@ class Drain:
         with keeper:
             outcomes = current.units.run(leases, keeper)
         if outcomes is None:
-            self._database.insist(
-                lambda session: self._give_back(session, current, leases), give_up=self._stop.is_set
-            )
+            self._database.insist(lambda session: _give_back(session, leases), give_up=self._stop.is_set)
             return True
         before, self._measured_to = self._measured_to, time.monotonic()
         took = self._measured_to - before
         done = self._database.insist(
-            lambda session: commit_unit(session, current.job_id, outcomes, current.units.provenance, took),
+            lambda session: commit_unit(session, outcomes, current.units.provenance, took),
             give_up=self._stop.is_set,
         )
         for outcome in done.lost:
@@ -421,8 +445,10 @@ class Drain:
         self._outage.note(done.outage)
         return False
 
-    def _give_back(self, session: Session, current: Slice, leases: Sequence[LeasedSample]) -> None:
-        samples.release(session, leases)
-        samples.give_back(session, leases)
-        if jobs.status_of(session, current.job_id) is not None:
-            jobs.end_if_done(session, current.job_id)
+
+def _give_back(session: Session, leases: Sequence[LeasedSample]) -> None:
+    samples.release(session, leases)
+    samples.give_back(session, leases)
+    for job_id in sorted({lease.job_id for lease in leases}):
+        if jobs.status_of(session, job_id) is not None:
+            jobs.end_if_done(session, job_id)

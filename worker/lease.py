@@ -45,6 +45,8 @@ class LeaseKeeper:
     ) -> None:
         self._database = database
         self._leases = list(leases)
+        self._job_ids = {lease.job_id for lease in leases}
+        self._ended: set[str] = set()
         self._stop = stop
         self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
@@ -67,9 +69,13 @@ class LeaseKeeper:
         self._silent_seconds = 0.0
 
     def should_stop(self) -> bool:
-        """Asked between decode steps: the job was cancelled or every lease is lost, or the
-        worker is stopping and the unit had its time to end by itself."""
+        """Asked between decode steps: every job of the unit was cancelled or every lease is lost, or
+        the worker is stopping and the unit had its time to end by itself."""
         return self._cancelled.is_set() or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+
+    def has_ended(self, job_id: str) -> bool:
+        """Whether one job of the unit was cancelled or has ended otherwise."""
+        return job_id in self._ended
 
     def _run(self) -> None:
         renewed_at = looked_at = time.monotonic()
@@ -113,14 +119,15 @@ class LeaseKeeper:
             logger.warning("the hang could not be written down; it counts as a lost worker", exc_info=True)
 
     def _look_for_end(self) -> None:
-        """Whether the job was cancelled, has failed elsewhere or has passed its deadline."""
-        job_id = self._leases[0].job_id
+        """Which jobs were cancelled, have failed elsewhere or have passed their deadline."""
         with self._database.read() as session:
-            status, is_overdue = job_control.state(session, job_id)
-        if is_overdue:
+            found = job_control.states(session, self._job_ids)
+        for job_id in (job_id for job_id, (_, is_overdue) in found.items() if is_overdue):
             with self._database.write() as session:
                 job_control.fail_overdue(session, job_id)
-        if is_overdue or status not in jobs.ACTIVE:
+        running = {j for j, (status, late) in found.items() if status in jobs.ACTIVE and not late}
+        self._ended = self._job_ids - running
+        if not running:
             self._cancelled.set()
 
     def _renew(self) -> None:

@@ -136,9 +136,15 @@ class UnitRecorder:
         samples: Sequence[LeasedSample],
         provenance: Provenance,
         truncated_from: Mapping[int, int] | None = None,
+        samplings: Sequence[SamplingSpec | None] | None = None,
     ) -> None:
-        """`truncated_from`: tokens that a sample's text had before it was cut, by its place in `samples`."""
+        """
+        Args:
+            truncated_from: tokens that a sample's text had before it was cut, by its place in `samples`.
+            samplings: of each sample; None: the provenance's for all.
+        """
         self._store = store
+        self._samplings = samplings or [provenance.sampling] * len(samples)
         self._truncated_from = truncated_from or {}
         self._samples = samples
         self._provenance = provenance
@@ -228,7 +234,7 @@ class UnitRecorder:
         self, index: int, finished: FinishedSample, session_id: str
     ) -> tuple[SessionManifest, list[int] | None]:
         """What must have been stored, and the tokens of rows that are not consecutive."""
-        sample, origin = self._samples[index], self._provenance
+        sample, origin, sampling = self._samples[index], self._provenance, self._samplings[index]
         due = {hook: finished.due(hook) for hook in origin.hooks}
         positions = RowPositions()
         tensors = {}
@@ -270,7 +276,7 @@ class UnitRecorder:
             truncated_from=self._truncated_from.get(index),
             turns=list(finished.turns),
             segments=list(finished.segments),
-            sampling=origin.sampling.model_dump(mode="json") if origin.sampling else {},
+            sampling=sampling.model_dump(mode="json") if sampling else {},
             interventions=list(origin.steering.records(sample.condition)),
             seed=sample.seed,
             finish_reason=finished.manifest_reason,

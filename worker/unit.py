@@ -6,12 +6,18 @@ others alone; an error of the whole batch is the error of each of its samples.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded, SampleTimeout
+from actograph.contract.errors import (
+    ActographError,
+    CaptureFailed,
+    ContextLengthExceeded,
+    JobEnded,
+    SampleTimeout,
+)
 from actograph.contract.estimate import CaptureNeed, capture_need
 from actograph.contract.prefill_plan import PrefillPlan
 from actograph.contract.specs import SamplingSpec
@@ -109,6 +115,7 @@ class UnitRunner:
                     [o.lease for o in runnable],
                     self.provenance,
                     {i: tokens for i, tokens in cut.items() if tokens is not None},
+                    [self._sampling_of(o) for o in runnable],
                 )
             try:
                 ran = self._generate(runnable, recorder, keeper)
@@ -124,6 +131,13 @@ class UnitRunner:
             outcomes |= {o.lease.id: o for o in ran}
         return [outcomes[lease.id] for lease in leases]
 
+    def _sampling_of(self, outcome: Outcome) -> SamplingSpec | None:
+        """As the sample is really sampled."""
+        sampling, prompt = self._runner.sampling_of(outcome.lease), outcome.prompt
+        if sampling is None or prompt is None or prompt.max_tokens is None:
+            return sampling
+        return sampling.model_copy(update={"max_tokens": prompt.max_tokens})
+
     def _prompted(self, lease: LeasedSample) -> Outcome:
         try:
             prompt = self._runner.prompt(lease)
@@ -132,6 +146,7 @@ class UnitRunner:
         self._longest_prompt = max(self._longest_prompt, len(prompt.token_ids))
         context = self._engine.structure.context_length
         max_tokens = self._runner.sampling.max_tokens if self._runner.sampling else 0
+        max_tokens = prompt.max_tokens or max_tokens
         if len(prompt.token_ids) + max_tokens > context:
             more = f" and max_tokens {max_tokens} together exceed" if max_tokens else " exceed"
             hint = "" if max_tokens else "; an extract job with truncate: true cuts it"
@@ -178,6 +193,7 @@ class UnitRunner:
                     prompt_ids=o.prompt.token_ids,
                     seed=o.lease.seed,
                     edits=self._steering.edits(o.lease.condition),
+                    max_tokens=o.prompt.max_tokens,
                 )
                 for o in group.values()
                 if o.prompt is not None
@@ -186,7 +202,9 @@ class UnitRunner:
             if sampling is None:
                 generations = self._prefill(requests, sink, keeper)
             else:
-                generations = self._continue(requests, sampling, sink, keeper)
+                jobs = [o.lease.job_id for o in group.values()]
+                drop = (lambda i, jobs=jobs: keeper.has_ended(jobs[i])) if len(set(jobs)) > 1 else None
+                generations = self._continue(requests, sampling, sink, keeper, drop)
             if any(g.finish_reason == "cancelled" for g in generations):
                 return None
             for (place, o), g in zip(group.items(), generations, strict=True):
@@ -220,6 +238,8 @@ class UnitRunner:
                 f"the sample was decoded for more than {self._time_limit:g} s (sample_timeout_seconds); it "
                 f"had {len(generation.generated_ids)} tokens then"
             )
+        if generation.error is None and generation.finish_reason == "dropped":
+            return JobEnded()
         return _as_error(generation.error) if generation.error is not None else None
 
     def _continue(
@@ -228,6 +248,7 @@ class UnitRunner:
         sampling: SamplingSpec,
         sink: RowSink | None,
         keeper: LeaseKeeper,
+        should_drop: Callable[[int], bool] | None = None,
     ) -> list[Generation]:
         origin = self.provenance
         return self._engine.generate(
@@ -243,6 +264,7 @@ class UnitRunner:
             capture_of=self._capture_of,
             options=self._options,
             time_limit=self._time_limit,
+            should_drop=should_drop,
         )
 
     def _prefill(

@@ -102,13 +102,6 @@ class IdempotencyMismatch(InvalidRequest):
     code = "idempotency_mismatch"
 
 
-class ExportChanged(ActographError):
-    """The job's results have changed since that export; begin anew without skip and If-Match."""
-
-    code = "export_changed"
-    status = 412
-
-
 class PayloadTooLarge(ActographError):
     """The request body is too large."""
 
@@ -183,6 +176,12 @@ class DeadlineExceeded(ActographError):
     """The job's deadline passed before it ended."""
 
     code = "deadline_exceeded"
+
+
+class JobEnded(ActographError):
+    """The job ended while this sample was run."""
+
+    code = "job_ended"
 
 
 class TooManyFailures(ActographError):

@@ -35,6 +35,8 @@ from worker.engine.step_reader import StepReader
 from worker.engine.stopping import RowTracker, StopStrings
 from worker.engine.structure import discover
 
+#: the requests of a batch, and the growing list of each one's tokens
+OnBatch = Callable[[Sequence[int], Sequence[Sequence[int]]], None]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NO_OPTIONS = BufferOptions()
 _AS_COMPUTED = RowShaping()
@@ -131,6 +133,8 @@ class Engine:
         capture_of: memory.CaptureOf | None = None,
         options: BufferOptions = _NO_OPTIONS,
         time_limit: float | None = None,
+        should_drop: Callable[[int], bool] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> list[Generation]:
         """Continue every request in one batch; rows of `hooks` go to `sink` on the way.
 
@@ -150,6 +154,9 @@ class Engine:
             on_step: told the number of tokens generated so far (a progress heartbeat).
             time_limit: seconds for which a request may be decoded; one that takes longer ends as "timeout".
             capture_of: as `plan_batch_size` has it; what fits is remembered by it.
+            should_drop: polled between decode steps for each request; True ends it and leaves the others.
+            on_batch: told the requests of each batch before it is run, and the lists to which their tokens
+                are added while it runs; again where a batch is run again.
 
         Raises:
             InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
@@ -170,6 +177,8 @@ class Engine:
             on_step=on_step,
             options=options,
             time_limit=time_limit,
+            should_drop=should_drop,
+            on_batch=on_batch,
         )
         done: dict[int, Generation] = {}
         sparing = ladder.sparing(options)
@@ -182,7 +191,7 @@ class Engine:
                 self.structure,
                 capture_of(longest),
                 prompt_tokens=longest,
-                max_tokens=sampling.max_tokens,
+                max_tokens=max(plan.limit(i) for i in batch),
                 samples=len(batch),
             )
 
@@ -204,7 +213,7 @@ class Engine:
 
         def give_up(index: int, seen: Mapping[str, int]) -> None:
             request = requests[index]
-            what = f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {sampling.max_tokens}"
+            what = f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {plan.limit(index)}"
             done[index] = _failed(request, memory.out_of_memory(self.model.devices, what, seen))
 
         with self._lock:
@@ -299,16 +308,21 @@ class Engine:
         chosen = [plan.requests[i] for i in batch]
         sampling, stop = plan.sampling, plan.sampling.stop
         lengths = [len(r.prompt_ids) for r in chosen]
+        limits = [plan.limit(i) for i in batch]
         tracker = RowTracker(
             rows=len(chosen),
-            max_tokens=sampling.max_tokens,
+            max_tokens=max(limits),
+            limits=limits,
             eos_ids=self.model.eos_token_ids,
             stops=StopStrings(stop, self.model.tokenizer) if stop else None,
             should_stop=plan.should_stop,
             on_step=plan.on_step,
             device=self.model.device,
             time_limit=plan.time_limit,
+            should_drop=plan.drops(batch),
         )
+        if plan.on_batch is not None:
+            plan.on_batch(batch, tracker.tokens)
         inputs = generation_inputs(self.model, chosen, sampling, tracker)
         editor = self._editor(chosen, tracker.tokens)
         if not plan.reads or plan.sink is None:
@@ -384,6 +398,17 @@ class _Pass:
     on_step: Callable[[int], None] | None
     options: BufferOptions
     time_limit: float | None
+    should_drop: Callable[[int], bool] | None
+    on_batch: OnBatch | None
+
+    def limit(self, index: int) -> int:
+        """Most tokens of a request."""
+        return self.requests[index].max_tokens or self.sampling.max_tokens
+
+    def drops(self, batch: Sequence[int]) -> Callable[[int], bool] | None:
+        """`should_drop` by row of a batch."""
+        asked = self.should_drop
+        return None if asked is None else lambda row: asked(batch[row])
 
 
 def _steering_errors(editor: Editor | None, tracker: RowTracker) -> Mapping[int, BaseException]:

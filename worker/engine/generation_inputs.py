@@ -25,7 +25,7 @@ def generation_inputs(
     inputs: dict[str, Any] = {
         "input_ids": ids.to(device),
         "attention_mask": mask.to(device),
-        "max_new_tokens": sampling.max_tokens,
+        "max_new_tokens": max(r.max_tokens or sampling.max_tokens for r in requests),
         "do_sample": False,
         "num_beams": 1,
         "use_cache": True,

@@ -30,7 +30,7 @@ def check_requests(
         raise ValueError("hooks need a sink")
     context = structure.context_length
     for request in requests:
-        prompt = len(request.prompt_ids)
+        prompt, most = len(request.prompt_ids), request.max_tokens or max_tokens
         if not prompt:
             raise InvalidRequest(f"{request.key}: the prompt has no tokens", param="prompt")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= structure.vocab_size:
@@ -42,10 +42,10 @@ def check_requests(
                 f"{request.key}: the text has {prompt} tokens; the model's context is {context}",
                 param="prompt",
             )
-        if prompt + max_tokens > context:
+        if prompt + most > context:
             raise ContextLengthExceeded(
-                f"{request.key}: prompt ({prompt} tokens) and max_tokens ({max_tokens}) need "
-                f"{prompt + max_tokens} tokens; the model's context is {context}",
+                f"{request.key}: prompt ({prompt} tokens) and max_tokens ({most}) need "
+                f"{prompt + most} tokens; the model's context is {context}",
                 param="max_tokens",
             )
         for edit in request.edits:

@@ -9,7 +9,7 @@ import torch
 from worker.engine.interventions import Edit
 from worker.engine.row_chooser import RowChooser
 
-FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Reduce = Literal["none", "mean", "max", "last"]
 
@@ -22,6 +22,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]  # never empty
     seed: int  # all randomness of this sample
     edits: tuple[Edit, ...] = ()  # in the order in which they apply
+    max_tokens: int | None = None  # most tokens to generate; None: the sampling's
     chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
 
 
@@ -31,7 +32,8 @@ class Generation:
 
     `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time
     limit; the rows so far are delivered), "cancelled"
-    (should_stop; the ids so far are kept) or "error" (see `error`; no ids).
+    (should_stop; the ids so far are kept), "dropped" (should_drop: this one alone was ended; the same) or
+    "error" (see `error`; no ids).
     An `error` beside "stop" or "length" means that the tokens are good and the captured rows
     are not: nothing of this sample's rows may be kept.
     """

@@ -73,15 +73,23 @@ class RowTracker(StoppingCriteria):
         on_step: Callable[[int], None] | None,
         device: torch.device,
         time_limit: float | None = None,
+        limits: Sequence[int] | None = None,
+        should_drop: Callable[[int], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`time_limit`: seconds from now after which the rows that still run are ended."""
+        """
+        Args:
+            time_limit: seconds from now after which the rows that still run are ended.
+            limits: most tokens of each row; None: `max_tokens` for all.
+            should_drop: polled for each running row; True ends it and leaves the others alone.
+        """
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self.ended_at: list[int | None] = [None] * rows
         self.reasons: list[FinishReason] = ["length"] * rows
         self.cancelled = False
         self._running = list(range(rows))
-        self._max_tokens = max_tokens
+        self._limits = limits or [max_tokens] * rows
+        self._should_drop = should_drop
         self._eos = frozenset(eos_ids)
         self._stops = stops
         self._should_stop = should_stop
@@ -102,9 +110,13 @@ class RowTracker(StoppingCriteria):
             tokens.append(token)
             if token in self._eos or (self._stops is not None and self._stops.ended(tokens)):
                 self.reasons[row] = "stop"
-            elif is_late and self._steps < self._max_tokens:
+            elif self._steps >= self._limits[row]:
+                pass
+            elif is_late:
                 self.reasons[row] = "timeout"
-            elif self._steps < self._max_tokens:
+            elif self._should_drop is not None and self._should_drop(row):
+                self.reasons[row] = "dropped"
+            else:
                 continue
             self.ended_at[row] = self._steps
             ended.append(row)

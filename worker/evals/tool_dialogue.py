@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
+from actograph.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
 from worker.chat_template import encode_prompt, render_chat
-from worker.evals.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
 from worker.evals.tools import Tool, run_call
 
 Messages = list[dict[str, Any]]

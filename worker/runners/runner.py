@@ -17,6 +17,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     #: tokens that the text had before it was cut to the model's context; None where it was not cut
     truncated_from: int | None = None
+    #: most tokens to generate after it; None: as the job's sampling says
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

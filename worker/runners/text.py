@@ -21,6 +21,23 @@ def encode(
     return Prompt(text=text, token_ids=tuple(ids[:most_tokens]), truncated_from=len(ids) if cut else None)
 
 
+class SpokenText:
+    """Text without special tokens, but with the marks of thoughts and tool calls, which some tokenizers
+    count among them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        marks = {f"<{slash}{name}>" for name in ("think", "tool_call") for slash in ("", "/")}
+        words = {i: tokenizer.convert_ids_to_tokens(i) for i in tokenizer.all_special_ids}
+        self._left_out = frozenset(i for i, word in words.items() if word not in marks)
+
+    def of(self, token_ids: Sequence[int]) -> str:
+        kept = [i for i in token_ids if i not in self._left_out]
+        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        assert isinstance(text, str)
+        return text
+
+
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> str:
     """Special tokens are left out, and the first stop string with all that follows it."""
     text = tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -231,7 +231,7 @@ def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(servic
     ended = service.client.get(f"/v1/jobs/{job_id}").json()
     assert (ended["status"], ended["error"]["type"]) == ("failed", "deadline_exceeded")
     with service.database.read() as session:
-        assert job_control.state(session, job_id) == (JobStatus.FAILED, False)
+        assert job_control.states(session, [job_id]) == {job_id: (JobStatus.FAILED, False)}
 
 
 @pytest.mark.parametrize(

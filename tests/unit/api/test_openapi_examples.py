@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
 from actograph.contract.model_loads import ModelLoadRequest
@@ -16,6 +17,8 @@ from api.examples import EXAMPLES
 
 MODELS: dict[str, type[BaseModel] | TypeAdapter[Any]] = {
     "JobSpec": job_spec_adapter,
+    "ChatCompletionRequest": ChatCompletionRequest,
+    "CompletionRequest": CompletionRequest,
     "NewVector": NewVector,
     "RescoreRequest": RescoreRequest,
     "ActivationComparisonRequest": ActivationComparisonRequest,

@@ -213,9 +213,9 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     for job_id in (late, early):
         let_deadline_pass(database, job_id)
     with database.read() as session:
-        assert job_control.state(session, late) == (JobStatus.IN_PROGRESS, True)
-        assert job_control.state(session, endless) == (JobStatus.QUEUED, False)
-        assert job_control.state(session, "job_" + "0" * 32) == (None, False)
+        assert job_control.states(session, [late]) == {late: (JobStatus.IN_PROGRESS, True)}
+        assert job_control.states(session, [endless]) == {endless: (JobStatus.QUEUED, False)}
+        assert job_control.states(session, ["job_" + "0" * 32]) == {}
     with database.write() as session:
         assert job_control.fail_overdue(session, endless) == []
         assert job_control.fail_overdue(session) == [late]
@@ -234,7 +234,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     again = retry(database, late)
     assert again.deadline_at is not None
     with database.read() as session:
-        assert job_control.state(session, late) == (JobStatus.QUEUED, False)
+        assert job_control.states(session, [late]) == {late: (JobStatus.QUEUED, False)}
 
 
 def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit: Submit) -> None:

@@ -44,6 +44,20 @@ def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
     return calls
 
 
+def text_before_calls(text: str) -> str:
+    """What a turn says before its first call, its thought included; white space at the end is left out."""
+    return text[: first_call(text)].rstrip()
+
+
+def first_call(text: str) -> int:
+    """Where the first call of a turn begins; its length where there is none. Thoughts hold no calls."""
+    start = text.rfind("</think>") + 1  # 0 where no thought ends
+    if not start and "<think>" in text:
+        return len(text)
+    found = text.find(OPEN, start)
+    return len(text) if found < 0 else found
+
+
 def _unclosed(body: str) -> ToolCall | MalformedCall:
     """A call whose closing mark is missing counts where its JSON is whole: models often end there."""
     found = _parse(body.strip())

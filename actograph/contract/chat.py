@@ -1,0 +1,347 @@
+"""Requests to `/v1/chat/completions` and `/v1/completions`, in OpenAI's form.
+
+The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat). Fields that it documents
+are accepted; one that would change the answer and is not supported here is refused with the reason, and
+an unknown one is refused as everywhere.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from actograph.contract.interventions import InterventionList
+from actograph.contract.specs import (
+    MAX_PROMPT_CHARS,
+    CaptureSpec,
+    ExpiresAfter,
+    SamplingSpec,
+    Spec,
+    Tag,
+    Text,
+)
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _only(*neutral: Any, why: str) -> AfterValidator:
+    """Accepts null and values that ask for nothing special."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            raise ValueError(why)
+        return value
+
+    return AfterValidator(check)
+
+
+def _unsupported(why: str) -> AfterValidator:
+    return _only(why=f"not supported here: {why}")
+
+
+Penalty = Annotated[float | None, _only(0, why="only 0 is supported: tokens are drawn without penalties")]
+
+
+class TextPart(Spec):
+    """A piece of a message's content; text is the only kind."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class CalledFunction(Spec):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: Text = Field(description="JSON text of an object.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _object(cls, value: str) -> str:
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError("arguments must be the JSON text of an object")
+        return value
+
+
+class CalledTool(Spec):
+    """A call that the model made in an earlier turn."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(Spec):
+    """One message of the history."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: Text | None = None
+    # what an answer has beside these, so that it can be sent back as it came
+    refusal: Annotated[Any, _unsupported("a refusal says nothing to this model")] = None
+    annotations: Any = None
+    audio: Annotated[Any, _unsupported("messages are text")] = None
+    function_call: Annotated[Any, _unsupported("use tool_calls")] = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing; only an assistant's message with tool_calls may lack it")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant's message has tool_calls")
+        return self
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        for field in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, field)) is not None:
+                message[field] = value
+        if self.tool_calls:
+            # templates write arguments as JSON themselves
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.loads(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class FunctionDefinition(Spec):
+    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+    strict: Annotated[
+        bool | None, _only(False, why="strict is not supported: what the model writes is not constrained")
+    ] = None
+
+
+class ToolDefinition(Spec):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        return {
+            "type": "function",
+            "function": self.function.model_dump(exclude={"strict"}, exclude_none=True),
+        }
+
+
+class ResponseFormat(Spec):
+    type: Annotated[str, _only("text", why="only text is supported: what is generated is not constrained")]
+    json_schema: Any = None
+
+
+class StreamOptions(Spec):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class ChatTemplateKwargs(Spec):
+    enable_thinking: bool | None = None
+
+
+class CompletionBase(Spec):
+    """What both routes take; the second part is ours."""
+
+    model: str = Field(min_length=1, max_length=1024)
+    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    max_tokens: int | None = Field(None, ge=0, le=1_000_000)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Stop | list[Stop] | None = Field(None, description="One string, or up to 16.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    logit_bias: Annotated[
+        dict[str, float] | None, _only({}, why="not supported here: logits are not biased; interventions are")
+    ] = None
+    user: str | None = Field(None, max_length=1024, description="Not used.")
+
+    top_k: int | None = Field(None, ge=1, description="Keep the k likeliest tokens; null keeps all.")
+    store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
+    capture: CaptureSpec | None = Field(None, description="What to capture, see docs/capture.md.")
+    interventions: InterventionList = Field(default_factory=list)
+    tags: list[Tag] = Field(default_factory=list, max_length=16)
+    expires_after: ExpiresAfter | Literal["never"] | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and len(value) > 16:
+            raise ValueError("at most 16 stop strings")
+        return value
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "CompletionBase":
+        if self.store_activations is False and self.capture is not None:
+            raise ValueError("store_activations is false and capture says what to store; drop one of them")
+        if self.capture is not None and self.capture.mode != "generate":
+            raise ValueError(
+                f"capture.mode {self.capture.mode} is not for this route; leave it out or send an extract job"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def captures(self) -> CaptureSpec | None:
+        """What is to be captured; None for nothing."""
+        if self.capture is not None:
+            return self.capture
+        return CaptureSpec() if self.store_activations else None
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return list(dict.fromkeys(self.stop or ()))
+
+    def sampling(self, *, max_tokens: int, seed: int) -> SamplingSpec:
+        """How tokens are chosen; OpenAI's defaults."""
+        return SamplingSpec(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=self.stops,
+        )
+
+
+class ChatCompletionRequest(CompletionBase):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[ToolDefinition] | None = Field(None, max_length=128)
+    tool_choice: Annotated[
+        Any,
+        _only(
+            "auto",
+            "none",
+            why="only auto and none are supported: what the model writes is not constrained, so no call can "
+            "be promised",
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, _only(True, why="false is not supported: the model may make several calls")
+    ] = None
+    response_format: ResponseFormat | None = None
+    enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
+        Field(None, max_length=16, description="Metadata of the job.")
+    )
+
+    # asks for nothing that changes the answer
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prediction: Any = None
+    modalities: Annotated[list[str] | None, _only(["text"], why="answers are text")] = None
+    audio: Annotated[Any, _unsupported("answers are text")] = None
+    functions: Annotated[Any, _unsupported("use tools")] = None
+    function_call: Annotated[Any, _unsupported("use tool_choice")] = None
+    reasoning_effort: Annotated[Any, _unsupported("say enable_thinking true or false")] = None
+    verbosity: Annotated[Any, _unsupported("the model knows no verbosity; say it in the prompt")] = None
+    web_search_options: Annotated[Any, _unsupported("there is no web search")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        both = self.max_tokens, self.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+        kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
+            raise ValueError("enable_thinking and chat_template_kwargs.enable_thinking differ")
+        return self
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the chat template is told to let the model think."""
+        kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        return bool(self.enable_thinking if kwargs is None else kwargs)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of an answer, where the request says it."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def offered_tools(self) -> list[ToolDefinition]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class CompletionRequest(CompletionBase):
+    """The body of `POST /v1/completions`."""
+
+    prompt: (
+        Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]],
+            Field(min_length=1, max_length=2048),
+        ]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+    ) = Field(description="A text, token ids, or a list of either.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    suffix: Annotated[str | None, _unsupported("the model continues text, it does not fill gaps")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != self.choices:
+            raise ValueError("best_of must be n: every choice is answered, none is picked out")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0 needs echo: true; there would be nothing to answer")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One for each prompt: its text or its token ids."""
+        given: Any = self.prompt
+        if isinstance(given, str) or isinstance(given[0], int):
+            return [given]
+        return list(given)

@@ -1,0 +1,124 @@
+"""Answers of `/v1/chat/completions` and `/v1/completions`, in OpenAI's form, with what was captured."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+
+from actograph.contract.resources import Resource
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ActivationFile(Resource):
+    """A stored file of a session."""
+
+    name: str
+    bytes: int
+    sha256: str
+    url: str = Field(description="Path at which it is read.")
+
+
+class ActivationMeta(Resource):
+    """One captured tensor."""
+
+    shape: list[int]
+    dtype: str
+    bytes: int
+
+
+class Captured(BaseModel):
+    """Where a choice's activations are; absent where nothing was to be captured."""
+
+    session_id: str | None = None
+    activation_files: list[ActivationFile] | None = None
+    activations_meta: dict[str, ActivationMeta] | None = Field(None, description="By hook point.")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Clients know the fields of an answer without capture; what is not there is not named."""
+        absent = [name for name in Captured.model_fields if getattr(self, name) is None]
+        return {name: value for name, value in handler(self).items() if name not in absent}
+
+
+class Usage(Resource):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Function(Resource):
+    name: str
+    arguments: str = Field(description="JSON text.")
+
+
+class ToolCall(Resource):
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class AssistantMessage(Resource):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class TopLogprob(Resource):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = Field(default_factory=list)
+
+
+class ChatLogprobs(Resource):
+    content: list[TokenLogprob] | None = None
+    refusal: None = None
+
+
+class ChatChoice(Captured):
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+
+
+class Answer(Captured):
+    """What all answers have; `session_id` and the like are those of the first choice."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    run_id: str = Field(description="Id of the job that made it.")
+
+
+class ChatCompletion(Answer):
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionLogprobs(Resource):
+    """One entry for each token; the prompt's first token has no probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+    text_offset: list[int]
+
+
+class CompletionChoice(Captured):
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(Answer):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: Usage

@@ -1,0 +1,52 @@
+"""Jobs of kind `chat`: what one request to an OpenAI-compatible route becomes.
+
+Their samples hold everything in which such requests differ (messages, tools, max_tokens), the spec
+what all samples of one batch must share. So requests of many clients can be run as one batch.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from actograph.contract.specs import GeneratingSpec, InputJobSpec, SampleTimeout, Spec
+
+KIND = "chat"
+
+
+class ChatInput(Spec):
+    """One choice: a conversation, a text or token ids, and how it is answered.
+
+    Attributes:
+        max_tokens: most tokens to generate; None: `default_max_tokens`, or what the model's context leaves
+            where that is less.
+        top_logprobs: log probabilities are kept of each token and of so many likeliest; None keeps none.
+        prompt_logprobs: those of the prompt's tokens too.
+        live: the text is published while it is generated.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    enable_thinking: bool = False
+    max_tokens: int | None = Field(None, ge=1)
+    default_max_tokens: int = Field(16, ge=1)
+    top_logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: bool = False
+    live: bool = False
+
+
+class ChatJobSpec(InputJobSpec, GeneratingSpec):
+    """One request; `epochs` are its choices for each of `inputs`."""
+
+    kind: Literal["chat"] = "chat"
+    inputs: list[ChatInput] = Field(min_length=1)
+    priority: int = Field(0, ge=0, le=9)
+    sample_timeout_seconds: SampleTimeout = None
+
+
+def batch_key(spec: dict[str, Any]) -> dict[str, Any]:
+    """What chat jobs that are run as one batch have in common, of a stored spec."""
+    sampling = {k: v for k, v in spec["sampling"].items() if k not in ("seed", "max_tokens")}
+    shared = ("capture", "interventions", "sample_timeout_seconds", "priority")
+    return {"sampling": sampling} | {name: spec[name] for name in shared}

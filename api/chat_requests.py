@@ -1,0 +1,110 @@
+"""From a request in OpenAI's form to a chat job in the queue."""
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from actograph.contract.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
+from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
+from api import planning, submissions
+from api.dependencies import Services
+from storage import routing
+
+#: OpenAI's own default for `/v1/completions`
+COMPLETION_MAX_TOKENS = 16
+#: fields of a job that have another name in a request
+_PARAMS = {"sampling.max_tokens": "max_tokens"}
+
+
+def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec:
+    """The job of a chat request."""
+    given = ChatInput(
+        messages=[message.for_template() for message in request.messages],
+        tools=[tool.for_template() for tool in request.offered_tools] or None,
+        enable_thinking=request.thinks,
+        max_tokens=request.most_tokens,
+        default_max_tokens=services.settings.chat_max_tokens,
+    )
+    return _spec(request, [given], services, metadata=request.metadata or {})
+
+
+def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSpec:
+    """The job of a text completion request."""
+    shared: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "default_max_tokens": COMPLETION_MAX_TOKENS,
+    }
+    inputs = [
+        ChatInput(prompt=prompt, **shared)
+        if isinstance(prompt, str)
+        else ChatInput(prompt_token_ids=prompt, **shared)
+        for prompt in request.prompts
+    ]
+    return _spec(request, inputs, services, metadata={})
+
+
+def _refuse_unfinished(request: CompletionBase) -> None:
+    wanted = {
+        "stream": request.stream,
+        "logprobs": getattr(request, "logprobs", None),
+        "echo": getattr(request, "echo", None),
+    }
+    for param, value in wanted.items():
+        if value not in (None, False):
+            raise InvalidRequest(f"{param} is not supported yet", param=param)
+
+
+def _spec(
+    request: CompletionBase, inputs: list[ChatInput], services: Services, metadata: dict[str, str]
+) -> ChatJobSpec:
+    _refuse_unfinished(request)
+    seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
+    most = inputs[0].max_tokens or inputs[0].default_max_tokens
+    return ChatJobSpec(
+        model=request.model,
+        inputs=inputs,
+        epochs=request.choices,
+        sampling=request.sampling(max_tokens=most, seed=seed),
+        capture=request.captures,
+        interventions=request.interventions,
+        tags=request.tags,
+        expires_after=request.expires_after,
+        metadata=metadata,
+        deadline_seconds=services.settings.chat_timeout_seconds,
+    )
+
+
+def submit(services: Services, spec: ChatJobSpec, owner: str) -> str:
+    """Check the job, insert it and wake a worker; returns its id.
+
+    Raises:
+        ServiceUnavailable: no live worker can serve the model.
+        InvalidRequest: `param` is named as in the request.
+    """
+    try:
+        submission = submissions.check(services, _within_context(spec, services))
+        submission = replace(submission, owner=owner)
+        planning.admit(services, submission)
+        with services.database.read() as session:
+            unserved = routing.why_unserved(session, submission.spec.model)
+        if unserved is not None:
+            raise ServiceUnavailable(unserved)
+        with services.database.write() as session:
+            row = submissions.insert(session, submission)
+    except ActographError as error:
+        error.param = _PARAMS.get(error.param or "", error.param)
+        raise
+    services.broker.wake(row.id, row.priority)
+    return row.id
+
+
+def _within_context(spec: ChatJobSpec, services: Services) -> ChatJobSpec:
+    """A default for `max_tokens` that is more than the model's context is no fault of the client's."""
+    model = services.models.require(spec.model)
+    with services.database.read() as session:
+        structure = services.structures.find(session, model)
+    if structure is None or any(given.max_tokens is not None for given in spec.inputs):
+        return spec
+    most = min(spec.sampling.max_tokens, structure.context_length - 1)
+    return spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_tokens": most})})

@@ -1,0 +1,70 @@
+"""Chats that are run as one batch: a unit of samples that belong to several jobs.
+
+A chat is a job with one sample or a few, so that units of one job alone would run the requests of many
+clients one after the other.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.chat_job import KIND, batch_key
+from storage import jobs, samples
+from storage.database import now
+from storage.job_queue import has_work, not_held
+from storage.models import JobRow
+from storage.samples import LeasedSample
+
+#: chats that are looked at for one batch
+MOST_JOBS = 1000
+
+
+def claim(
+    session: Session,
+    model: str,
+    key: Mapping[str, Any],
+    *,
+    held: Collection[str] = (),
+    worker_id: str,
+    count: int,
+    lease_seconds: float,
+) -> list[LeasedSample]:
+    """Lease up to `count` samples of the chats of a model that have this `batch_key`, the oldest first.
+
+    Their jobs count as begun. Jobs are locked in the order of their ids, as everywhere.
+
+    Args:
+        held: owners whose jobs cannot be begun now, see `storage.quotas`.
+    """
+    waiting = session.execute(
+        sa.select(JobRow.id, JobRow.spec, JobRow.total)
+        .where(
+            JobRow.kind == KIND,
+            JobRow.model == model,
+            JobRow.status.in_(jobs.ACTIVE),
+            has_work(now(session)),
+            not_held(held),
+        )
+        .order_by(JobRow.created_at, JobRow.id)
+        .limit(MOST_JOBS)
+    ).all()
+    chosen: list[str] = []
+    room = count
+    for row in waiting:
+        if room <= 0:
+            break
+        if batch_key(row.spec) == key:
+            chosen.append(row.id)
+            room -= row.total or 1
+    leases: list[LeasedSample] = []
+    for job_id in sorted(chosen):
+        left = count - len(leases)
+        if left <= 0:
+            break
+        claimed = samples.claim(session, job_id, worker_id=worker_id, count=left, lease_seconds=lease_seconds)
+        if claimed:
+            jobs.start(session, job_id)
+            leases += claimed
+    return leases

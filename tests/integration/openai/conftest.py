@@ -1,0 +1,173 @@
+"""The application behind a socket, a worker's drain on a real small model, and the openai package.
+
+Only Celery is missing: a thread runs the drain for every job that waits.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+import uvicorn
+
+from actograph.contract.resources import Job
+from actograph.settings import Settings
+from api.app import create_app
+from storage import job_queue, job_view, jobs, migrate, samples, workers
+from storage.artifacts.store import ArtifactStore, open_store
+from storage.broker import Broker
+from storage.database import Database
+from storage.models import SampleRow
+from storage.session_files import SessionReader
+from worker.drain import Drain
+from worker.engine.generate import Engine
+from worker.engine.model import load_model
+from worker.stop_signal import StopSignal
+
+MODEL = "tiny-qwen3"
+WORKER = "wrk_" + "0" * 32
+
+
+class OneModel:
+    """A model holder whose model is loaded already."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def engine_for(self, name: str) -> Engine:
+        return self._engine
+
+
+@dataclass
+class Service:
+    url: str
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    engine: Engine
+    #: cleared, nothing is begun
+    works: threading.Event
+
+    def client(self, **changes: Any) -> openai.OpenAI:
+        options: dict[str, Any] = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0}
+        return openai.OpenAI(**options | {"timeout": 60.0} | changes)
+
+    def job(self, job_id: str) -> Job:
+        with self.database.read() as session:
+            return job_view.resource(session, jobs.get(session, job_id))
+
+    def jobs(self) -> list[Job]:
+        with self.database.read() as session:
+            rows, _ = jobs.find(session, kind="chat", limit=100)
+            return [job_view.resource(session, row) for row in rows]
+
+    def samples(self, job_id: str) -> list[SampleRow]:
+        with self.database.read() as session:
+            return list(samples.find(session, job_id, limit=100)[0])
+
+    def session(self, session_id: str) -> SessionReader:
+        return SessionReader(self.store, session_id)
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.engine.model.tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.fixture(scope="session")
+def engine(shared: Path) -> Engine:
+    torch.set_num_threads(2)
+    return Engine(load_model(str(shared / "models" / MODEL), name=MODEL, device="cpu"))
+
+
+@pytest.fixture
+def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]:
+    settings = Settings(
+        home=tmp_path, broker_url=redis_url, model=MODEL, reconcile_seconds=3600, disk_floor_bytes=0
+    )
+    database = Database(settings.effective_database_url)
+    migrate.upgrade(database)
+    with database.write() as session:
+        workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
+        workers.set_ready(session, WORKER, engine.structure)
+    store = open_store(settings.effective_artifact_url)
+    broker = Broker(settings.broker_url, database)
+    stop = StopSignal.create(tmp_path)
+    drain = Drain(
+        settings=settings,
+        database=database,
+        store=store,
+        broker=broker,
+        models=OneModel(engine),  # type: ignore[arg-type]
+        worker_id=WORKER,
+        stop=stop,
+    )
+    works, over = threading.Event(), threading.Event()
+    works.set()
+
+    def work() -> None:
+        while not over.wait(0.005):
+            if not works.is_set():
+                continue
+            with database.read() as session:
+                waiting = job_queue.claimable(session)
+            if waiting:
+                drain.run_slice(waiting[0].id)
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=port, log_config=None))
+    threads = [threading.Thread(target=target, daemon=True) for target in (server.run, work)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield Service(f"http://127.0.0.1:{port}", settings, database, store, engine, works)
+    server.should_exit = True
+    over.set()
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    broker.close()
+    database.close()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with service.client() as client:
+        yield client
+
+
+@pytest.fixture
+def slow(engine: Engine) -> Iterator[None]:
+    """The model takes 5 ms more per step and never ends by itself."""
+    (eos,) = engine.model.eos_token_ids
+
+    def drag(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005)
+        logits[..., eos] = -1e4
+        return logits
+
+    handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
+    yield
+    handle.remove()
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until something holds."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.02)
+
+    return wait

@@ -1,0 +1,236 @@
+"""`/v1/chat/completions` and `/v1/completions` as the openai package asks them."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from actograph.contract.resources import JobStatus
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+
+
+def test_an_answer_is_what_the_engine_generates_and_its_job_can_be_seen(service: Any, client: Any) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0, max_tokens=12)
+    assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
+    assert answer.model == MODEL and answer.system_fingerprint.startswith("fp_")
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason in ("stop", "length") and choice.message.tool_calls is None
+    job = service.job(answer.run_id)
+    assert (job.kind, job.status, job.priority) == ("chat", JobStatus.COMPLETED, 0)
+    (sample,) = service.samples(job.id)
+    assert sample.prompt == (
+        "<|im_start|>user\nTom has 3 apples and buys 4 more. How many?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert choice.message.content == sample.completion
+    assert answer.usage.prompt_tokens == len(service.ids(sample.prompt))
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert "session_id" not in answer.model_extra
+
+    text = client.completions.create(model=MODEL, prompt=sample.prompt, temperature=0, max_tokens=12)
+    assert text.object == "text_completion" and text.id.startswith("cmpl-")
+    assert text.choices[0].text == choice.message.content
+
+
+def test_choices_have_seeds_that_follow_each_other_and_a_seed_repeats_an_answer(client: Any) -> None:
+    def texts(**changes: Any) -> list[str]:
+        answer = client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=16, **changes)
+        assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+        return [choice.message.content for choice in answer.choices]
+
+    three = texts(n=3, seed=7)
+    assert len(set(three)) == 3
+    assert [texts(seed=7), texts(seed=8), texts(seed=9)] == [[t] for t in three]
+    assert texts(n=2) != texts(n=2)  # no seed: another one each time
+    assert len(set(texts(n=2, temperature=0))) == 1
+
+
+def test_prompts_come_back_in_their_order_as_text_and_as_token_ids(service: Any, client: Any) -> None:
+    prompts = ["one and two", "Tom has"]
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 6}
+    single = [client.completions.create(prompt=prompt, **options).choices[0].text for prompt in prompts]
+    both = client.completions.create(prompt=prompts, n=2, **options)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in both.choices] == [single[0], single[0], single[1], single[1]]
+    assert both.usage.prompt_tokens == sum(len(service.ids(prompt)) for prompt in prompts)
+    by_ids = client.completions.create(prompt=[service.ids(prompt) for prompt in prompts], **options)
+    assert [choice.text for choice in by_ids.choices] == single
+    assert client.completions.create(prompt=service.ids(prompts[0]), **options).choices[0].text == single[0]
+
+
+def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 24}
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    stop = whole[4:7]
+    for given in (stop, [stop, "\x01"]):
+        (choice,) = client.chat.completions.create(stop=given, **options).choices
+        assert choice.message.content == whole.partition(stop)[0]
+        assert choice.finish_reason == "stop"
+
+
+def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
+    history: list[Any] = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "3 "}, {"type": "text", "text": "and 4"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "call_1", "content": "7"},
+    ]
+    answer = client.chat.completions.create(
+        model=MODEL, messages=history, max_tokens=2, extra_body={"enable_thinking": True}
+    )
+    (sample,) = service.samples(answer.run_id)
+    for part in (
+        "<|im_start|>system\nBe short.",
+        "user\n3 and 4<",
+        '{"name": "add", "arguments": {"a": 3}}',
+        "7\n</tool_response>",
+    ):
+        assert part in sample.prompt
+    assert sample.prompt.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "code", "param"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"max_tokens": 4096}, openai.BadRequestError, "context_length_exceeded", "max_tokens"),
+        ({"max_tokens": 2047}, openai.BadRequestError, "context_length_exceeded", None),
+        ({"messages": []}, openai.BadRequestError, "invalid_request", "messages"),
+        ({"presence_penalty": 0.5}, openai.BadRequestError, "invalid_request", "presence_penalty"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "invalid_request", "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "invalid_request", None),
+        ({"extra_body": {"typo": 1}}, openai.BadRequestError, "invalid_request", "typo"),
+        ({"extra_body": {"capture": {"hooks": ["no.such"]}}}, openai.BadRequestError, "unknown_hook", None),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(
+    client: Any, changes: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
+) -> None:
+    with pytest.raises(kind) as raised:
+        client.chat.completions.create(**{"model": MODEL, "messages": ASKED, "max_tokens": 4} | changes)
+    assert raised.value.code == code
+    if param is not None:
+        assert raised.value.param == param
+
+
+def test_token_ids_that_the_model_does_not_have_fail_their_own_request_alone(service: Any) -> None:
+    service.works.clear()
+    with service.client() as client, ThreadPoolExecutor(2) as pool:
+        good = pool.submit(client.completions.create, model=MODEL, prompt=[5, 6], max_tokens=3, temperature=0)
+        bad = pool.submit(client.completions.create, model=MODEL, prompt=[9999], max_tokens=3, temperature=0)
+        while len(service.jobs()) < 2:
+            pass
+        service.works.set()
+        assert good.result().choices[0].text
+        with pytest.raises(openai.BadRequestError, match="token ids must be"):
+            bad.result()
+
+
+def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(service: Any) -> None:
+    count = 16
+    service.works.clear()
+
+    def ask(number: int) -> Any:
+        with service.client() as client:
+            return client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": f"{number} and {number + 1}"}],
+                seed=number,
+                max_tokens=4 + number,
+                extra_body={"capture": {"points": ["resid_post"], "layers": [0]}},
+            )
+
+    batches: list[int] = []
+    generate = service.engine.generate
+
+    def counted(requests: Any, **options: Any) -> Any:
+        batches.append(len(requests))
+        return generate(requests, **options)
+
+    service.engine.generate = counted
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            asked = [pool.submit(ask, number) for number in range(count)]
+            while len(service.jobs()) < count:
+                pass
+            service.works.set()
+            answers = [one.result() for one in asked]
+    finally:
+        del service.engine.generate
+    assert batches == [count]  # a CPU runs 16 at once
+    assert len({answer.session_id for answer in answers}) == count
+    for number, answer in enumerate(answers):
+        (sample,) = service.samples(answer.run_id)
+        assert f"user\n{number} and {number + 1}<" in sample.prompt
+        reader = service.session(answer.session_id)
+        ids = reader.token_ids()
+        prompt = service.ids(sample.prompt)
+        assert ids[: len(prompt)] == prompt
+        assert len(ids) - len(prompt) == answer.usage.completion_tokens <= 4 + number
+        shown = service.engine.model.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+        assert shown == answer.choices[0].message.content
+        width = service.engine.structure.hidden_size
+        meta = answer.activations_meta["resid_post.0"]
+        assert meta["shape"] == [len(ids) - 1, width]
+        assert reader.manifest.tensors["resid_post.0"].shape == (len(ids) - 1, width)
+        assert reader.manifest.sampling["max_tokens"] == 4 + number
+        names = {file["name"] for file in answer.activation_files}
+        assert "activations.safetensors" in names and "manifest.json" in names
+        assert answer.choices[0].session_id == answer.session_id
+
+
+def test_a_client_that_goes_away_ends_its_job_and_leaves_the_others_alone(
+    service: Any, slow: None, eventually: Callable[..., None]
+) -> None:
+    service.works.clear()
+    results: dict[str, Any] = {}
+
+    def ask(name: str, timeout: float) -> None:
+        with service.client(timeout=timeout) as client:
+            try:
+                results[name] = client.chat.completions.create(
+                    model=MODEL, messages=ASKED, temperature=0, max_tokens=400, extra_body={"tags": [name]}
+                )
+            except openai.APITimeoutError as error:
+                results[name] = error
+
+    threads = [
+        threading.Thread(target=ask, args=arguments) for arguments in (("patient", 60.0), ("hasty", 1.0))
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(service.jobs()) == 2)
+    service.works.set()
+    for thread in threads:
+        thread.join()
+    assert isinstance(results["hasty"], openai.APITimeoutError)
+    by_tag = {job.tags[0]: job for job in service.jobs()}
+    eventually(lambda: service.job(by_tag["hasty"].id).status == JobStatus.CANCELLED)
+    assert service.job(by_tag["patient"].id).status == JobStatus.COMPLETED
+    assert results["patient"].usage.completion_tokens == 400
+
+
+def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -> None:
+    from storage import workers
+
+    with service.database.write() as session:
+        workers.set_offline(session, "wrk_" + "0" * 32)
+    with pytest.raises(openai.InternalServerError, match="no worker is alive") as raised:
+        client.chat.completions.create(model=MODEL, messages=ASKED)
+    assert raised.value.status_code == 503
+
+
+def test_models_are_listed_and_found(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")

@@ -1,0 +1,42 @@
+"""Which ended chats are forgotten, and which stay."""
+
+import sqlalchemy as sa
+
+from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.resources import JobStatus
+from storage import chat_retention, jobs
+from storage.database import Database, now
+from storage.models import JobRow, SampleRow, SessionRow
+from storage.sample_expansion import chat_samples
+from storage.samples import insert
+
+
+def chat(database: Database, *, ended_before: float | None) -> str:
+    spec = ChatJobSpec(model="m", inputs=[ChatInput(prompt="x")])
+    with database.write() as session:
+        row = jobs.create(session, kind="chat", model="m", spec=spec, hooks=[], total=1)
+        insert(session, row.id, chat_samples(spec))
+        if ended_before is not None:
+            row.status, row.finished_at = JobStatus.COMPLETED, now(session) - ended_before
+        return row.id
+
+
+def test_chats_that_ended_long_ago_go_with_their_samples_unless_they_have_sessions(
+    database: Database,
+) -> None:
+    old, fresh, running, captured = (chat(database, ended_before=s) for s in (100, 1, None, 100))
+    with database.write() as session:
+        sample_id = session.scalars(sa.select(SampleRow.id).where(SampleRow.job_id == captured)).one()
+        session.add(
+            SessionRow(
+                id="ses_1", job_id=captured, sample_id=sample_id, sample_index=0, model="m", created_at=0.0,
+                prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={},
+            )
+        )  # fmt: skip
+    with database.read() as session:
+        assert list(chat_retention.forgettable(session, 50, limit=10)) == [old]
+    with database.write() as session:
+        chat_retention.forget(session, [old, running])
+    with database.read() as session:
+        assert set(session.scalars(sa.select(JobRow.id))) == {fresh, running, captured}
+        assert set(session.scalars(sa.select(SampleRow.job_id))) == {fresh, running, captured}

@@ -1,0 +1,79 @@
+"""Chats: requests to the OpenAI-compatible routes, possibly of several jobs in one batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from actograph.contract.chat_job import ChatInput
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import ModelStructure, Score
+from actograph.contract.specs import SamplingSpec
+from actograph.contract.tool_use import ToolUseEnd
+from actograph.scoring.completions import cut_at_stop
+from storage.samples import LeasedSample
+from worker.chat_template import render_chat
+from worker.runners import text
+from worker.runners.runner import Prompt
+
+
+class ChatRunner:
+    """One choice of a request to each sample; nothing is scored."""
+
+    layers_per_pass: int | None = None
+    takes_turns = False
+
+    def __init__(
+        self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, structure: ModelStructure
+    ) -> None:
+        """`spec` is the stored spec of one of the jobs; what differs among them is in their samples."""
+        self.sampling = SamplingSpec.model_validate(spec["sampling"])
+        self._tokenizer = tokenizer
+        self._spoken = text.SpokenText(tokenizer)
+        self._structure = structure
+
+    def prompt(self, sample: LeasedSample) -> Prompt:
+        given = ChatInput.model_validate(sample.input)
+        prompt = self._prompt(given)
+        room = self._structure.context_length - len(prompt.token_ids)
+        most = given.max_tokens
+        if most is None:
+            # one more than there is room for is refused further on, with the numbers
+            most = max(1, min(given.default_max_tokens, room))
+        return Prompt(text=prompt.text, token_ids=prompt.token_ids, max_tokens=most)
+
+    def _prompt(self, given: ChatInput) -> Prompt:
+        if given.prompt_token_ids is not None:
+            ids = tuple(given.prompt_token_ids)
+            if not ids or max(ids) >= self._structure.vocab_size:
+                # checked here, since in the batch it would fail the requests of others
+                raise InvalidRequest(
+                    f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
+                )
+            shown = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+            assert isinstance(shown, str)
+            return Prompt(text=shown, token_ids=ids)
+        if given.prompt is not None:
+            return text.encode(self._tokenizer, given.prompt, is_chat=False)
+        rendered = render_chat(
+            self._tokenizer,
+            given.messages or [],
+            enable_thinking=given.enable_thinking,
+            tools=given.tools,
+        )
+        return text.encode(self._tokenizer, rendered, is_chat=True)
+
+    def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
+        return self.sampling
+
+    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> ToolUseEnd:
+        return "answer"
+
+    def tools_of(self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> None:
+        return None
+
+    def completion(self, token_ids: tuple[int, ...]) -> str:
+        return cut_at_stop(self._spoken.of(token_ids), self.sampling.stop)
+
+    def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
+        return {}
