@@ -64,7 +64,7 @@ class Authentication:
         return f"key:{digest.hex()[:8]}"
 
 
-def caller(request: Request) -> str:
+async def caller(request: Request) -> str:
     """Who asks: `local`, or `key:` with the beginning of the key's digest, which tells keys apart."""
     return str(request.state.caller)
 

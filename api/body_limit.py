@@ -26,12 +26,14 @@ class BodyLimit:
         wanted = self._settings.max_upload_bytes if is_upload else self._settings.max_body_bytes
         limit = wanted + MULTIPART_OVERHEAD if is_upload else wanted
         setting = "ACTOGRAPH_MAX_UPLOAD_BYTES" if is_upload else "ACTOGRAPH_MAX_BODY_BYTES"
-        refusal = actograph_problem(
-            PayloadTooLarge(f"the request body is larger than {wanted} bytes ({setting})"), scope["path"]
-        )
+
+        def refusal() -> ASGIApp:
+            large = PayloadTooLarge(f"the request body is larger than {wanted} bytes ({setting})")
+            return actograph_problem(large, scope["path"])
+
         declared = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
         if declared.isdigit() and int(declared) > limit:
-            await refusal(scope, receive, send)
+            await refusal()(scope, receive, send)
             return
         seen = 0
         started = False
@@ -50,7 +52,7 @@ class BodyLimit:
             nonlocal started
             if seen > limit and not started:
                 if message["type"] == "http.response.start":
-                    await refusal(scope, receive, send)
+                    await refusal()(scope, receive, send)
                 return
             started = True
             await send(message)

@@ -17,7 +17,7 @@ from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec, ExtractSpec
 from api.dependencies import Services
 from api.submissions import Submission
-from storage import prompt_lengths, queue_state, quotas, workers
+from storage import prompt_lengths, queue_state
 from storage.quotas import Quotas
 from storage.samples import NewSample
 
@@ -111,10 +111,7 @@ def admit(services: Services, submission: Submission) -> None:
 
 
 def _known(services: Services, submission: Submission) -> _Known:
-    model = submission.spec.model
-    with services.database.read() as session:
-        holders = workers.memory_of_holders(session, model)
-        limits = quotas.read(session, services.settings)
+    holders, limits = submission.outlook.memory, submission.outlook.quotas
     writable = queue_state.writable_bytes(services.store, services.settings.disk_floor_bytes)
     rooms = [room for room in (writable, limits.left(submission.owner)) if room is not None]
     return _Known(

@@ -37,8 +37,9 @@ from actograph.contract.specs import (
 from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.rows import row_form
-from api import interventions, task_files, webhooks
+from api import interventions, outlook, task_files, webhooks
 from api.dependencies import Services
+from api.outlook import Outlook
 from storage import dataset_sources, files, jobs, samples
 from storage.models import JobRow
 from storage.sample_expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
@@ -58,8 +59,7 @@ class Submission:
     """A job that passed every check and can be inserted."""
 
     spec: Spec
-    #: None where no worker has loaded the model yet
-    structure: ModelStructure | None
+    outlook: Outlook
     hooks: list[str] | None
     samples: Callable[[], Iterator[NewSample]]
     #: how many they are; None where only the worker can read the dataset
@@ -69,6 +69,11 @@ class Submission:
     #: who submits it, see `storage.quotas`
     owner: str | None = None
 
+    @property
+    def structure(self) -> ModelStructure | None:
+        """None where no worker has loaded the model yet."""
+        return self.outlook.structure
+
 
 def check(services: Services, spec: Spec) -> Submission:
     """Check a spec against what is served here.
@@ -76,10 +81,10 @@ def check(services: Services, spec: Spec) -> Submission:
     Raises:
         UnknownModel, UnknownHook, ContextLengthExceeded, InvalidDataset, InvalidRequest
     """
-    model = services.models.require(spec.model)
-    with services.database.read() as session:
-        structure = services.structures.find(session, model)
-    changes: dict[str, Any] = {"model": model, "webhook": webhooks.check(services.settings, spec.webhook)}
+    changes: dict[str, Any] = {
+        "model": services.models.require(spec.model),
+        "webhook": webhooks.check(services.settings, spec.webhook),
+    }
     if isinstance(spec, CaptureJobSpec) and spec.capture is None:
         changes["capture"] = CaptureSpec()
     if spec.expires_after is None and services.settings.expire_after_seconds:
@@ -89,8 +94,10 @@ def check(services: Services, spec: Spec) -> Submission:
     if spec.max_consecutive_failures is None:
         changes["max_consecutive_failures"] = services.settings.max_consecutive_failures
     spec = spec.model_copy(update=changes)
-    hook_names = _hooks(spec.capture, structure)
     with services.database.read() as session:
+        ahead = outlook.read(services, session, spec.model, spec.priority)
+        structure = ahead.structure
+        hook_names = _hooks(spec.capture, structure)
         interventions.check(session, spec, structure)
     if structure is not None:
         _check_context(spec, structure)
@@ -100,7 +107,7 @@ def check(services: Services, spec: Spec) -> Submission:
         total = _check_count(len(spec.inputs) * max(1, len(spec.conditions)) * spec.epochs)
         return Submission(
             spec=spec,
-            structure=structure,
+            outlook=ahead,
             hooks=hook_names,
             samples=lambda: capture_samples(capture_spec),
             total=total,
@@ -117,14 +124,14 @@ def check(services: Services, spec: Spec) -> Submission:
             uploads=(),
         )
     if isinstance(spec, ExtractSpec):
-        return _extract(services, spec, structure, hook_names)
+        return _extract(services, spec, ahead, hook_names)
     spec, rows = _read_datasets(services, spec)
     evaluation = spec
     refs = (("dataset", spec.dataset), ("fewshot_dataset", spec.fewshot_dataset))
     uploads = tuple((field, ref.file_id) for field, ref in refs if isinstance(ref, FileDataset))
     return Submission(
         spec=spec,
-        structure=structure,
+        outlook=ahead,
         hooks=hook_names,
         samples=lambda: evaluation_samples(evaluation, rows or ()),
         total=None if rows is None else len(rows) * len(spec.conditions) * spec.epochs,
@@ -133,7 +140,7 @@ def check(services: Services, spec: Spec) -> Submission:
 
 
 def _extract(
-    services: Services, spec: ExtractSpec, structure: ModelStructure | None, hook_names: list[str] | None
+    services: Services, spec: ExtractSpec, ahead: Outlook, hook_names: list[str] | None
 ) -> Submission:
     per_row = max(1, len(spec.conditions))
     rows: list[TextRow] = []
@@ -160,7 +167,7 @@ def _extract(
         _check_count(total)
     return Submission(
         spec=spec,
-        structure=structure,
+        outlook=ahead,
         hooks=hook_names,
         samples=lambda: extract_samples(spec, rows),
         total=total,

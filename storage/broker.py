@@ -5,15 +5,13 @@ reconciler wakes jobs again whose message is gone.
 """
 
 import re
-import time
 
 import redis
 from celery import Celery
-from kombu.exceptions import KombuError
 from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ServiceUnavailable
-from storage import broker_acks, routing
+from storage import broker_acks, routing, wake_message
 from storage.database import Database
 
 DRAIN_TASK = "actograph.drain"
@@ -24,8 +22,6 @@ SEPARATOR = ":"
 #: a time slice is about a minute; no message may come near this
 VISIBILITY_TIMEOUT_SECONDS = 3600
 
-#: a broker that has just taken a message is there
-TRUST_SECONDS = 1.0
 _JOB_ID = re.compile(rb"job_[0-9a-f]{32}")
 _HAS_PRIORITY = re.compile(rf"{SEPARATOR}[1-9]$")
 
@@ -74,31 +70,27 @@ class Broker:
 
     def __init__(self, url: str, database: Database) -> None:
         self._database = database
-        self._celery = celery_app(url)
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=5, socket_connect_timeout=5, retry=None
         )
-        self._answered_at = float("-inf")
 
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, job_id: str, priority: int, queue: str | None = None) -> bool:
         """Say that a job may have work. False where the broker cannot be reached.
 
-        The message goes where a worker that can serve the job reads it. A failure needs no other answer:
-        the reconciler wakes the job once the broker is back.
+        The message goes where a worker that can serve the job reads it, which is `queue` where the caller
+        has just looked. A failure needs no other answer: the reconciler wakes the job once the broker is
+        back.
         """
         try:
-            with self._database.read() as session:
-                queue = routing.queue_of_job(session, job_id)
+            if queue is None:
+                with self._database.read() as session:
+                    queue = routing.queue_of_job(session, job_id)
             if queue is None:
                 return True
-            # kombu tries a broker that is away for seconds; a ping says so at once
-            if time.monotonic() > self._answered_at + TRUST_SECONDS:
-                self._redis.ping()
-            self._celery.send_task(DRAIN_TASK, args=[job_id], queue=queue, priority=priority, retry=False)
-        except (redis.RedisError, KombuError, OSError, SQLAlchemyError):
-            self._answered_at = float("-inf")
+            message = wake_message.encode(DRAIN_TASK, job_id, queue, priority)
+            self._redis.lpush(wake_message.list_name(queue, priority, SEPARATOR), message)
+        except (redis.RedisError, OSError, SQLAlchemyError):
             return False
-        self._answered_at = time.monotonic()
         return True
 
     def waiting(self) -> dict[str, set[str]]:
@@ -133,7 +125,6 @@ class Broker:
 
     def close(self) -> None:
         self._redis.close()
-        self._celery.close()
 
 
 def _job_id(message: bytes | str) -> str:

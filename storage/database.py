@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
+from storage.group_commit import GroupCommit
 from storage.write_turns import WriteTurns
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Database:
             self._turns = WriteTurns(Path(self.url.database))
         else:
             self.engine = sa.create_engine(self.url, pool_pre_ping=True)
+        self._group = GroupCommit(self.write)
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -62,6 +64,18 @@ class Database:
         turn = self._turns.turn() if self._turns is not None else nullcontext()
         with turn, Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
+
+    def write_small(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in a write transaction that others of this process may share, and commit it.
+
+        For short writes that come in numbers, as submits do. On SQLite, where writers take turns and each
+        commit waits for the disk, those that come together are committed together. `work` may be run a
+        second time, after what it wrote was rolled back.
+        """
+        if self.is_sqlite:
+            return self._group.run(work)
+        with self.write() as session:
+            return work(session)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -129,8 +143,9 @@ def now(session: Session) -> float:
 
     It is the database's own clock, never this process's, so that workers with wrong clocks agree.
     """
-    is_sqlite = session.get_bind().dialect.name == "sqlite"
-    return float(session.execute(_NOW_SQLITE if is_sqlite else _NOW_SERVER).scalar_one())
+    connection = session.connection()
+    is_sqlite = connection.dialect.name == "sqlite"
+    return float(connection.execute(_NOW_SQLITE if is_sqlite else _NOW_SERVER).scalar_one())
 
 
 def is_away(error: DBAPIError) -> bool:

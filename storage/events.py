@@ -1,7 +1,7 @@
 """The log of a job: one row per transition, read by Server-Sent Events."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -10,10 +10,17 @@ from actograph.contract import resources
 from storage.database import now
 from storage.models import EventRow
 
+_INSERT = sa.insert(cast(sa.Table, EventRow.__table__))
 
-def append(session: Session, job_id: str, event: str, data: dict[str, Any]) -> None:
-    """Add an entry; `event` is a stable name such as `job.started`."""
-    session.add(EventRow(job_id=job_id, event=event, created_at=now(session), data=data))
+
+def append(
+    session: Session, job_id: str, event: str, data: dict[str, Any], *, moment: float | None = None
+) -> None:
+    """Add an entry; `event` is a stable name such as `job.started`, `moment` the time where it is known."""
+    created_at = now(session) if moment is None else moment
+    values = {"job_id": job_id, "event": event, "created_at": created_at, "data": data}
+    # every step of every job passes here, and the unit of work costs four times as much as the INSERT
+    session.connection().execute(_INSERT, values)
 
 
 def after(session: Session, job_id: str, event_id: int, limit: int = 500) -> list[resources.Event]:

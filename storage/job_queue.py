@@ -1,7 +1,7 @@
 """Every query about the queue as a whole: which jobs wait, in what order, and what is open."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -144,14 +144,32 @@ def queue_position(session: Session, row: JobRow) -> int | None:
     """
     if row.status != JobStatus.QUEUED:
         return None
-    same = (JobRow.status == JobStatus.QUEUED, JobRow.priority == row.priority)
+    place = {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
+    return 1 + int(session.connection().execute(_BEFORE, place).scalar_one())
+
+
+def next_position(session: Session, priority: int) -> int:
+    """The place that a job of this priority takes if it is queued now."""
+    return 1 + int(session.connection().execute(_NOT_AFTER, {"priority": priority}).scalar_one())
+
+
+def _jobs_before() -> sa.Select[Any]:
+    priority: sa.BindParameter[int] = sa.bindparam("priority")
+    created_at: sa.BindParameter[float] = sa.bindparam("created_at")
+    same = (JobRow.status == JobStatus.QUEUED, JobRow.priority == priority)
     before = (
-        (JobRow.status == JobStatus.QUEUED, JobRow.priority < row.priority),
-        (*same, JobRow.created_at < row.created_at),
-        (*same, JobRow.created_at == row.created_at, JobRow.id < row.id),
+        (JobRow.status == JobStatus.QUEUED, JobRow.priority < priority),
+        (*same, JobRow.created_at < created_at),
+        (*same, JobRow.created_at == created_at, JobRow.id < sa.bindparam("job_id")),
     )
     counted = [sa.select(sa.func.count()).where(*conditions).scalar_subquery() for conditions in before]
-    return 1 + int(session.execute(sa.select(counted[0] + counted[1] + counted[2])).scalar_one())
+    return sa.select(counted[0] + counted[1] + counted[2])
+
+
+_BEFORE = _jobs_before()
+_NOT_AFTER = sa.select(sa.func.count()).where(
+    JobRow.status == JobStatus.QUEUED, JobRow.priority <= sa.bindparam("priority")
+)
 
 
 def counts(session: Session) -> dict[JobStatus, int]:

@@ -1,7 +1,7 @@
 """Every query about jobs. Callers open and commit the transaction."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -16,6 +16,8 @@ from storage.models import FileRow, JobRow, JobTagRow, SampleRow
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
+_INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
+_INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
 
 def create(
@@ -28,29 +30,37 @@ def create(
     total: int | None,
     owner: str | None = None,
 ) -> JobRow:
-    """Insert a queued job. `total` is None where the worker has yet to read the dataset."""
+    """Insert a queued job. `total` is None where the worker has yet to read the dataset.
+
+    The row that is returned is what was inserted; the session does not follow changes of it.
+    """
     moment = now(session)
-    row = JobRow(
-        id=new_job_id(),
-        kind=kind,
-        status=JobStatus.QUEUED,
-        model=model,
+    values: dict[str, Any] = {
+        "id": new_job_id(),
+        "kind": kind,
+        "status": JobStatus.QUEUED,
+        "model": model,
         # a capture job's inputs are its samples; repeating them here would weigh every list down
-        spec=spec.model_dump(mode="json", exclude={"inputs"}),
-        priority=spec.priority,
-        total=total,
-        completed=0,
-        failed=0,
-        created_at=moment,
-        deadline_at=deadline(spec.deadline_seconds, moment),
-        hooks=list(hooks) if hooks is not None else None,
-        owner=owner,
-    )
-    session.add(row)
-    session.flush()
-    session.add_all(JobTagRow(job_id=row.id, tag=tag) for tag in dict.fromkeys(spec.tags))
-    events.append(session, row.id, "job.queued", {"total": total})
-    return row
+        "spec": spec.model_dump(mode="json", exclude={"inputs"}),
+        "priority": spec.priority,
+        "total": total,
+        "completed": 0,
+        "failed": 0,
+        "created_at": moment,
+        "deadline_at": deadline(spec.deadline_seconds, moment),
+        "hooks": list(hooks) if hooks is not None else None,
+        "owner": owner,
+        "failed_in_a_row": 0,
+        "recent_samples": 0.0,
+        "recent_seconds": 0.0,
+    }
+    connection = session.connection()
+    connection.execute(_INSERT, values)
+    if spec.tags:
+        tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
+        connection.execute(_INSERT_TAGS, tags)
+    events.append(session, values["id"], "job.queued", {"total": total}, moment=moment)
+    return JobRow(**values)
 
 
 def get(session: Session, job_id: str) -> JobRow:

@@ -45,10 +45,17 @@ def queue_of_job(session: Session, job_id: str) -> str | None:
     return None if row is None else queue_of(session, row.model, row.kind)
 
 
+# asked for each job that is submitted or woken, so it is not put together anew each time
+_HOLDER = (
+    sa.select(WorkerRow.id)
+    .where(WorkerRow.model == sa.bindparam("held"), WorkerRow.status.in_(ALIVE))
+    .limit(1)
+)
+
+
 def is_held(session: Session, model: str) -> bool:
     """Whether a live worker holds this model, or is loading it."""
-    statement = sa.select(WorkerRow.id).where(WorkerRow.model == model, WorkerRow.status.in_(ALIVE)).limit(1)
-    return session.execute(statement).first() is not None
+    return session.connection().execute(_HOLDER, {"held": model}).first() is not None
 
 
 def held_models(session: Session) -> set[str]:

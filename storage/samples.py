@@ -6,7 +6,7 @@ and gets LeaseLost, so that a worker that was thought dead can do no harm.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -25,6 +25,7 @@ ALONE_AFTER_ATTEMPTS = 2
 #: ... and failed after so many: it may be what kills the worker
 MAX_ATTEMPTS = 4
 INSERT_BATCH = 1000
+_INSERT = sa.insert(cast(sa.Table, SampleRow.__table__))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,11 @@ def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
     count = 0
     batch: list[dict[str, Any]] = []
 
+    connection = session.connection()
+
     def flush() -> None:
         if batch:
-            session.execute(sa.insert(SampleRow), batch)
+            connection.execute(_INSERT, batch)
             batch.clear()
 
     for position, sample in enumerate(samples):

@@ -13,6 +13,11 @@ from storage.database import changed, now
 from storage.models import ModelRow, SampleRow, WorkerRow
 
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
+# asked for each job that is submitted, so they are not put together anew each time
+_LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))
+_MEMORY_OF_HOLDERS = sa.select(WorkerRow.memory).where(
+    WorkerRow.status.in_(LIVE), WorkerRow.model == sa.bindparam("held")
+)
 
 
 def register(
@@ -167,8 +172,8 @@ def loaded_models(session: Session) -> set[str]:
 
 def memory_of_holders(session: Session, model: str) -> list[dict[str, int]]:
     """The last reported memory of each live worker that holds this model."""
-    statement = sa.select(WorkerRow.memory).where(WorkerRow.status.in_(LIVE), WorkerRow.model == model)
-    return [memory for memory in session.scalars(statement) if memory]
+    found = session.connection().execute(_MEMORY_OF_HOLDERS, {"held": model})
+    return [memory for (memory,) in found if memory]
 
 
 def structure(session: Session, model: str) -> resources.ModelStructure | None:
@@ -179,7 +184,7 @@ def structure(session: Session, model: str) -> resources.ModelStructure | None:
 
 def loaded_at(session: Session, model: str) -> float | None:
     """When a worker last loaded this model."""
-    return session.execute(sa.select(ModelRow.loaded_at).where(ModelRow.name == model)).scalar_one_or_none()
+    return session.connection().execute(_LOADED_AT, {"named": model}).scalar_one_or_none()
 
 
 def resource(row: WorkerRow) -> resources.Worker:

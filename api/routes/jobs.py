@@ -17,7 +17,18 @@ from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_job_spec
-from storage import forecast, job_control, job_queue, job_results, job_view, jobs, pages, quotas, sessions
+from storage import (
+    forecast,
+    job_control,
+    job_queue,
+    job_results,
+    job_shape,
+    job_view,
+    jobs,
+    pages,
+    quotas,
+    sessions,
+)
 from storage.idempotency import StoredAnswer
 from storage.models import JobRow
 
@@ -54,12 +65,18 @@ def submit_job(
     def submit(keep: Keep) -> StoredAnswer:
         submission = replace(submissions.check(services, spec), owner=by)
         planning.admit(services, submission)
-        with services.database.write() as session:
+        ahead = submission.outlook
+
+        def store(session: Session) -> tuple[JobRow, StoredAnswer]:
             row = submissions.insert(session, submission)
-            answer = StoredAnswer(202, _shown_at_once(session, row))
+            shown = job_shape.of_row(row, queue_position=ahead.place, waiting_reason=ahead.waiting_reason)
+            answer = StoredAnswer(202, shown.model_dump(mode="json"))
             keep(session, answer)
+            return row, answer
+
+        row, answer = services.database.write_small(store)
         # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
-        services.broker.wake(row.id, row.priority)
+        services.broker.wake(row.id, row.priority, ahead.queue)
         return answer
 
     return _accepted(answered_once(services, idempotency_key, b"POST /v1/jobs\n" + body, submit))

@@ -45,7 +45,7 @@ def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: "Ser
         "job.queued", "job.started", "job.progress", "job.progress", "job.finalizing", "job.completed",
     ]  # fmt: skip
     assert {e["job_id"] for e in log} == {job_id}
-    assert log[2]["data"] == {"total": 2, "completed": 1, "failed": 0}
+    assert log[2]["data"] == {"total": 2, "completed": 1, "failed": 0, "samples": 1}
 
 
 @pytest.mark.parametrize("by_header", [True, False])
