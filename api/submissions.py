@@ -117,7 +117,7 @@ def check(services: Services, spec: Spec) -> Submission:
         chat_spec = spec
         return Submission(
             spec=spec,
-            structure=structure,
+            outlook=ahead,
             hooks=hook_names,
             samples=lambda: chat_samples(chat_spec),
             total=_check_count(len(spec.inputs) * spec.epochs),
