@@ -60,6 +60,13 @@ class DownloadDamaged(ActographError):
     code = "download_damaged"
 
 
+class WaitTimeout(ActographError):
+    """What was waited for did not come in time."""
+
+    code = "wait_timeout"
+    status = 504
+
+
 def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
     """The error for a connection that failed or broke off."""
     if isinstance(cause, httpx.ReadTimeout | httpx.WriteTimeout | httpx.PoolTimeout):

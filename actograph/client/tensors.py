@@ -184,6 +184,19 @@ class SessionTensors(Mapping[str, LazyTensor]):
             return None
         return self._row_positions.read(0, len(self._row_positions))
 
+    def stored(self, name: str) -> LazyTensor:
+        """A hook's tensor, or that of the numbers about the rows: `token_ids`, `row_positions`.
+
+        Raises:
+            NotFound: no file has it.
+        """
+        if name == TOKEN_IDS:
+            return self._token_ids
+        found = self._row_positions if name == ROW_POSITIONS else self._tensors.get(name)
+        if found is None:
+            raise NotFound(f"the session's files have no tensor {name}")
+        return found
+
     def __getitem__(self, hook: str) -> LazyTensor:
         return self._tensors[hook]
 

@@ -1,14 +1,18 @@
 """What every group of calls stands on: a connection, and lists read page after page."""
 
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import read, validate
+from actograph.client.artifact_stores import ArtifactFiles
 from actograph.client.transport import Params
 from actograph.contract.resources import ListPage
+
+if TYPE_CHECKING:
+    from actograph.client.aio.client import AsyncClient
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -17,6 +21,12 @@ class Calls:
     """The base of the groups of calls that the client has."""
 
     _transport: Transport
+    #: where session files are read past the service; None: through it
+    _store: ArtifactFiles | None
+
+    def _own(self) -> "AsyncClient":
+        """The client that these calls are part of."""
+        return cast("AsyncClient", self)
 
     async def _items(self, path: str, form: type[M], params: Params) -> AsyncIterator[M]:
         after: str | None = None

@@ -3,27 +3,31 @@
 async with AsyncClient() as client:
     file = await client.upload_file(Path("problems.jsonl"))
     job = await client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
-    async for event in client.events(job.id):
-        print(event.event, event.data)
-    async for session in client.sessions(job_id=job.id):
-        rows = await client.tensor(session.id, "resid_post.3", rows=(0, 10))
+    job = await job.wait(progress=True)
+    async for session in client.sessions(job=job, correct=True):
+        rows = await session["resid_post.3"][-10:]
 """
 
+import os
 from typing import Self
 
 from actograph.client.aio.file_calls import FileCalls
 from actograph.client.aio.job_calls import JobCalls
+from actograph.client.aio.matrix_calls import MatrixCalls
 from actograph.client.aio.result_calls import ResultCalls
 from actograph.client.aio.service_calls import ServiceCalls
 from actograph.client.aio.session_calls import SessionCalls
 from actograph.client.aio.store_calls import StoreCalls
 from actograph.client.aio.transport import Transport
 from actograph.client.aio.vector_calls import VectorCalls
+from actograph.client.artifact_stores import open_store
 from actograph.contract.errors import InvalidRequest
 from actograph.settings import Settings
 
 
-class AsyncClient(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls):
+class AsyncClient(
+    JobCalls, ResultCalls, SessionCalls, MatrixCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls
+):
     """A connection to one service; usable from several tasks.
 
     Args:
@@ -32,6 +36,8 @@ class AsyncClient(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, Ve
         timeout: seconds that one answer may take.
         retries: times that a request is sent again, with growing pauses, when the service cannot be
             reached or cannot serve just now. Only requests that do no harm twice are repeated.
+        store: where the service keeps its artifacts, if that can be read from here: a folder, a
+            `file://` URL or `s3://bucket/prefix` (with boto3). Rows are then read there, past the service.
 
     Raises (every call):
         ApiError: the service refused; `status`, `code`, `message` and `errors` say why.
@@ -46,6 +52,7 @@ class AsyncClient(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, Ve
         timeout: float = 30.0,
         *,
         retries: int = 4,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         if base_url is None or api_key is None:
             settings = Settings()
@@ -56,6 +63,7 @@ class AsyncClient(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, Ve
                 f"{base_url!r} is no URL of a service; it must start with http:// or https://"
             )
         self.base_url = base_url.rstrip("/")
+        self._store = None if store is None else open_store(store)
         self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
 
     async def __aenter__(self) -> Self:

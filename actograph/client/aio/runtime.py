@@ -1,10 +1,12 @@
 """How coroutines wait: the counterpart of `blocking.runtime`, both written by hand."""
 
 import asyncio
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -16,3 +18,26 @@ async def sleep(seconds: float) -> None:
 async def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do what holds a thread up (hashing, a large read) without holding up the event loop."""
     return await asyncio.to_thread(work, *args, **kwargs)
+
+
+async def each_of(
+    work: Callable[[A], Awaitable[T]], items: AsyncIterator[A], at_once: int
+) -> AsyncIterator[T]:
+    """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
+    pending: deque[asyncio.Future[T]] = deque()
+    try:
+        async for item in items:
+            pending.append(asyncio.ensure_future(work(item)))
+            if len(pending) >= at_once:
+                yield await pending.popleft()
+        while pending:
+            yield await pending.popleft()
+    finally:
+        for one in pending:
+            one.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def whole(tensor: Any) -> Any:
+    """numpy cannot wait for rows that are fetched."""
+    raise TypeError(f"{tensor!r} is fetched by coroutines: np.asarray(await tensor.numpy())")

@@ -4,16 +4,18 @@
 with Client() as client:
     file = client.upload_file(Path("problems.jsonl"))
     job = client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
-    for event in client.events(job.id):
-        print(event.event, event.data)
-    for session in client.sessions(job_id=job.id):
-        rows = client.tensor(session.id, "resid_post.3", rows=(0, 10))
+    job = job.wait(progress=True)
+    for session in client.sessions(job=job, correct=True):
+        rows = session["resid_post.3"][-10:]
 """
 
+import os
 from typing import Self
 
+from actograph.client.artifact_stores import open_store
 from actograph.client.blocking.file_calls import FileCalls
 from actograph.client.blocking.job_calls import JobCalls
+from actograph.client.blocking.matrix_calls import MatrixCalls
 from actograph.client.blocking.result_calls import ResultCalls
 from actograph.client.blocking.service_calls import ServiceCalls
 from actograph.client.blocking.session_calls import SessionCalls
@@ -24,7 +26,9 @@ from actograph.contract.errors import InvalidRequest
 from actograph.settings import Settings
 
 
-class Client(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls):
+class Client(
+    JobCalls, ResultCalls, SessionCalls, MatrixCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls
+):
     """A connection to one service; usable from several threads.
 
     Args:
@@ -33,6 +37,8 @@ class Client(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, VectorC
         timeout: seconds that one answer may take.
         retries: times that a request is sent again, with growing pauses, when the service cannot be
             reached or cannot serve just now. Only requests that do no harm twice are repeated.
+        store: where the service keeps its artifacts, if that can be read from here: a folder, a
+            `file://` URL or `s3://bucket/prefix` (with boto3). Rows are then read there, past the service.
 
     Raises (every call):
         ApiError: the service refused; `status`, `code`, `message` and `errors` say why.
@@ -47,6 +53,7 @@ class Client(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, VectorC
         timeout: float = 30.0,
         *,
         retries: int = 4,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         if base_url is None or api_key is None:
             settings = Settings()
@@ -57,6 +64,7 @@ class Client(JobCalls, ResultCalls, SessionCalls, StoreCalls, FileCalls, VectorC
                 f"{base_url!r} is no URL of a service; it must start with http:// or https://"
             )
         self.base_url = base_url.rstrip("/")
+        self._store = None if store is None else open_store(store)
         self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
 
     def __enter__(self) -> Self:

@@ -10,9 +10,11 @@ from pydantic import BaseModel
 
 from actograph.client.answers import path_of, read, read_text
 from actograph.client.blocking.calls import Calls
+from actograph.client.blocking.handles import JobHandle
 from actograph.client.blocking.runtime import sleep
-from actograph.client.errors import ApiError, ServiceUnreachable
+from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
 from actograph.client.event_stream import Parser
+from actograph.client.progress import follower
 from actograph.client.queries import PAGE_SIZE, Order
 from actograph.client.transport import RETRY_STATUS, Params, backoff
 from actograph.contract import resources
@@ -23,6 +25,8 @@ EVENT_SILENCE_SECONDS = 60.0
 #: a service that is restarted, or a network that is down for a moment, does not end a watch
 EVENT_PATIENCE_SECONDS = 120.0
 LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
+#: pauses between two looks at a job that is waited for: they grow from the first to the last
+FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.1, 2.0
 _NO_CONTENT = 204  # the service's word for: the job has ended and you have had its last event
 
 
@@ -42,18 +46,16 @@ class JobCalls(Calls):
         answer = self._transport.request("POST", "/v1/estimate", json=body, params=params)
         return read(resources.Estimate, answer)
 
-    def submit(
-        self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None
-    ) -> resources.Job:
+    def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job. Each call has a key of its own, so that a repeated request makes one job only."""
         body = spec.model_dump(mode="json") if isinstance(spec, BaseModel) else dict(spec)
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._transport.request("POST", "/v1/jobs", json=body, headers=headers)
-        return read(resources.Job, answer)
+        return self._bound_job(read(JobHandle, answer))
 
-    def job(self, job_id: str) -> resources.Job:
+    def job(self, job_id: str) -> JobHandle:
         """The job as it stands now."""
-        return read(resources.Job, self._transport.request("GET", path_of("/v1/jobs", job_id)))
+        return self._bound_job(read(JobHandle, self._transport.request("GET", path_of("/v1/jobs", job_id))))
 
     def jobs(
         self,
@@ -63,16 +65,18 @@ class JobCalls(Calls):
         tag: str | None = None,
         order: Order = "desc",
         page_size: int = PAGE_SIZE,
-    ) -> Iterator[resources.Job]:
+    ) -> Iterator[JobHandle]:
         """Every job that fits, newest first, page after page as the iterator is read."""
         params = {"status": status, "kind": kind, "tag": tag, "order": order, "limit": page_size}
-        return self._items("/v1/jobs", resources.Job, params)
+        for job in self._items("/v1/jobs", JobHandle, params):
+            yield self._bound_job(job)
 
-    def cancel(self, job_id: str) -> resources.Job:
+    def cancel(self, job_id: str) -> JobHandle:
         """Ask for the end of a job; samples that finished are kept."""
-        return read(resources.Job, self._transport.request("POST", path_of("/v1/jobs", job_id, "cancel")))
+        answer = self._transport.request("POST", path_of("/v1/jobs", job_id, "cancel"))
+        return self._bound_job(read(JobHandle, answer))
 
-    def retry(self, job_id: str) -> resources.Job:
+    def retry(self, job_id: str) -> JobHandle:
         """Run the samples of an ended job that failed or were never run; the others are kept.
 
         Raises:
@@ -80,7 +84,7 @@ class JobCalls(Calls):
         """
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         path = path_of("/v1/jobs", job_id, "retry")
-        return read(resources.Job, self._transport.request("POST", path, headers=headers))
+        return self._bound_job(read(JobHandle, self._transport.request("POST", path, headers=headers)))
 
     def delete_job(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
         """Remove an ended job with its samples and sessions, pinned ones only where it is said."""
@@ -127,3 +131,37 @@ class JobCalls(Calls):
                     raise
                 failures += 1
             sleep(backoff(failures))
+
+    def wait(
+        self, job: resources.Job | str, *, progress: bool = False, timeout: float | None = None
+    ) -> JobHandle:
+        """Wait for a job's end, however it ends: look at `status` of what is returned.
+
+        Args:
+            job: the job, or its id.
+            progress: show a bar with rate and ETA on stderr, or lines where that is no terminal.
+            timeout: seconds to wait at most; the job goes on.
+
+        Raises:
+            WaitTimeout: it has not ended in time.
+        """
+        began, pause = time.monotonic(), FIRST_LOOK_SECONDS
+        with follower(show=progress) as show:
+            while True:
+                found = self.job(job if isinstance(job, str) else job.id)
+                show(found)
+                if found.status.is_terminal():
+                    return found
+                left = None if timeout is None else began + timeout - time.monotonic()
+                if left is not None and left <= 0:
+                    done = found.progress.completed + found.progress.failed
+                    raise WaitTimeout(
+                        f"job {found.id} is {found.status} after {timeout:g} s "
+                        f"({done} of {found.progress.total} samples)"
+                    )
+                sleep(pause if left is None else min(pause, left))
+                pause = min(pause * 1.5, LAST_LOOK_SECONDS)
+
+    def _bound_job(self, job: JobHandle) -> JobHandle:
+        job._client = self._own()
+        return job

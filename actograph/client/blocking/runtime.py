@@ -1,10 +1,13 @@
 """How plain calls wait: the counterpart of `aio.runtime`, both written by hand."""
 
 import time
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -16,3 +19,24 @@ def sleep(seconds: float) -> None:
 def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do it here: there is no event loop that it could hold up."""
     return work(*args, **kwargs)
+
+
+def each_of(work: Callable[[A], T], items: Iterator[A], at_once: int) -> Iterator[T]:
+    """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
+    pending: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(at_once, thread_name_prefix="actograph-client") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) >= at_once:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for one in pending:
+                one.cancel()
+
+
+def whole(tensor: Any) -> Any:
+    """Every row of a tensor."""
+    return tensor.read(0, len(tensor))

@@ -2,6 +2,7 @@
 """The calls about sessions."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,8 +12,19 @@ from actograph import tensor_files
 from actograph.client.answers import path_of, read
 from actograph.client.blocking import downloads
 from actograph.client.blocking.calls import Calls
+from actograph.client.blocking.handles import SessionHandle
+from actograph.client.blocking.row_tensor import RowSource, ServiceRows, StoredRows
 from actograph.client.errors import UnexpectedAnswer
-from actograph.client.queries import LONG_SECONDS, PAGE_SIZE, Order, Rows, SessionQuery, given, rows_text
+from actograph.client.queries import (
+    LONG_SECONDS,
+    PAGE_SIZE,
+    Order,
+    Rows,
+    SessionQuery,
+    from_the_end,
+    given,
+    rows_text,
+)
 from actograph.client.session_files import find
 from actograph.client.transport import Params
 from actograph.contract import resources
@@ -29,28 +41,30 @@ class SessionCalls(Calls):
         order: Order = "desc",
         page_size: int = PAGE_SIZE,
         **wanted: Unpack[SessionQuery],
-    ) -> Iterator[resources.Session]:
+    ) -> Iterator[SessionHandle]:
         """Every session that fits the filters of `SessionQuery`, newest first."""
         params: Params = {**given(wanted), "order": order, "limit": page_size}
-        return self._items(_SESSIONS, resources.Session, params)
+        for session in self._items(_SESSIONS, SessionHandle, params):
+            yield self._bound_session(session)
 
     def session_stats(self, **wanted: Unpack[SessionQuery]) -> resources.SessionStats:
         """Number and size of the sessions that fit."""
         answer = self._transport.request("GET", f"{_SESSIONS}/stats", params=given(wanted))
         return read(resources.SessionStats, answer)
 
-    def session(self, session_id: str) -> resources.Session:
+    def session(self, session_id: str) -> SessionHandle:
         """One session: its hooks, shapes and files."""
-        return read(resources.Session, self._transport.request("GET", path_of(_SESSIONS, session_id)))
+        answer = self._transport.request("GET", path_of(_SESSIONS, session_id))
+        return self._bound_session(read(SessionHandle, answer))
 
     def delete_session(self, session_id: str) -> resources.Deleted:
         """Remove a session with its files."""
         return read(resources.Deleted, self._transport.request("DELETE", path_of(_SESSIONS, session_id)))
 
-    def update_session(self, session_id: str, **change: Any) -> resources.Session:
+    def update_session(self, session_id: str, **change: Any) -> SessionHandle:
         """Change a session's `expires_at` (Unix seconds, None keeps it), `pinned` or `tags`."""
         answer = self._transport.request("PATCH", path_of(_SESSIONS, session_id), json=change)
-        return read(resources.Session, answer)
+        return self._bound_session(read(SessionHandle, answer))
 
     def update_sessions(
         self,
@@ -98,8 +112,11 @@ class SessionCalls(Calls):
 
         Args:
             rows: `(start, stop)`, a slice without a step, or the service's own `"start:stop"`; all
-                rows where none are named.
+                rows where none are named. Negative numbers count from the end, which takes a request more.
         """
+        if from_the_end(rows):
+            start, stop = (rows.start, rows.stop) if isinstance(rows, slice) else rows
+            return (self.session(session_id))[hook][start:stop]
         path = path_of(_SESSIONS, session_id, "tensors", hook)
         params = {"format": "safetensors", "rows": rows_text(rows)}
         data = (self._transport.request("GET", path, params=params)).content
@@ -110,6 +127,17 @@ class SessionCalls(Calls):
             )
         entry = next(iter(header.tensors.values()))
         return tensor_files.value_array(entry.dtype, entry.shape, data[entry.start : entry.stop])
+
+    def _bound_session(self, session: SessionHandle) -> SessionHandle:
+        """The session, told where it came from."""
+        store = self._store
+        source: RowSource
+        if store is None:
+            source = ServiceRows(self._transport, session.id)
+        else:
+            source = StoredRows(partial(store.tensors, session))
+        session._client, session._rows = self._own(), source
+        return session
 
     def download_file(self, session_id: str, name: str, target: str | Path) -> Path:
         """Fetch one file of a session to `target`, resumed and checked; see `downloads.fetch`."""

@@ -62,6 +62,7 @@ class ContractServer:
     events: dict[str, list[resources.Event]] = field(default_factory=dict)
     sessions: dict[str, resources.Session] = field(default_factory=dict)
     tensors: dict[tuple[str, str], tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    manifests: dict[str, BaseModel] = field(default_factory=dict)
     stored: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
     models: list[resources.Model] = field(default_factory=list)
@@ -313,8 +314,13 @@ class Handler(BaseHTTPRequestHandler):
             for session in self.state.sessions.values()
             if query.get("job_id") in (None, session.job_id)
             and query.get("correct") in (None, str(session.correct).lower())
+            and query.get("condition") in (None, session.condition)
         ]
-        return 200, page(sorted(found, key=lambda session: -session.created_at), query)
+        found.sort(key=lambda session: session.created_at, reverse=query.get("order") != "asc")
+        return 200, page(found, query)
+
+    def session_manifest(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
+        return 200, self.state.manifests[self._session(session_id).id]
 
     def session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
         return 200, self._session(session_id)
@@ -324,6 +330,8 @@ class Handler(BaseHTTPRequestHandler):
         return 200, resources.Deleted(id=session_id, object="activation.session")
 
     def tensor(self, query: dict[str, str], _: bytes, session_id: str, hook: str) -> None:
+        if (session_id, hook) not in self.state.tensors:
+            raise Refused(404, "not_found", f"session {session_id} has no tensor {hook}")
         dtype, array = self.state.tensors[session_id, hook]
         if "rows" in query:
             start, __, stop = query["rows"].partition(":")
@@ -421,6 +429,7 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", S, Handler.list_sessions),
     ("GET", f"{S}/([^/]+)", Handler.session),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
+    ("GET", f"{S}/([^/]+)/manifest", Handler.session_manifest),
     ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
     ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
     ("GET", "/v1/models", Handler.list_models),

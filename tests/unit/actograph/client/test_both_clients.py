@@ -1,17 +1,15 @@
 """One source for both clients: the plain one is made of the asynchronous one."""
 
-import asyncio
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import actograph
-from actograph.client import ApiError, AsyncClient, Client, transport, unasync
+from actograph.client import ApiError, AsyncClient, Client, unasync
 
 SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
 
@@ -49,21 +47,6 @@ def test_both_have_the_same_calls_with_the_same_arguments() -> None:
 
     assert calls(AsyncClient) == calls(Client)
     assert "submit" in calls(Client)
-
-
-@pytest.fixture
-def go(service: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], Any]:
-    """Run a coroutine function with a client for the service."""
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
-
-    def run(talk: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
-        async def with_client() -> Any:
-            async with AsyncClient(service.url, "", retries=3) as client:
-                return await talk(client)
-
-        return asyncio.run(with_client())
-
-    return run
 
 
 def test_coroutines_submit_list_and_tell_errors(service: Any, go: Any) -> None:

@@ -1,0 +1,162 @@
+# Made of ../aio/row_tensor.py by `python actograph/client/unasync.py`: change that file, not this one.
+"""A tensor of a session whose rows are fetched when they are asked for."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from actograph import tensor_files
+from actograph.client import torch_tensors
+from actograph.client.answers import path_of
+from actograph.client.blocking.runtime import aside, whole
+from actograph.client.blocking.transport import Transport
+from actograph.client.errors import UnexpectedAnswer
+from actograph.client.tensors import SessionTensors
+from actograph.contract.resources import TensorInfo
+from actograph.tensor_files import Array
+
+#: one answer of the service holds so much at most; more rows take several
+ANSWER_BYTES = 64 << 20
+
+
+class RowSource(Protocol):
+    """Where a session's rows are read from."""
+
+    def read(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
+        """Rows [start, stop) of a tensor as stored."""
+        ...
+
+
+class ServiceRows:
+    """Rows over HTTP; the service reads exactly their bytes, on S3 with one range request."""
+
+    def __init__(self, transport: Transport, session_id: str) -> None:
+        self._transport = transport
+        self._session_id = session_id
+
+    def read(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
+        at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
+        pieces = []
+        for low in range(start, stop, at_once):
+            pieces.append(self._answer(hook, low, min(low + at_once, stop), row_bytes))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _answer(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
+        path = path_of("/v1/activations/sessions", self._session_id, "tensors", hook)
+        params = {"format": "safetensors", "rows": f"{start}:{stop}"}
+        data = (self._transport.request("GET", path, params=params)).content
+        header = tensor_files.read_header(lambda offset, length: data[offset : offset + length], len(data))
+        content = data[header.data_start :]
+        if len(header.tensors) != 1 or len(content) != (stop - start) * row_bytes:
+            raise UnexpectedAnswer(
+                f"the service sent {len(content)} bytes for {stop - start} rows of {hook} ({row_bytes} each)"
+            )
+        return content
+
+
+class StoredRows:
+    """Rows read from the session's files, which are opened when the first row is asked for."""
+
+    def __init__(self, open_files: Callable[[], SessionTensors]) -> None:
+        self._open = open_files
+
+    @cached_property
+    def _tensors(self) -> SessionTensors:
+        return self._open()
+
+    def read(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
+        return aside(self._read, hook, start, stop)
+
+    def _read(self, hook: str, start: int, stop: int) -> bytes:
+        return self._tensors.stored(hook).read_bytes(start, stop)
+
+
+class RowTensor:
+    """Rows `[rows, width]` of one hook; nothing is read before it is indexed.
+
+    Index with an int (one row) or a slice (rows), counted as in numpy. bfloat16 comes as float32, which is
+    exact; everything else in its own dtype.
+    """
+
+    def __init__(self, hook: str, info: TensorInfo, source: RowSource) -> None:
+        self.hook = hook
+        self.info = info
+        self.stored_dtype = info.dtype
+        self.shape: tuple[int, ...] = tuple(info.shape)
+        self._source = source
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the arrays that indexing gives."""
+        bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
+        return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored."""
+        return int(np.prod(self.shape[1:])) * tensor_files.itemsize(self.stored_dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"RowTensor({self.hook}, shape={list(self.shape)}, stored as {self.stored_dtype})"
+
+    def __getitem__(self, index: int | slice) -> Array:
+        return self.numpy(index)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("the rows are in a file: reading them always makes a new array")
+        array: Array = whole(self)
+        return array if dtype is None else array.astype(dtype)
+
+    def numpy(self, index: int | slice = slice(None)) -> Array:
+        """One row or several, as `tensor[index]` gives them.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        low, high, then = self._rows(index)
+        array = self.read(low, high)
+        found: Array = array[then]
+        return found
+
+    def torch(self, index: int | slice = slice(None)) -> Any:
+        """`numpy` as a `torch.Tensor` in the stored dtype, so bfloat16 stays bfloat16.
+
+        Raises:
+            PackageMissing: torch is not installed.
+        """
+        low, high, then = self._rows(index)
+        data = self._source.read(self.hook, low, high, self.row_bytes) if high > low else b""
+        tensor = torch_tensors.tensor(self.stored_dtype, (high - low, *self.shape[1:]), data)
+        if isinstance(then, slice) and then.step is not None and then.step < 0:
+            return tensor.flip(0)[:: -then.step]  # torch has no negative steps
+        return tensor[then]
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as numbers; only their bytes are fetched.
+
+        Raises:
+            RangeNotSatisfiable: rows that the tensor does not have.
+        """
+        tensor_files.check_rows(start, stop, len(self))
+        data = self._source.read(self.hook, start, stop, self.row_bytes) if stop > start else b""
+        return tensor_files.value_array(self.stored_dtype, (stop - start, *self.shape[1:]), data)
+
+    def _rows(self, index: int | slice) -> tuple[int, int, Any]:
+        """Rows [low, high) that are needed, and what to take of them."""
+        wanted = range(len(self))[index]
+        if isinstance(wanted, int):
+            return wanted, wanted + 1, 0
+        if not wanted:
+            return 0, 0, slice(None)
+        low, high = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1
+        return low, high, slice(None, None, wanted.step)

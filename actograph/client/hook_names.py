@@ -1,0 +1,24 @@
+"""Which of a session's tensors a name means, as far as the name itself tells."""
+
+import re
+from collections.abc import Iterable
+
+from actograph.contract.errors import NotFound
+from actograph.contract.hooks import canonical
+
+_INDEX = re.compile(r"\[(\d+)\]")
+_SHOWN = 8
+
+
+def stored_name(name: str, hooks: Iterable[str]) -> str | None:
+    """The one of `hooks` that a hook point, alias or module location names; None where it names none."""
+    known = set(hooks)
+    location = _INDEX.sub(r".\1", name).removesuffix(".0")
+    return next((found for found in (name, canonical(name), location) if found in known), None)
+
+
+def absent(name: str, hooks: Iterable[str]) -> NotFound:
+    """The error for a name that is none of `hooks`."""
+    known = list(hooks)
+    rest = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return NotFound(f"no tensor {name} is stored; there are {', '.join(known[:_SHOWN]) or 'none'}{rest}")
