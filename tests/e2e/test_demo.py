@@ -43,6 +43,7 @@ def test_from_nothing_to_activations(tmp_path: Path, up: Callable[..., Any]) -> 
     assert [(row[2], row[-2:]) for row in rows] == [
         ("strict-match", ["24", "0"]),
         ("flexible-extract", ["24", "0"]),
+        ("numeric", ["24", "0"]),
     ]
     assert all(float(row[5]) >= 0.8 for row in rows)
     assert re.search(r"^Rate: +[\d.]+ samples/s", done.stdout, re.M)
