@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8420, ge=0, le=65535, description="Port that the API listens on.")
+    api_processes: int = Field(
+        1, ge=1, le=64, description="Processes that `python -m api` runs behind its address."
+    )
     url: str = Field("", description="Client: the service's URL. Default: http://127.0.0.1:8420.")
     api_key: str = Field("", description="Client: the key to send.", repr=False)
     lease_seconds: float = Field(

@@ -1,41 +1,23 @@
 """`python -m api`: serve until a signal ends it."""
 
-import logging
 import signal
 import sys
 import time
-from types import FrameType
 
-import uvicorn
-from fastapi import FastAPI
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
-from api.app import create_app, open_services
+from api.app import open_services
 from api.auth import is_loopback
 from api.dependencies import Services
+from api.processes import ApiProcesses
+from api.serving import serve, set_up_logging
 from storage.database import is_away
 
-#: open event streams end at once; a download may go on for so long
-GRACE_SECONDS = 5
 #: a database that is away at the start is waited for so long
 DATABASE_SECONDS = 5.0
-
-
-class Server(uvicorn.Server):
-    """uvicorn, with event streams told to end as soon as the signal comes."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
-        self._app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        services = getattr(self._app.state, "services", None)
-        if services is not None:
-            services.stopping.set()
-        super().handle_exit(sig, frame)
 
 
 def main() -> int:
@@ -49,11 +31,7 @@ def main() -> int:
             f"without API keys only loopback is served, and the host is {settings.host}; "
             "set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
         )
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # at info it announces itself with every look at the schema
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    set_up_logging(settings)
     try:
         services = _open_patiently(settings)
     except (ActographError, ValueError, OSError) as error:
@@ -62,17 +40,9 @@ def main() -> int:
         return _refuse(f"the database cannot be used: {error.__class__.__name__}: {error.args[0]}")
     services.broker.close()
     services.database.close()
-    app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    server = Server(config, app)
-    server.run()
-    return 0 if server.started else 1
+    if settings.api_processes > 1:
+        return ApiProcesses(settings).run()
+    return serve(settings)
 
 
 def _open_patiently(settings: Settings) -> Services:

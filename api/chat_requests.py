@@ -9,7 +9,6 @@ from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from api import planning, submissions
 from api.dependencies import Services
-from storage import routing
 
 #: OpenAI's own default for `/v1/completions`
 COMPLETION_MAX_TOKENS = 16
@@ -86,16 +85,14 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> str:
         submission = submissions.check(services, _within_context(spec, services))
         submission = replace(submission, owner=owner)
         planning.admit(services, submission)
-        with services.database.read() as session:
-            unserved = routing.why_unserved(session, submission.spec.model)
-        if unserved is not None:
-            raise ServiceUnavailable(unserved)
-        with services.database.write() as session:
-            row = submissions.insert(session, submission)
+        ahead = submission.outlook
+        if ahead.waiting_reason is not None:
+            raise ServiceUnavailable(ahead.waiting_reason)
+        row = services.database.write_small(lambda session: submissions.insert(session, submission))
     except ActographError as error:
         error.param = _PARAMS.get(error.param or "", error.param)
         raise
-    services.broker.wake(row.id, row.priority)
+    services.broker.wake(row.id, row.priority, ahead.queue)
     return row.id
 
 

@@ -35,8 +35,7 @@ class Service:
         self._home = home
         self._worker_module = worker_module
         self._workers = workers
-        #: of the API processes; clients of ours ask the first
-        self.ports = [free_port("127.0.0.1") for _ in range(apis)]
+        self.port = free_port("127.0.0.1")
         self._redis = redis_server.prepare(home / "redis")
         self.settings = Settings(home=home, database_url=database_url, broker_url=self._redis.url)
         self._environment = {
@@ -44,22 +43,22 @@ class Service:
             "ACTOGRAPH_HOME": str(home),
             "ACTOGRAPH_DATABASE_URL": database_url,
             "ACTOGRAPH_BROKER_URL": self._redis.url,
+            "ACTOGRAPH_PORT": str(self.port),
+            "ACTOGRAPH_API_PROCESSES": str(apis),
             "PYTHONUNBUFFERED": "1",
             **(environment or {}),
         }
         self._supervisor = Supervisor(_report)
         self.database = Database(self.settings.effective_database_url)
-        self.url = f"http://127.0.0.1:{self.ports[0]}"
-        self.apis: list[Child] = []
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.api: Child | None = None
         self.workers: list[Child] = []
 
     def __enter__(self) -> Self:
         try:
             self._start("redis", self._redis.command)
             migrate.upgrade(self.database)
-            for number, port in enumerate(self.ports, start=1):
-                command = [sys.executable, "-m", "api"]
-                self.apis.append(self._start(f"api-{number}", command, {"ACTOGRAPH_PORT": str(port)}))
+            self.api = self._start("api", [sys.executable, "-m", "api"])
             for number in range(1, self._workers + 1):
                 command = [sys.executable, "-m", self._worker_module]
                 self.workers.append(self._start(f"worker-{number}", command))
@@ -73,23 +72,18 @@ class Service:
         self._supervisor.kill_all()
         self.database.close()
 
-    def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> Child:
+    def _start(self, name: str, command: list[str]) -> Child:
         log = self._home / "logs" / f"{name}.log"
-        environment = {**self._environment, **(more or {})}
-        program = Program(name=name, command=command, environment=environment, log=log)
+        program = Program(name=name, command=command, environment=self._environment, log=log)
         return self._supervisor.start(program)
 
     def _await(self) -> None:
         """Until every worker holds its model."""
         deadline = time.monotonic() + START_SECONDS
-        with (
-            Client(self.url, retries=0, timeout=5) as client,
-            Client(f"http://127.0.0.1:{self.ports[-1]}", retries=0, timeout=5) as last,
-        ):
+        with Client(self.url, retries=0, timeout=5) as client:
             while True:
                 self._supervisor.check()
                 try:
-                    last.workers()
                     if sum(w.status == "ready" for w in client.workers()) == self._workers and client.ready():
                         return
                 except ActographError:

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ class Submitted:
 
 
 def submit(
-    ports: Sequence[int],
+    port: int,
     body: bytes,
     *,
     rate: float,
@@ -44,7 +43,7 @@ def submit(
     count, starts_at = int(rate * seconds), time.time() + 1.0
     with context.Pool(processes) as pool:
         shares = [
-            _Share(ports, body, rate, starts_at, range(p, count, processes), connections)
+            _Share(port, body, rate, starts_at, range(p, count, processes), connections)
             for p in range(processes)
         ]
         parts = pool.map(_client, shares)
@@ -60,7 +59,7 @@ def submit(
 class _Share(NamedTuple):
     """What one process does."""
 
-    ports: Sequence[int]
+    port: int
     body: bytes
     rate: float
     starts_at: float
@@ -72,9 +71,8 @@ def _client(share: _Share) -> Submitted:
     found, lock = Submitted(), threading.Lock()
     slots = iter(share.slots)
 
-    def work(number: int) -> None:
-        port = share.ports[number % len(share.ports)]
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    def work() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", share.port, timeout=60)
         connection.connect()
         while True:
             with lock:
@@ -96,7 +94,7 @@ def _client(share: _Share) -> Submitted:
                 found.seconds.append(time.time() - due)
         connection.close()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(share.connections)]
+    threads = [threading.Thread(target=work) for _ in range(share.connections)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -244,6 +244,7 @@ class Stack:
             "ACTOGRAPH_HOME": str(settings.home),
             "ACTOGRAPH_HOST": settings.host,
             "ACTOGRAPH_PORT": str(self._port),
+            "ACTOGRAPH_API_PROCESSES": str(settings.api_processes),
             "ACTOGRAPH_BROKER_URL": broker_url or "",
             "ACTOGRAPH_MODEL": settings.model,
             "ACTOGRAPH_DATA_ROOTS": ",".join(settings.data_roots),

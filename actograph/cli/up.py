@@ -27,6 +27,10 @@ def up(
         int | None, typer.Option(help="Port of the API; 0: any free one. (default: 8420)")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address of the API. (default: 127.0.0.1)")] = None,
+    api_processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Processes that serve the API. (default: 1)"),
+    ] = None,
     data_root: Annotated[
         list[str] | None, typer.Option(help="Folder that jobs may read datasets from; repeat for more.")
     ] = None,
@@ -59,6 +63,7 @@ def up(
         model=model,
         port=port,
         host=host,
+        api_processes=api_processes,
         data_roots=tuple(data_root) if data_root else None,
         device=device,
         dtype=dtype,

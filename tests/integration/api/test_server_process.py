@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from actograph.settings import Settings
@@ -163,6 +164,77 @@ def test_a_large_upload_is_not_held_in_memory(run: Run, tmp_path: Path) -> None:
         answer = httpx.post(f"{url}/v1/files", files={"file": stream}, trust_env=False, timeout=60)
     assert answer.json()["bytes"] == size
     assert peak() - before < size // 4
+
+
+SPEC = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x"}]}
+
+
+def serving(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes that one which runs several has started."""
+    alive = [p for p in psutil.Process(process.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in alive if "spawn_main" in " ".join(p.cmdline())]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_several_processes_answer_as_one(run: Run) -> None:
+    process, url = run(ACTOGRAPH_API_PROCESSES="3")
+    # the address was not open before all of them could serve
+    assert len(serving(process)) == 3
+
+    def submit(_: int) -> str:
+        key = {"Idempotency-Key": "the same"}
+        return str(httpx.post(f"{url}/v1/jobs", json=SPEC, headers=key, trust_env=False).json()["id"])
+
+    # each on a connection of its own
+    assert len({submit(n) for n in range(12)}) == 1
+    assert len(httpx.get(f"{url}/v1/jobs", trust_env=False).json()["data"]) == 1
+    content = b"{}\n" * 1000
+    made = httpx.post(f"{url}/v1/files", files={"file": ("rows.jsonl", content)}, trust_env=False).json()
+    for _ in range(6):
+        assert httpx.get(f"{url}/v1/files/{made['id']}/content", trust_env=False).content == content
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+
+
+def test_one_of_several_processes_that_is_killed_is_replaced(run: Run) -> None:
+    process, url = run(ACTOGRAPH_API_PROCESSES="2")
+    first, second = serving(process)
+    first.kill()
+    until(lambda: first not in serving(process))
+    assert httpx.get(f"{url}/livez", trust_env=False).text == "ok\n"
+    until(lambda: len(serving(process)) == 2)
+    (new,) = set(serving(process)) - {second}
+    # the other one gone, the new one has to answer
+    until(lambda: any(c.status == psutil.CONN_LISTEN for c in new.net_connections("tcp")))
+    second.suspend()
+    try:
+        until(lambda: answers(url))
+    finally:
+        second.resume()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/livez", trust_env=False, timeout=1).is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_processes_whose_parent_is_killed_leave_the_address(run: Run) -> None:
+    process, url = run(ACTOGRAPH_API_PROCESSES="2")
+    left = serving(process)
+    process.kill()
+    process.wait()
+    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in left))
+    assert not answers(url)
 
 
 def test_importing_the_application_loads_nothing_heavy() -> None:

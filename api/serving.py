@@ -1,0 +1,92 @@
+"""One serving process: uvicorn around the application."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from actograph.settings import Settings
+from api.app import create_app
+
+#: open event streams end at once; a download may go on for so long
+GRACE_SECONDS = 5
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with event streams told to end as soon as the signal comes.
+
+    `before_first` is called in a thread once everything is open, before the first connection is taken.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, before_first: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(config)
+        self._app = app
+        self._before_first = before_first
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._before_first is not None:
+            lifespan = self.lifespan
+            open_all = lifespan.startup
+
+            async def open_and_wait() -> None:
+                await open_all()
+                if not lifespan.should_exit and self._before_first is not None:
+                    await asyncio.to_thread(self._before_first)
+
+            lifespan.startup = open_and_wait
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        services = getattr(self._app.state, "services", None)
+        if services is not None:
+            services.stopping.set()
+        super().handle_exit(sig, frame)
+
+
+def serve(
+    settings: Settings,
+    *,
+    shared: socket.socket | None = None,
+    before_first: Callable[[], None] | None = None,
+) -> int:
+    """Serve until a signal ends it; returns the exit status.
+
+    Args:
+        shared: a bound socket that other processes take connections from too.
+        before_first: see `Server`; where it raises OSError or EOFError the process ends.
+    """
+    app = create_app(settings)
+    server = Server(server_config(settings, app), app, before_first)
+    try:
+        server.run([shared] if shared is not None else None)
+    except (OSError, EOFError):
+        if before_first is None or server.started:
+            raise
+        return 1  # who was asked is gone
+    return 0 if server.started else 1
+
+
+def server_config(settings: Settings, app: FastAPI | str = "") -> uvicorn.Config:
+    """uvicorn's settings; without an app they are good for binding the address alone."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+
+
+def set_up_logging(settings: Settings) -> None:
+    """For the whole process."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # at info it announces itself with every look at the schema
+    logging.getLogger("alembic").setLevel(logging.WARNING)
