@@ -16,6 +16,8 @@ from actograph.contract.specs import MAX_PROMPT_CHARS
 
 MAX_LINE_BYTES = 4_000_000
 MAX_REPORTED = 10
+#: what rows of GSM8K's form have
+GSM8K_COLUMNS = ("question", "answer")
 
 # An answer in GSM8K's form, as lm-eval's strict-match filter finds it in a completion.
 GOLD = re.compile(r"#### (-?[0-9.,]+)")
@@ -184,17 +186,15 @@ def _read(records: Iterator[object], offset: int, reader: RowReader) -> list[Dat
 
 
 def _questions(records: Iterator[object], offset: int, require_gold: bool) -> list[DatasetRow]:
-    fields = ("question", "answer")
-
     def faults(row: Mapping[str, object]) -> Iterator[str]:
-        yield from _field_faults(row, fields)
+        yield from _field_faults(row, GSM8K_COLUMNS)
         answer = row.get("answer")
         if require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
             yield "answer does not end with a gold number (#### N)"
 
     return [
         DatasetRow(index=index, question=row["question"], answer=row["answer"])
-        for index, row in _collect(records, offset, faults, " and ".join(fields))
+        for index, row in _collect(records, offset, faults, " and ".join(GSM8K_COLUMNS))
     ]
 
 

@@ -34,6 +34,7 @@ from actograph.contract.specs import (
     HubDataset,
     PathDataset,
 )
+from actograph.dataset_formats import format_of
 from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.rows import row_form
@@ -41,7 +42,7 @@ from api import interventions, outlook, task_files, webhooks
 from api.dependencies import Services
 from api.outlook import Outlook
 from storage import dataset_sources, files, jobs, samples
-from storage.models import JobRow
+from storage.models import FileRow, JobRow
 from storage.sample_expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
 from storage.samples import NewSample
 
@@ -331,14 +332,15 @@ def _rows(
 def _locate(
     services: Services, dataset: FileDataset | PathDataset | HubDataset, field: str
 ) -> FileDataset | PathDataset | HubDataset:
-    """The dataset with its path resolved; later changes of a link do not move the job."""
+    """The dataset, its path resolved and its format named; a link that changes does not move the job."""
     if isinstance(dataset, PathDataset):
         with _named(field):
             found = dataset_sources.allowed_path(dataset.path, services.settings.data_roots)
-        return PathDataset(path=str(found))
+        return PathDataset(path=str(found), format=dataset.format or format_of(dataset.path))
     if isinstance(dataset, FileDataset):
         with services.database.read() as session:
-            _require_upload(session, dataset.file_id, field)
+            upload = _require_upload(session, dataset.file_id, field)
+            return dataset.model_copy(update={"format": dataset.format or format_of(upload.filename)})
     return dataset
 
 
@@ -354,9 +356,9 @@ def _named(field: str) -> Iterator[None]:
         raise InvalidDataset(f"the file cannot be read: {error.strerror}", param=field) from error
 
 
-def _require_upload(session: Session, file_id: str, field: str) -> None:
+def _require_upload(session: Session, file_id: str, field: str) -> FileRow:
     try:
-        files.get(session, file_id)
+        return files.get(session, file_id)
     except NotFound:
         raise InvalidDataset(
             f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"

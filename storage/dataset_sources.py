@@ -4,13 +4,25 @@ Hub datasets need the `datasets` library and are read by the worker alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.dataset_rows import DatasetRow, RowReader, TextRow, bounded_lines, read_rows, read_texts
+from actograph.dataset_formats import csv_records, format_of, parquet_records
+from actograph.dataset_rows import (
+    GSM8K_COLUMNS,
+    DatasetRow,
+    RowReader,
+    TextRow,
+    bounded_lines,
+    check_rows,
+    check_texts,
+    read_rows,
+    read_texts,
+)
 from storage.artifacts.store import ArtifactStore
 from storage.ids import is_id
 
@@ -30,8 +42,14 @@ def read(
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
     """
-    with _lines(ref, store, data_roots) as lines:
-        return read_rows(lines, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
+    options: dict[str, Any] = {
+        "limit": limit, "offset": offset, "require_gold": require_gold, "reader": reader,
+    }  # fmt: skip
+    columns = GSM8K_COLUMNS if reader is None else None
+    with _rows(ref, store, data_roots, columns) as (lines, records):
+        if records is not None:
+            return check_rows(records, **options)
+        return read_rows(lines, **options)
 
 
 def read_text_rows(
@@ -48,19 +66,72 @@ def read_text_rows(
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
     """
-    with _lines(ref, store, data_roots) as lines:
+    with _rows(ref, store, data_roots, (field,)) as (lines, records):
+        if records is not None:
+            return check_texts(records, field, limit=limit, offset=offset)
         return read_texts(lines, field, limit=limit, offset=offset)
 
 
 @contextmanager
-def _lines(
-    ref: FileDataset | PathDataset, store: ArtifactStore, data_roots: Sequence[str]
-) -> Iterator[Iterator[bytes]]:
-    if isinstance(ref, PathDataset):
-        with allowed_path(ref.path, data_roots).open("rb") as file:
-            yield bounded_lines(file)
-        return
-    yield bounded_lines(cast(BinaryIO, _ChunkReader(stream_upload(store, ref.file_id))))
+def _rows(
+    ref: FileDataset | PathDataset,
+    store: ArtifactStore,
+    data_roots: Sequence[str],
+    columns: Sequence[str] | None,
+) -> Iterator[tuple[Iterator[bytes], Iterator[object] | None]]:
+    """Lines of JSON and None, or no lines and records; `columns` are needed, and no others."""
+    with ExitStack() as opened:
+        if isinstance(ref, PathDataset):
+            path = allowed_path(ref.path, data_roots)
+            written = ref.format or format_of(ref.path)
+            file: BinaryIO = opened.enter_context(path.open("rb"))
+        else:
+            written = ref.format or "jsonl"
+            chunks = stream_upload(store, ref.file_id)
+            if written == "parquet":
+                stored = StoredFile(store, f"files/{ref.file_id}")
+                file = opened.enter_context(BufferedReader(stored, StoredFile.BLOCK))
+            else:
+                file = cast(BinaryIO, _ChunkReader(chunks))
+        if written == "parquet":
+            yield iter(()), parquet_records(file, columns)
+        elif written == "csv":
+            yield iter(()), csv_records(bounded_lines(file), columns)
+        else:
+            yield bounded_lines(file), None
+
+
+class StoredFile(RawIOBase):
+    """An uploaded file that can be sought in, read by ranges."""
+
+    BLOCK = 1 << 20
+
+    def __init__(self, store: ArtifactStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._size = store.size(key)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        start = {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        if count:
+            buffer[:count] = self._store.read(self._key, self._at, count)
+            self._at += count
+        return count
 
 
 def stream_upload(store: ArtifactStore, file_id: str) -> Iterable[bytes]:

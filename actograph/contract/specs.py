@@ -123,16 +123,25 @@ class CaptureSpec(Spec):
         return canonical_digest(self.model_dump(mode="json"))
 
 
+DatasetFormat = Literal["jsonl", "csv", "parquet"]
+Format = Annotated[
+    DatasetFormat | None,
+    Field(description="null: by the file's name, which ends in .csv or .parquet; any other is JSONL."),
+]
+
+
 class FileDataset(Spec):
-    """A JSONL file uploaded through /v1/files."""
+    """A file of rows uploaded through /v1/files."""
 
     file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    format: Format = None
 
 
 class PathDataset(Spec):
-    """A JSONL file on the server, under one of the allowed data roots."""
+    """A file of rows on the server, under one of the allowed data roots."""
 
     path: str = Field(min_length=1, max_length=4096)
+    format: Format = None
 
 
 class HubDataset(Spec):

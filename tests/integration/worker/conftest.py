@@ -15,6 +15,7 @@ from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
+from actograph.tasks.rows import row_form
 from storage import jobs, migrate, samples, sessions, workers
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.database import Database
@@ -108,7 +109,8 @@ class Bench:
 
         if isinstance(spec.dataset, HubDataset):
             return None
-        return dataset_sources.read(spec.dataset, self.store, self.settings.data_roots)
+        reader = row_form(spec.task)
+        return dataset_sources.read(spec.dataset, self.store, self.settings.data_roots, reader=reader)
 
     def samples(self, job_id: str) -> list[Sample]:
         with self.database.read() as session:

@@ -131,7 +131,7 @@ def test_submit_from_flags_uploads_the_dataset(service: Any, run: Run, tmp_path:
     assert service.uploads[file_id][1:] == ("dataset", ROW.encode())
     spec = job.spec
     assert (spec["kind"], spec["model"], spec["task"]) == ("evaluation", "org/demo", "gsm8k")
-    assert spec["dataset"] == {"file_id": file_id}
+    assert spec["dataset"]["file_id"] == file_id
     assert (spec["limit"], spec["offset"], spec["num_fewshot"], spec["priority"]) == (7, 2, 1, 1)
     assert (spec["enable_thinking"], spec["apply_chat_template"], spec["tags"]) == (True, False, ["a", "b"])
     assert spec["capture"]["points"] == ["attn_in", "mlp_in", "embed"]
@@ -171,7 +171,7 @@ def test_submit_an_extraction(service: Any, run: Run, tmp_path: Path) -> None:
     )
     spec = service.jobs[out.strip()].spec
     (file_id,) = service.uploads
-    assert (spec["kind"], spec["dataset"], spec["text_field"]) == ("extract", {"file_id": file_id}, "body")
+    assert (spec["kind"], spec["dataset"]["file_id"], spec["text_field"]) == ("extract", file_id, "body")
     assert (spec["truncate"], spec["layers_per_pass"], spec["limit"]) == (True, 2, 5)
     assert spec["capture"]["points"] == ["mlp_in"]
     _, out, _ = run("jobs", "submit", "--kind", "extract", "--model", "m", "--prompt", "one")

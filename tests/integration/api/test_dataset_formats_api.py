@@ -1,0 +1,130 @@
+"""Datasets in every format, and tasks of a client's own, submitted over HTTP."""
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from actograph.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+ROWS = [{"question": f"What is {i}?", "answer": f"It is {i}. #### {i}"} for i in range(5)]
+TASK = {
+    "name": "sums",
+    "prompt": "{{story}}",
+    "target": "{{(a | int) + (b | int)}}",
+    "question": "story",
+    "fewshot": {"samples": [{"story": "1+2?", "a": 1, "b": 2}, {"story": "3+4?", "a": 3, "b": 4}]},
+}
+SUMS = [{"story": f"{i}+{i}?", "a": i, "b": i} for i in range(4)]
+
+
+def written(rows: list[dict[str, Any]], name: str) -> bytes:
+    """The rows as the end of `name` says."""
+    if name.endswith(".parquet"):
+        file = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        return file.getvalue()
+    if name.endswith(".csv"):
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        return "".join(",".join(f'"{value}"' for value in line) + "\n" for line in lines).encode()
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def upload(service: "Service", name: str, content: bytes) -> str:
+    answer = service.client.post("/v1/files", files={"file": (name, content)})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def evaluation(dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"kind": "evaluation", "model": "demo", "dataset": dataset} | changes
+
+
+def inputs(service: "Service", job: dict[str, Any]) -> list[dict[str, Any]]:
+    data = service.client.get(f"/v1/jobs/{job['id']}/samples", params={"limit": 100}).json()["data"]
+    return [sample["input"] for sample in data]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_uploads_and_paths_in_every_format(service: "Service", settings: Settings, name: str) -> None:
+    content = written(ROWS, name)
+    (Path(settings.data_roots[0]) / name).write_bytes(content)
+    for dataset in ({"file_id": upload(service, name, content)}, {"path": name}):
+        answer = service.client.post("/v1/jobs", json=evaluation(dataset, offset=1, limit=3))
+        assert answer.status_code == 202, answer.text
+        assert inputs(service, answer.json()) == ROWS[1:4]
+        # the worker reads few-shot examples from the same file without its name
+        assert answer.json()["spec"]["dataset"]["format"] == name.rpartition(".")[2]
+    extract = {
+        "kind": "extract", "model": "demo", "dataset": {"path": name}, "text_field": "question", "limit": 2,
+    }  # fmt: skip
+    job = service.client.post("/v1/jobs", json=extract).json()
+    assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
+
+
+def test_a_format_that_is_named_wins_over_the_name(service: "Service", problem: "Problem") -> None:
+    file_id = upload(service, "rows.txt", written(ROWS, "rows.csv"))
+    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id, "format": "csv"}))
+    assert inputs(service, answer.json()) == ROWS
+    refused = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}))
+    problem(refused, 422, pointer="/dataset")
+    assert "row 0: not JSON" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.csv", b"question,gold\nq,1\n", "no column answer; the file has question, gold"),
+        ("a.csv", b"question,answer\nq,#### 1\nq,x\n", "row 1: answer does not end with a gold number"),
+        ("a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
+        ("a.parquet", written([{"question": "q"}], "a.parquet"), "no column answer; the file has question"),
+    ],
+)
+def test_files_at_fault_are_refused_by_row_and_column(
+    service: "Service", problem: "Problem", name: str, content: bytes, reason: str
+) -> None:
+    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": upload(service, name, content)}))
+    problem(answer, 422, pointer="/dataset")
+    assert reason in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv", "sums.parquet"])
+def test_a_task_from_an_uploaded_file(service: "Service", name: str) -> None:
+    task = upload(service, "sums.yaml", json.dumps(TASK).encode())
+    file_id = upload(service, name, written(SUMS, name))
+    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, task={"file_id": task}))
+    assert answer.status_code == 202, answer.text
+    spec = answer.json()["spec"]
+    assert (spec["task"]["name"], spec["num_fewshot"]) == ("sums", 2)
+    found = inputs(service, answer.json())
+    assert [(given["question"], given["answer"]) for given in found] == [
+        (f"{i}+{i}?", str(2 * i)) for i in range(4)
+    ]
+
+
+def test_tasks_and_examples_at_fault_are_refused(service: "Service", problem: "Problem") -> None:
+    dataset = {"file_id": upload(service, "sums.jsonl", written(SUMS, "sums.jsonl"))}
+
+    def refused(task: object, pointer: str) -> str:
+        answer = service.client.post("/v1/jobs", json=evaluation(dataset, task=task))
+        problem(answer, 422, pointer=pointer)
+        return str(answer.json()["detail"])
+
+    missing = "file_" + "0" * 32
+    assert missing in refused({"file_id": missing}, "/task/file_id")
+    junk = upload(service, "task.yaml", b"- a\n- b\n")
+    assert "no mapping" in refused({"file_id": junk}, "/task")
+    lacking = TASK | {"fewshot": {"samples": [{"story": "1+2?", "a": 1}]}}
+    assert "example 0: target" in refused(lacking, "/task/fewshot/samples/0")
+    assert "the row's columns are story, a, b" in refused(
+        {"name": "sums", "prompt": "{{tale}}", "target": "{{a}}"}, "/dataset"
+    )
