@@ -15,6 +15,7 @@ from api.dependencies import Services, refuse_nul
 from api.job_ends import JobEnds
 from api.reconciler import Reconciler
 from api.routes import (
+    capabilities,
     chat,
     comparisons,
     estimate,
@@ -79,7 +80,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     openapi.install(app)
     for module in (
         jobs, chat, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions,
-        models, workers, queue, health,
+        models, capabilities, workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request

@@ -337,6 +337,7 @@ class File(Resource):
     created_at: int
     filename: str
     purpose: str
+    status: Literal["processed"] = Field("processed", description="It can be read as soon as it is uploaded.")
 
 
 class Event(Resource):

@@ -1,4 +1,4 @@
-"""/v1/files: datasets that clients upload."""
+"""/v1/files in OpenAI's form: datasets and batches that clients upload, and what batches came to."""
 
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
@@ -10,7 +10,7 @@ from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from api import downloads
 from api.auth import caller
-from api.dependencies import PageDep, ServicesDep, known_id
+from api.dependencies import After, NewestFirst, ServicesDep, known_id
 from api.errors import documented
 from storage import files, ids, jobs, pages, quotas
 
@@ -66,13 +66,13 @@ def upload_file(
 )
 def list_files(
     services: ServicesDep,
-    page: PageDep,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Most items to return.")] = 20,
+    after: After = None,
+    order: NewestFirst = "desc",
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> ListPage[File]:
     with services.database.read() as session:
-        rows, has_more = files.find(
-            session, purpose=purpose, after=page.after, limit=page.limit, order=page.order
-        )
+        rows, has_more = files.find(session, purpose=purpose, after=after, limit=limit, order=order)
         return pages.page(rows, has_more, files.resource)
 
 

@@ -6,6 +6,7 @@ from actograph.client.aio.calls import Calls
 from actograph.client.answers import path_of, read
 from actograph.client.errors import ApiError
 from actograph.contract import resources
+from actograph.contract.capabilities import Capabilities
 
 
 class ServiceCalls(Calls):
@@ -14,6 +15,10 @@ class ServiceCalls(Calls):
     async def models(self) -> list[resources.Model]:
         """The models that are served."""
         return await self._list("/v1/models", resources.Model)
+
+    async def capabilities(self) -> Capabilities:
+        """What the service can do: job kinds, points, tasks, limits, and how it was set up."""
+        return read(Capabilities, await self._transport.request("GET", "/v1/capabilities"))
 
     async def load_model(self, model: str, **options: Any) -> resources.ModelLoad:
         """Have a worker load a served model in place of its own; `model_load` tells how far it is.

@@ -7,6 +7,7 @@ from actograph.client.answers import path_of, read
 from actograph.client.blocking.calls import Calls
 from actograph.client.errors import ApiError
 from actograph.contract import resources
+from actograph.contract.capabilities import Capabilities
 
 
 class ServiceCalls(Calls):
@@ -15,6 +16,10 @@ class ServiceCalls(Calls):
     def models(self) -> list[resources.Model]:
         """The models that are served."""
         return self._list("/v1/models", resources.Model)
+
+    def capabilities(self) -> Capabilities:
+        """What the service can do: job kinds, points, tasks, limits, and how it was set up."""
+        return read(Capabilities, self._transport.request("GET", "/v1/capabilities"))
 
     def load_model(self, model: str, **options: Any) -> resources.ModelLoad:
         """Have a worker load a served model in place of its own; `model_load` tells how far it is.

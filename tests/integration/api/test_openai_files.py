@@ -1,0 +1,94 @@
+"""The `openai` package against a served application: files and models; and what `/v1/capabilities` says."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+import uvicorn
+
+from actograph.contract.capabilities import of_contract
+from actograph.contract.scorers import SCORER_NAMES
+from actograph.contract.specs import JOB_KINDS, job_spec_adapter
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Service
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def client(service: "Service") -> Iterator[openai.OpenAI]:
+    """OpenAI's client of the running service, over a real connection."""
+    # the application runs already: its start and end are the fixture's
+    server = uvicorn.Server(uvicorn.Config(service.app, port=0, lifespan="off", log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+    server.should_exit = True
+    thread.join()
+
+
+def test_files_are_kept_for_openais_client(client: openai.OpenAI) -> None:
+    lines = b'{"custom_id": "a"}\n'
+    made = [client.files.create(file=(f"{i}.jsonl", lines), purpose="batch") for i in range(3)]
+    other = client.files.create(file=("notes.txt", b"notes"), purpose="user_data")
+    assert (made[0].object, made[0].bytes, made[0].purpose) == ("file", len(lines), "batch")
+    assert made[0].status == "processed"
+    assert client.files.retrieve(made[0].id) == made[0]
+    assert client.files.content(made[0].id).read() == lines
+    # page after page, by the client itself
+    listed = [file.id for file in client.files.list(purpose="batch", limit=2)]
+    assert listed == [file.id for file in reversed(made)]
+    assert [file.id for file in client.files.list(order="asc", limit=10_000)][-1] == other.id
+    assert client.files.delete(other.id).deleted
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.files.retrieve(other.id)
+    assert refused.value.code == "not_found"
+
+
+def test_models_are_listed_for_openais_client(client: openai.OpenAI, service: "Service") -> None:
+    service.load_model()
+    assert [model.id for model in client.models.list()] == ["demo", "other"]
+    one = client.models.retrieve("demo")
+    assert (one.id, one.object, one.owned_by) == ("demo", "model", "actograph")
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+
+
+def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Service") -> None:
+    found = service.client.get("/v1/capabilities").json()
+    assert found["job_kinds"] == list(JOB_KINDS)
+    assert {"/v1/models", "/v1/files"} <= set(found["openai_endpoints"])
+    assert "POST /v1/jobs" in found["endpoints"]
+    assert found["models"] == service.client.get("/v1/models").json()["data"]
+    assert found["features"]["artifacts"] == "files"
+    assert found["features"]["webhooks"] is False
+    assert found["limits"]["max_upload_bytes"] == service.services.settings.max_upload_bytes
+    # what it names, the service accepts
+    capture = found["capture"]
+    for field, values in {
+        "positions": capture["positions"] + capture["segments"],
+        "dtype": capture["dtypes"],
+        "reduce": capture["reduce"],
+    }.items():
+        for value in values:
+            service.submit(capture={"points": ["resid_post"], field: value})
+    schema = job_spec_adapter.json_schema()["$defs"]
+    assert capture["fields"] == list(schema["CaptureSpec"]["properties"])
+    assert found["evaluation"]["scorers"] == list(SCORER_NAMES)
+    evaluation = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
+    for task in found["evaluation"]["tasks"]:
+        job_spec_adapter.validate_python(evaluation | {"task": task})
+
+
+def test_capabilities_leave_nothing_empty() -> None:
+    parts = of_contract()
+    for name in ("capture", "interventions", "evaluation"):
+        assert all(parts[name].model_dump().values()), name
