@@ -20,6 +20,7 @@ from api.routes import (
     comparisons,
     estimate,
     events,
+    exports,
     files,
     health,
     interventions,
@@ -79,8 +80,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, chat, comparisons, rescoring, estimate, samples, events, sessions, store, files, interventions,
-        models, capabilities, workers, queue, health,
+        jobs, chat, comparisons, rescoring, estimate, samples, exports, events, sessions, store, files,
+        interventions, models, capabilities, workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request

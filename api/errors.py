@@ -155,6 +155,7 @@ _MEANINGS = {
     401: "A valid API key is required.",
     404: "There is no such resource.",
     409: "The resource's state does not allow this.",
+    412: "What `If-Match` names is not as it was.",
     413: "The request body is too large.",
     415: "The body is not of the expected media type.",
     416: "The range lies outside the tensor or file.",

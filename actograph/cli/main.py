@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from actograph import __version__
-from actograph.cli import evals, exit_codes, jobs, models, queue, sessions, store
+from actograph.cli import evals, exit_codes, exports, jobs, models, queue, sessions, store
 from actograph.cli.comparisons import compare
 from actograph.cli.demo import demo
 from actograph.cli.estimate import estimate
@@ -23,8 +23,10 @@ app = typer.Typer(
     help="Evaluate language models and keep their activations.",
 )
 jobs.app.command()(compare)
+jobs.app.command()(exports.export)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(evals.app, name="eval")
+app.add_typer(exports.app, name="results")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")

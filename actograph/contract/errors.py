@@ -102,6 +102,13 @@ class IdempotencyMismatch(InvalidRequest):
     code = "idempotency_mismatch"
 
 
+class ExportChanged(ActographError):
+    """The job's results have changed since that export; begin anew without skip and If-Match."""
+
+    code = "export_changed"
+    status = 412
+
+
 class PayloadTooLarge(ActographError):
     """The request body is too large."""
 

@@ -130,6 +130,18 @@ def aliases(hook: str) -> list[str]:
     return found
 
 
+def flat_name(hook: str) -> str:
+    """A hook's name in letters, digits and underscores: `layer_8_input_layernorm_output` for `attn_in.8`.
+
+    What has no such alias is written alike: `layer_3_router_logits`, and for a module location
+    `model_layers_0_mlp_up_proj_output`.
+    """
+    flat = next((name for name in aliases(hook) if _FLAT.match(name)), None)
+    if flat is None and (layer := layer_of(hook)) is not None:
+        flat = f"layer_{layer}_{point_of(hook)}"
+    return flat or re.sub(r"\W+", "_", hook)
+
+
 def names_in(table: HookTable, hook: str) -> list[str]:
     """Every other name that `resolve` reads as this hook of this model.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -41,3 +41,27 @@ async def each_of(
 def whole(tensor: Any) -> Any:
     """numpy cannot wait for rows that are fetched."""
     raise TypeError(f"{tensor!r} is fetched by coroutines: np.asarray(await tensor.numpy())")
+
+
+async def each(
+    work: Callable[[T], Awaitable[None]], items: Iterable[T], parallel: int
+) -> AsyncIterator[None]:
+    """Do the work for every item, so many at a time; yields whenever one is done.
+
+    The first error ends it, and what has begun with it.
+    """
+    places = asyncio.Semaphore(parallel)
+
+    async def one(item: T) -> None:
+        async with places:
+            await work(item)
+
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
+    try:
+        for done in asyncio.as_completed(tasks):
+            await done
+            yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

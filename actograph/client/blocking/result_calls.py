@@ -1,14 +1,17 @@
 # Made of ../aio/result_calls.py by `python actograph/client/unasync.py`: change that file, not this one.
-"""The calls about what a job gave: samples, scores, comparisons."""
+"""The calls about what a job gave: samples, scores, comparisons, the whole as a folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from actograph.client.answers import path_of, read
+from actograph.client.blocking import results_pull
 from actograph.client.blocking.calls import Calls
 from actograph.client.queries import PAGE_SIZE
+from actograph.client.results_folder import Activations, OnProgress, PulledResults
 from actograph.client.transport import Params
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
@@ -69,3 +72,37 @@ class ResultCalls(Calls):
         body = wanted.model_dump(mode="json")
         answer = self._transport.request("POST", path, json=body, timeout=timeout)
         return read(ActivationComparison, answer)
+
+    def pull_results(
+        self,
+        job_id: str,
+        folder: str | Path,
+        *,
+        activations: Activations = "meta",
+        on_progress: OnProgress | None = None,
+        parallel: int = 4,
+    ) -> PulledResults:
+        """Fetch the results folder of a job; docs/results.md says what is in it.
+
+        What broke off is taken up again, within this call and by the next one. A folder that holds
+        results of this job is brought up to date.
+
+        Args:
+            activations: `none`, `meta` (shapes and sizes), `sampled` (the first 50 features of every
+                row), or `all`: the session folders too, checked by sha256.
+            on_progress: called with what is fetched (`samples` or `sessions`), how many are there, and
+                of how many.
+            parallel: sessions that are fetched at once.
+
+        Raises:
+            InvalidRequest: the folder holds something else.
+            DownloadDamaged: what came is no results folder, or a file has another sha256.
+        """
+        return results_pull.pull(
+            self._transport,
+            job_id,
+            Path(folder),
+            activations=activations,
+            on_progress=on_progress or (lambda _what, _done, _total: None),
+            parallel=parallel,
+        )

@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -40,3 +40,18 @@ def each_of(work: Callable[[A], T], items: Iterator[A], at_once: int) -> Iterato
 def whole(tensor: Any) -> Any:
     """Every row of a tensor."""
     return tensor.read(0, len(tensor))
+
+
+def each(work: Callable[[T], None], items: Iterable[T], parallel: int) -> Iterator[None]:
+    """Do the work for every item, in so many threads; yields whenever one is done.
+
+    The first error ends it, once what has begun is done.
+    """
+    with ThreadPoolExecutor(parallel) as pool:
+        running = [pool.submit(work, item) for item in items]
+        try:
+            for done in as_completed(running):
+                done.result()
+                yield
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,8 @@ The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database
 
 import json
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+import uvicorn
 from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from actograph.cli.main import main
 from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure, SessionFile, TensorInfo
 from actograph.settings import Settings
 from api.app import create_app
@@ -332,3 +336,33 @@ def problem() -> Problem:
         return body
 
     return check
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    """The application on a socket; it was started already."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = uvicorn.Server(uvicorn.Config(service.app, lifespan="off", log_config=None))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+@pytest.fixture
+def run(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("ACTOGRAPH_URL", url)
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call

@@ -1,54 +1,20 @@
 """`actograph store` and the commands that change many sessions, against the real application."""
 
 import json
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 
-from actograph.cli.main import main
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
 from storage import session_changes
 from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
+    from tests.integration.api.conftest import Run, Service
 
 pytestmark = pytest.mark.integration
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def url(service: "Service") -> Iterator[str]:
-    """The application on a socket; it was started already."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = uvicorn.Server(uvicorn.Config(service.app, lifespan="off", log_config=None))
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(timeout=10)
-
-
-@pytest.fixture
-def run(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("ACTOGRAPH_URL", url)
-    monkeypatch.setenv("TERM", "dumb")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 @pytest.fixture
@@ -61,7 +27,7 @@ def made(service: "Service") -> list[str]:
     return [session_id for session_id in ids if session_id is not None]
 
 
-def test_sessions_are_pinned_tagged_and_given_an_expiry(run: Run, url: str, made: list[str]) -> None:
+def test_sessions_are_pinned_tagged_and_given_an_expiry(run: "Run", url: str, made: list[str]) -> None:
     assert run("sessions", "update", made[0], "--pin", "--expires-in", "2h")[:2] == (0, made[0] + "\n")
     code, _, err = run("sessions", "update", "--tag", "night", "--incorrect", "--set-tag", "wrong")
     assert (code, err) == (0, "changed: 2 sessions\n")
@@ -81,7 +47,7 @@ def test_sessions_are_pinned_tagged_and_given_an_expiry(run: Run, url: str, made
         assert (client.session(made[0]).pinned, client.session(made[0]).expires_at) == (False, None)
 
 
-def test_many_are_removed_by_filter_once_that_was_agreed_to(run: Run, url: str, made: list[str]) -> None:
+def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str, made: list[str]) -> None:
     run("sessions", "update", made[0], "--pin")
     code, _, err = run("sessions", "rm", "--correct", "--dry-run")
     assert (code, err.partition(",")[0]) == (0, "to be deleted: 1 sessions")
@@ -109,13 +75,13 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: Run, url: str, 
         ("update", "--all", "--expires-in", "soon"),
     ],
 )
-def test_what_is_meant_must_be_said(run: Run, made: list[str], arguments: tuple[str, ...]) -> None:
+def test_what_is_meant_must_be_said(run: "Run", made: list[str], arguments: tuple[str, ...]) -> None:
     code, out, err = run("sessions", *arguments)
     assert (code, out) == (1, "")
     assert err.startswith("error: ")
 
 
-def test_a_check_names_what_is_wrong_and_ends_with_1(run: Run, service: "Service", made: list[str]) -> None:
+def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Service", made: list[str]) -> None:
     code, out, err = run("store", "verify")
     assert (code, out) == (0, "")
     assert "checked 4 of 4" in err
@@ -134,7 +100,7 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: Run, service: "Service
     assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
 
 
-def test_clearing_says_what_went(run: Run, service: "Service", url: str, made: list[str]) -> None:
+def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made: list[str]) -> None:
     with service.database.write() as session:
         session_changes.update(session, [made[3]], SessionUpdate(expires_at=5))
     dry = run("store", "gc", "--dry-run")
@@ -149,7 +115,7 @@ def test_clearing_says_what_went(run: Run, service: "Service", url: str, made: l
         assert {session.id for session in client.sessions()} == set(made[:3])
 
 
-def test_a_job_is_submitted_with_an_expiry(run: Run, url: str) -> None:
+def test_a_job_is_submitted_with_an_expiry(run: "Run", url: str) -> None:
     code, out, _ = run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "7d")
     assert code == 0
     with Client(url, "") as client:
@@ -157,7 +123,7 @@ def test_a_job_is_submitted_with_an_expiry(run: Run, url: str) -> None:
     assert run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "week")[0] == 1
 
 
-def test_usage_is_shown_by_owner(run: Run, made: list[str]) -> None:
+def test_usage_is_shown_by_owner(run: "Run", made: list[str]) -> None:
     code, out, _ = run("store", "usage")
     assert code == 0
     lines = [line.split() for line in out.splitlines()]
