@@ -1,13 +1,10 @@
 """A real redis-server for the integration tests: TCP on loopback, a folder of its own, no persistence."""
 
-import fcntl
 import importlib.util
-import json
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +12,9 @@ from typing import Any
 
 import pytest
 import redis
+
+from bench.lmeval.environment import LmEval
+from bench.servers import Unavailable
 
 
 class RedisProcess:
@@ -91,56 +91,16 @@ def redis_process(tmp_path: Path) -> Iterator[Callable[[], RedisProcess]]:
         server.stop()
 
 
-LM_EVAL = "lm_eval==0.4.13"
-#: what its GSM8K tasks import; the whole of its dependencies has no wheels
-LM_EVAL_NEEDS = (
-    "requests", "pyyaml", "jinja2", "datasets==5.2.0", "numpy", "dill", "tqdm", "sacrebleu",
-    "more_itertools", "typing_extensions",
-)  # fmt: skip
-
-
-def _lm_eval_python() -> Path:
-    """The Python of lm-eval's virtual environment, which is built on the first run."""
-    venv = Path(__file__).resolve().parents[2] / ".venv-lm-eval"
-    stamp = venv / ".installed"
-    venv.mkdir(exist_ok=True)
-    with (venv / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another test run may be at it
-        if not stamp.exists() or stamp.read_text() != LM_EVAL:
-            pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
-            for command in (
-                [sys.executable, "-m", "venv", str(venv)],
-                [*pip, "--no-deps", LM_EVAL],
-                [*pip, *LM_EVAL_NEEDS],
-            ):
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    reason = f"no lm-eval: {' '.join(command)} failed: {done.stderr[-400:]}"
-                    if os.environ.get("CI"):
-                        pytest.fail(reason)
-                    pytest.skip(reason)
-            stamp.write_text(LM_EVAL)
-    return venv / "bin/python"
-
-
 @pytest.fixture(scope="session")
-def lm_eval(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+def lm_eval(
+    shared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., list[dict[str, Any]]]]:
     """Asks lm-eval itself, in a process and a virtual environment of its own, with GSM8K's real rows."""
-    python = _lm_eval_python()
-    cache = tmp_path_factory.mktemp("lm-eval-cache")
-    script = Path(__file__).with_name("lm_eval_reference.py")
-
-    def ask(*requests: dict[str, Any]) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [str(python), str(script), str(shared / "data/gsm8k")],
-            input=json.dumps(requests),
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache)},
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        answers: list[dict[str, Any]] = json.loads(done.stdout)
-        return answers
-
-    return ask
+    try:
+        running = LmEval(shared / "data/gsm8k", tmp_path_factory.mktemp("lm-eval-cache"))
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    with running:
+        yield running.ask

@@ -1,0 +1,126 @@
+"""Runs under lm-eval's own Python: what lm-eval does with its GSM8K tasks.
+
+    program.py ROWS SITE
+
+Each line of standard input is a request, a JSON object; each line of standard output its answer. It is
+started by `environment.LmEval`; nothing imports it. SITE is where torch and transformers are, which
+only `evaluate` needs.
+"""
+
+import importlib
+import json
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def load_task(name: str, data: Path) -> Any:
+    """The task as lm-eval configures it, but for where the rows lie."""
+    tasks = importlib.import_module("lm_eval.tasks")
+    api = importlib.import_module("lm_eval.api.task")
+    folder = Path(str(tasks.__file__)).parent / "gsm8k"
+    config = yaml.safe_load((folder / f"{name.replace('_', '-')}.yaml").read_text())
+    files = {split: str(data / f"{split}.jsonl") for split in ("train", "test")}
+    config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+    task = api.ConfigurableTask(config=config)
+    task.set_fewshot_seed(1234)
+    return task
+
+
+def contexts(request: dict[str, Any], data: Path) -> dict[str, Any]:
+    """Prompts of the first rows; a chat comes as its messages."""
+    task = load_task(request["task"], data)
+    chat = {"apply_chat_template": True, "chat_template": lambda messages, **_: json.dumps(messages)}
+    found = [
+        task.fewshot_context(
+            doc,
+            request["num_fewshot"],
+            fewshot_as_multiturn=request["multiturn"],
+            **(chat if request["chat"] else {}),
+        )
+        for doc in list(task.eval_docs)[: request["count"]]
+    ]
+    return {"prompts": found, "until": task.config.generation_kwargs["until"]}
+
+
+def scores(request: dict[str, Any], data: Path) -> dict[str, Any]:
+    """For every (completion, answer): what each filter extracts and whether it is right."""
+    task = load_task(request["task"], data)
+    instance = importlib.import_module("lm_eval.api.instance").Instance
+    docs = [{"question": "", "answer": answer} for _, answer in request["cases"]]
+    instances = []
+    for index, (doc, (completion, _)) in enumerate(zip(docs, request["cases"], strict=True)):
+        made = instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=index)
+        made.doc_id, made.resps = index, [completion]
+        instances.append(made)
+    for ensemble in task._filters:
+        ensemble.apply(instances)
+    found = []
+    for doc, made in zip(docs, instances, strict=True):
+        found.append(
+            {
+                name: [answer, float(task.process_results(doc, [answer])["exact_match"])]
+                for name, answer in made.filtered_resps.items()
+            }
+        )
+    return {"scores": found}
+
+
+@cache
+def load_model(folder: str, batch_size: int, dtype: str, device: str, threads: int) -> Any:
+    importlib.import_module("torch").set_num_threads(threads)
+    backend = importlib.import_module("lm_eval.models.huggingface").HFLM
+    return backend(
+        pretrained=folder, device=device, dtype=dtype, batch_size=batch_size, enable_thinking=False
+    )
+
+
+def evaluate(request: dict[str, Any], data: Path) -> dict[str, Any]:
+    """A whole evaluation by the hf backend: greedy, at most `max_tokens`, over the first `limit` rows.
+
+    `data` names another folder of rows.
+    """
+    model = load_model(
+        request["model"], request["batch_size"], request["dtype"], request["device"], request["threads"]
+    )
+    task = load_task(request["task"], Path(request.get("data", data)))
+    task.set_config("num_fewshot", request["num_fewshot"])
+    task.set_config("generation_kwargs", {"max_gen_toks": request["max_tokens"]}, update=True)
+    evaluator = importlib.import_module("lm_eval.evaluator")
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = evaluator.evaluate(
+        lm=model,
+        task_dict={request["task"]: task},
+        limit=request["limit"],
+        bootstrap_iters=0,
+        apply_chat_template=request["chat"],
+        fewshot_as_multiturn=request["chat"],
+    )
+    spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    samples: dict[int, dict[str, Any]] = {}
+    for sample in found["samples"][request["task"]]:
+        one = samples.setdefault(
+            sample["doc_id"],
+            {"prompt": sample["arguments"][0][0], "completion": sample["resps"][0][0], "scores": {}},
+        )
+        one["scores"][sample["filter"]] = [sample["filtered_resps"][0], float(sample["exact_match"])]
+    return {"samples": [samples[i] for i in sorted(samples)], **spent}
+
+
+def main() -> None:
+    data, site = Path(sys.argv[1]), sys.argv[2]
+    sys.path.append(site)  # behind lm-eval's own packages
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    operations = {"contexts": contexts, "scores": scores, "evaluate": evaluate}
+    for line in sys.stdin:
+        request = json.loads(line)
+        answers.write(json.dumps(operations[request["op"]](request, data)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
