@@ -12,6 +12,14 @@ MAX_EXAMPLES = 64
 TaskName = Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot"]
 #: tasks that bring their few-shot examples, and how many; lm-eval shows them all
 OWN_EXAMPLES = {"gsm8k_cot": 8}
+#: what ends their completions
+STOP_STRINGS: dict[str, tuple[str, ...]] = {
+    "gsm8k": ("Question:", "</s>", "<|im_end|>"),
+    "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
+    "gsm8k_cot_zeroshot": ("Q:", "</s>", "<|im_end|>"),
+}
+#: lm-eval's version of the tasks that come along
+LM_EVAL_VERSION = 3.0
 
 Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]

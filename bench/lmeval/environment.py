@@ -1,17 +1,14 @@
 """The virtual environment of lm-eval, built on first use, and a process in it that answers requests."""
 
-import fcntl
 import json
 import os
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.marks import REPO
-from bench.servers import Unavailable
+from bench.isolated_python import python_with
 
 LM_EVAL = "lm_eval==0.4.13"
 #: what its GSM8K tasks import; the whole of its dependencies has no wheels
@@ -28,23 +25,7 @@ def python() -> Path:
     Raises:
         Unavailable: it could not be built, for example without a network.
     """
-    venv = REPO / ".venv-lm-eval"
-    stamp = venv / ".installed"
-    venv.mkdir(exist_ok=True)
-    with (venv / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
-        if not stamp.exists() or stamp.read_text() != LM_EVAL:
-            pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
-            for command in (
-                [sys.executable, "-m", "venv", str(venv)],
-                [*pip, "--no-deps", LM_EVAL],
-                [*pip, *NEEDS],
-            ):
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise Unavailable(f"no lm-eval: {' '.join(command)} failed: {done.stderr[-400:]}")
-            stamp.write_text(LM_EVAL)
-    return venv / "bin/python"
+    return python_with("lm-eval", LM_EVAL, ("--no-deps", LM_EVAL), NEEDS)
 
 
 class LmEval:

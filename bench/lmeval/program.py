@@ -1,4 +1,4 @@
-"""Runs under lm-eval's own Python: what lm-eval does with its GSM8K tasks.
+"""Runs under lm-eval's own Python: what lm-eval does with its GSM8K tasks and its files.
 
     program.py ROWS SITE
 
@@ -10,6 +10,7 @@ only `evaluate` needs.
 import importlib
 import json
 import sys
+import tempfile
 import time
 from functools import cache
 from pathlib import Path
@@ -111,11 +112,43 @@ def evaluate(request: dict[str, Any], data: Path) -> dict[str, Any]:
     return {"samples": [samples[i] for i in sorted(samples)], **spent}
 
 
+def tracked(request: dict[str, Any], _data: Path) -> dict[str, Any]:
+    """The files that lm-eval's tracker writes for these results and samples: name -> text."""
+    loggers = importlib.import_module("lm_eval.loggers.evaluation_tracker")
+    with tempfile.TemporaryDirectory() as folder:
+        tracker = loggers.EvaluationTracker(output_path=folder)
+        tracker.general_config_tracker.log_experiment_args(
+            model_source=request["model_source"],
+            model_args={"pretrained": request["model"]},
+            system_instruction=request["system"],
+            chat_template=None,
+            fewshot_as_multiturn=request["multiturn"],
+        )
+        tracker.save_results_aggregated(results=request["results"], samples=request["samples"])
+        for task, rows in request["samples"].items():
+            tracker.save_results_samples(task_name=task, samples=rows)
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def loaded(request: dict[str, Any], _data: Path) -> dict[str, Any]:
+    """A file of samples, as lm-eval names it and as its users load it."""
+    utils = importlib.import_module("lm_eval.utils")
+    datasets = importlib.import_module("datasets")
+    name = Path(request["path"]).name
+    with tempfile.TemporaryDirectory() as cache:
+        rows = datasets.load_dataset("json", data_files=request["path"], split="train", cache_dir=cache)
+        found = {"rows": len(rows), "columns": rows.column_names}
+    return found | {"task": utils.get_file_task_name(name), "date": utils.get_file_datetime(name)}
+
+
 def main() -> None:
     data, site = Path(sys.argv[1]), sys.argv[2]
     sys.path.append(site)  # behind lm-eval's own packages
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
-    operations = {"contexts": contexts, "scores": scores, "evaluate": evaluate}
+    operations = {
+        "contexts": contexts, "scores": scores, "evaluate": evaluate, "tracked": tracked, "loaded": loaded,
+    }  # fmt: skip
     for line in sys.stdin:
         request = json.loads(line)
         answers.write(json.dumps(operations[request["op"]](request, data)) + "\n")

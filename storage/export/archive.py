@@ -4,14 +4,15 @@ A member's size stands before its bytes, so that what is not known beforehand is
 while it is small, then in a temporary file without a name.
 """
 
+import io
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
-SPOOL_IN_MEMORY = 1 << 20
+SPOOL_IN_MEMORY = 1 << 18
 CHUNK = 1 << 16
 #: text shrinks to a quarter at the fastest level already, and the API has other things to do
 LEVEL = 1
@@ -42,6 +43,16 @@ class Spool:
         self._file.seek(0)
         while piece := self._file.read(CHUNK):
             yield piece
+
+    @property
+    def file(self) -> IO[bytes]:
+        """For a writer that seeks; `measure` afterwards."""
+        return self._file
+
+    def measure(self) -> int:
+        """Bytes that are there, whoever wrote them."""
+        self.size = self._file.seek(0, io.SEEK_END)
+        return self.size
 
     def clear(self) -> None:
         """Forget what was written."""

@@ -17,6 +17,9 @@ from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.export import activations
 from storage.export.archive import Spool, TarGz
+from storage.export.inspect_log import InspectLog
+from storage.export.lm_eval_files import LmEvalFiles
+from storage.export.of_condition import Origin, runs
 from storage.export.plan import ExportPlan
 from storage.export.records import full, json_file, json_line, line
 from storage.export.trajectories import turns
@@ -44,6 +47,7 @@ class Totals:
     #: sessions that could not be read -> why
     unreadable_sessions: dict[str, str] = field(default_factory=dict)
     revision: str | None = None
+    template_sha256: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
 
     def count(self, sample: Sample, held: "Held") -> None:
@@ -59,6 +63,11 @@ class Totals:
         if held.manifest is not None and not self.versions:
             self.versions = dict(held.manifest.versions)
             self.revision = held.manifest.revision
+            self.template_sha256 = held.manifest.template_sha256
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(revision=self.revision, template_sha256=self.template_sha256, versions=self.versions)
 
 
 @dataclass(kw_only=True)
@@ -87,15 +96,25 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
     names = plan.names
     with ExitStack() as spools:
         dataset = spools.enter_context(Spool())
+        of_conditions = runs(plan.job, plan.results.conditions)
+        lm_eval = {name: LmEvalFiles(run, spools) for name, run in of_conditions.items()}
+        inspect = {name: InspectLog(run, spools) for name, run in of_conditions.items()}
         for number, (sample, session) in enumerate(_samples(plan, database)):
             name = names(sample.index, sample.condition, sample.epoch)
             held = _held(store, session, read=plan.detail != "none")
             dataset.write(json_line(line(sample, name)))
+            if sample.condition in of_conditions:
+                lm_eval[sample.condition].add(sample)
+                inspect[sample.condition].add(sample)
             if number >= skip:
                 yield from _sample_files(tar, plan, sample, name, held)
                 yield from tar.flush()
             totals.count(sample, held)
         yield from tar.add_spool("dataset.jsonl", dataset)
+        for name in of_conditions:
+            for file in lm_eval[name].files(totals.origin, plan.exported_at):
+                yield from tar.add(*file)
+            yield from tar.add(*inspect[name].file(totals.origin, plan.exported_at))
     if plan.comparison is not None:
         yield from tar.add_bytes("comparison.json", json_file(plan.comparison.model_dump(mode="json")))
     # the last one, so that it stands for all the others

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from actograph.contract.resources import Sample
+from actograph.tool_calls import MalformedCall, ToolCall, parse_calls
 from storage.manifest import SessionManifest, Turn
 
 
@@ -55,13 +56,21 @@ def _dialogue(
 
 def _answer(number: int, content: str, manifest: SessionManifest | None, span: Turn | None) -> dict[str, Any]:
     begin, end = (span.start + span.prompt_tokens, span.stop) if span is not None else (0, 0)
-    return {
+    turn: dict[str, Any] = {
         "turn": number,
         "role": "assistant",
         "content": content,
         "tokens": end - begin if span is not None else None,
         "segments": _segments(manifest, begin, end) if span is not None else None,
     }
+    calls = [_call(call) for call in parse_calls(content)]
+    return turn | ({"tool_calls": calls} if calls else {})
+
+
+def _call(call: ToolCall | MalformedCall) -> dict[str, Any]:
+    if isinstance(call, MalformedCall):
+        return {"malformed": call.reason}
+    return {"name": call.name, "arguments": dict(call.arguments)}
 
 
 def _given(span: Turn) -> tuple[int, int]:

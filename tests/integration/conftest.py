@@ -1,6 +1,7 @@
 """A real redis-server for the integration tests: TCP on loopback, a folder of its own, no persistence."""
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 
+from bench.isolated_python import python_with
 from bench.lmeval.environment import LmEval
 from bench.servers import Unavailable
 
@@ -104,3 +106,33 @@ def lm_eval(
         pytest.skip(str(error))
     with running:
         yield running.ask
+
+
+INSPECT = "inspect_ai==0.3.285"
+
+
+@pytest.fixture(scope="session")
+def read_inspect_logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[dict[str, Any]]]:
+    """Has inspect_ai itself read the logs of a folder, in a virtual environment of its own."""
+    try:
+        python = python_with("inspect", INSPECT, (INSPECT,))
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    home = tmp_path_factory.mktemp("inspect-home")
+    script = Path(__file__).with_name("inspect_reference.py")
+
+    def read(folder: Path) -> list[dict[str, Any]]:
+        done = subprocess.run(
+            [str(python), str(script), str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        logs: list[dict[str, Any]] = json.loads(done.stdout)
+        return logs
+
+    return read

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import Condition, EvaluationSpec
-from actograph.contract.tasks import TaskSpec
+from actograph.contract.tasks import STOP_STRINGS, TaskSpec
 from actograph.dataset_rows import DatasetRow, read_rows
 from actograph.tasks.rows import RowForm, examples_of
 
@@ -62,18 +62,18 @@ TASKS = {
     "gsm8k": Task(
         name="gsm8k",
         question_form="Question: {question}\nAnswer:",
-        stop=("Question:", "</s>", "<|im_end|>"),
+        stop=STOP_STRINGS["gsm8k"],
     ),
     "gsm8k_cot": Task(
         name="gsm8k_cot",
         question_form="Q: {question}\nA:",
-        stop=("Q:", "</s>", "<|im_end|>"),
+        stop=STOP_STRINGS["gsm8k_cot"],
         examples=_own_examples("gsm8k_cot"),
     ),
     "gsm8k_cot_zeroshot": Task(
         name="gsm8k_cot_zeroshot",
         question_form="Q: {question}\nA: Let's think step by step.",
-        stop=("Q:", "</s>", "<|im_end|>"),
+        stop=STOP_STRINGS["gsm8k_cot_zeroshot"],
     ),
 }
 

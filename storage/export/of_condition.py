@@ -1,0 +1,69 @@
+"""What the evaluation frameworks' files are told of one condition of an evaluation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actograph.contract.resources import ConditionResults, Job
+from actograph.contract.specs import Condition, EvaluationSpec, SamplingSpec
+from actograph.contract.tasks import STOP_STRINGS, TaskSpec, task_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionRun:
+    """One condition of a job, which is an evaluation of its own to lm-eval and to Inspect."""
+
+    job: Job
+    spec: EvaluationSpec
+    condition: Condition
+    results: ConditionResults
+    #: whether there are others
+    is_one_of_several: bool
+
+    @property
+    def task(self) -> str:
+        return task_name(self.job.spec.get("task")) or self.job.kind
+
+    @property
+    def sampling(self) -> SamplingSpec:
+        changes = self.condition.sampling
+        return self.spec.sampling if changes is None else changes.applied(self.spec.sampling)
+
+    @property
+    def stop(self) -> list[str]:
+        """The job's stop strings and the task's."""
+        own = self.spec.task
+        of_task = own.stop if isinstance(own, TaskSpec) else STOP_STRINGS.get(str(own), ())
+        return list(dict.fromkeys([*self.spec.sampling.stop, *of_task]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """How the samples were made, as their sessions tell; nothing where there are none."""
+
+    revision: str | None
+    template_sha256: str | None
+    versions: Mapping[str, str]
+
+
+def runs(job: Job, results: Mapping[str, ConditionResults]) -> dict[str, ConditionRun]:
+    """The conditions of an evaluation by name; none of a job of another kind."""
+    if job.kind != "evaluation":
+        return {}
+    spec = EvaluationSpec.model_validate(job.spec)
+    return {
+        condition.name: ConditionRun(
+            job=job,
+            spec=spec,
+            condition=condition,
+            results=results[condition.name],
+            is_one_of_several=len(spec.conditions) > 1,
+        )
+        for condition in spec.conditions
+    }
+
+
+def dataset_name(spec: EvaluationSpec) -> str:
+    """Where the problems came from, in words."""
+    fields: dict[str, Any] = spec.dataset.model_dump()
+    return str(fields.get("hub") or fields.get("path") or fields.get("file_id"))

@@ -1,0 +1,192 @@
+"""A drained evaluation as a results folder, opened by lm-eval and by inspect_ai themselves."""
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.contract.resources import JobStatus
+from storage.export import folder, plan
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+Ask = Callable[..., list[dict[str, Any]]]
+ReadLogs = Callable[[Path], list[dict[str, Any]]]
+
+SUMS = [(12, 30), (45, 11), (70, 25)]
+PROBLEMS = [
+    {
+        "question": f"Tom has {a} apples. Mia gives Tom {b} more. How many apples does Tom have now?",
+        "answer": f"#### {a + b}",
+    }
+    for a, b in SUMS
+]
+#: the bare question, as the model was trained on it
+TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "format"]}
+TWO_WAYS = [{"name": "plain"}, {"name": "calculator", "mode": "with_tools"}]
+#: what the tracker itself adds to the results
+OF_TRACKER = (
+    "task_hashes", "model_source", "model_name", "model_name_sanitized", "system_instruction",
+    "system_instruction_sha", "fewshot_as_multiturn", "chat_template", "chat_template_sha",
+    "total_evaluation_time_seconds",
+)  # fmt: skip
+
+
+def exported(bench: "Bench", into: Path, **spec: Any) -> tuple[Path, dict[str, Any]]:
+    """Drain a job and unpack its export: the folder, and the results as the API has them."""
+    job_id = bench.submit(PROBLEMS, **spec)
+    bench.drain().run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.COMPLETED
+    wanted = plan.prepare(bench.database, job_id, "meta")
+    data = b"".join(folder.stream(wanted, bench.database, bench.store))
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+        tar.extractall(into, filter="data")
+    return into / job_id, wanted.results.model_dump(mode="json")["conditions"]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_with_the_tracker(lm_eval: Ask, where: Path, metrics: dict[str, float | None]) -> None:
+    """lm-eval writes the same two files of the same results and samples, to the byte."""
+    (results_path,) = where.glob("results_*.json")
+    (samples_path,) = where.glob("samples_*.jsonl")
+    ours = json.loads(results_path.read_text())
+    (task,) = ours["results"]
+    samples = lines(samples_path)
+    as_run = [
+        line | {"arguments": [list(given.values()) for given in line["arguments"].values()]}
+        for line in samples
+    ]
+    tracked, loaded = lm_eval(
+        {
+            "op": "tracked",
+            "results": {key: value for key, value in ours.items() if key not in OF_TRACKER},
+            "samples": {task: as_run},
+            "model_source": ours["model_source"],
+            "model": ours["model_name"],
+            "system": ours["system_instruction"],
+            "multiturn": ours["fewshot_as_multiturn"],
+        },
+        {"op": "loaded", "path": str(samples_path)},
+    )
+    assert {re.sub(r"\d{4}-.*\d(?=\.json)", "", name) for name in tracked} == {
+        f"{where.name}/results_.json", f"{where.name}/samples_{task}_.jsonl",
+    }  # fmt: skip
+    theirs = {Path(name).suffix: text for name, text in tracked.items()}
+    assert theirs[".jsonl"] == samples_path.read_text()
+    written = json.loads(theirs[".json"])
+    assert list(written) == list(ours)
+    # the tracker's own clock, and the template, which it was not given
+    apart = ("total_evaluation_time_seconds", "chat_template_sha")
+    assert float(ours[apart[0]]) >= 0
+    assert {**written, **dict.fromkeys(apart)} == {**ours, **dict.fromkeys(apart)}
+
+    assert loaded["rows"] == len(samples)
+    assert {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps"} <= set(loaded["columns"])
+    assert loaded["task"] == task
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{6}", loaded["date"])
+    found = ours["results"][task]
+    for key, value in metrics.items():
+        assert found[key] == ("N/A" if value is None else value)
+        metric, _, of_filter = key.partition(",")
+        values = [line[metric] for line in samples if line["filter"] == of_filter and metric in line]
+        if values:
+            assert found[key] == pytest.approx(sum(values) / len(values))
+
+
+def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
+    bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
+) -> None:
+    where, results = exported(
+        bench, tmp_path, task=TASK, conditions=TWO_WAYS, sampling={"max_tokens": 64}, tags=["night"],
+        capture={"hooks": ["resid_post.0"]},
+    )  # fmt: skip
+    for name in ("plain", "calculator"):
+        check_with_the_tracker(lm_eval, where / "lm_eval" / name / "tiny-qwen3", results[name]["metrics"])
+
+    turns = lines(where / "trajectories" / "additions_0001__calculator.jsonl")
+    assert [turn["role"] for turn in turns] == ["prompt", "assistant", "tool", "assistant"]
+    (call,) = turns[1]["tool_calls"]
+    assert call["name"] == "calculator"
+    assert turns[2]["content"] == "42"
+    sample = json.loads((where / "samples" / "additions_0001__calculator.json").read_text())
+    assert turns[0]["tokens"] == sample["prompt_tokens"]
+    assert turns[1]["tokens"] + turns[3]["tokens"] == sample["generated_tokens"]
+    assert turns[1]["segments"][0]["name"] == "tool_call"
+    assert turns[3]["segments"][0]["name"] == "answer"
+    summary = json.loads((where / "summary.json").read_text())
+    assert {"actograph", "torch", "transformers", "nnsight"} <= summary["versions"].keys()
+
+    logs = {log["listed_as"]: log for log in read_inspect_logs(where / "inspect")}
+    assert set(logs) == {"additions-plain", "additions-calculator"}
+    for name, log in ((name, logs[f"additions-{name}"]) for name in ("plain", "calculator")):
+        assert (log["status"], log["task"], log["model"], log["epochs"]) == (
+            "success", "additions", "tiny-qwen3", 1,
+        )  # fmt: skip
+        assert log["config"] == {"max_tokens": 64, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+        assert log["summaries"] == [[1, 1, True, None], [2, 1, True, None], [3, 1, True, None]]
+        scores = {score["name"]: score["metrics"] for score in log["results"]["scores"]}
+        assert set(scores) == {"numeric", "exact_match", "format"}
+        metrics = results[name]["metrics"]
+        assert scores["numeric"]["mean"]["value"] == metrics["exact_match,numeric"]
+        assert scores["format"]["stderr"]["value"] == metrics["format_stderr,none"]
+        written = {sample["uuid"]: sample for sample in log["samples"]}
+        for path in (where / "samples").glob(f"*__{name}.json"):
+            ours = json.loads(path.read_text())
+            theirs = written[ours["id"]]
+            assert theirs["id"] == ours["index"] + 1
+            assert (theirs["input"], theirs["target"]) == (ours["problem"], ours["gold"])
+            assert theirs["messages"][0]["content"] == ours["prompt"]
+            assert theirs["output"]["completion"] == ours["completion"]
+            assert theirs["scores"]["numeric"]["value"] == ours["scores"]["exact_match,numeric"]["value"]
+            assert theirs["model_usage"]["tiny-qwen3"]["output_tokens"] == ours["generated_tokens"]
+    with_tools = logs["additions-calculator"]["samples"][0]["messages"]
+    assert [message["role"] for message in with_tools] == ["user", "assistant", "tool", "assistant"]
+    (made,) = with_tools[1]["tool_calls"]
+    assert (made["function"], list(made["arguments"])) == ("calculator", ["expression"])
+    assert with_tools[2]["tool_call_id"] == made["id"]
+    assert with_tools[2]["function"] == "calculator"
+    assert "<tool_call>" not in with_tools[1]["content"]
+
+
+def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
+    bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
+) -> None:
+    where, results = exported(
+        bench, tmp_path, epochs=2, sampling={"max_tokens": 8, "temperature": 0.9, "stop": ["END"]}
+    )
+    metrics = results["baseline"]["metrics"]
+    assert "pass@2,strict-match" in metrics
+    check_with_the_tracker(lm_eval, where / "lm_eval" / "tiny-qwen3", metrics)
+    (samples_path,) = (where / "lm_eval" / "tiny-qwen3").glob("samples_gsm8k_*.jsonl")
+    first = lines(samples_path)[0]
+    assert first["filter"] == "strict-match"
+    assert [len(repeats) for repeats in first["resps"]] == [2]
+    assert [line["filter"] for line in lines(samples_path)] == [
+        name for name in ("strict-match", "flexible-extract", "numeric") for _ in PROBLEMS
+    ]
+    assert first["arguments"]["gen_args_0"]["arg_1"] == {
+        "until": ["END", "Question:", "</s>", "<|im_end|>"],
+        "do_sample": True,
+        "temperature": 0.9,
+        "max_gen_toks": 8,
+        "top_p": 1.0,
+    }
+
+    (log,) = read_inspect_logs(where / "inspect")
+    assert (log["task"], log["epochs"]) == ("gsm8k", 2)
+    assert sorted(one[:2] for one in log["summaries"]) == [[n, e] for n in (1, 2, 3) for e in (1, 2)]
+    assert log["results"]["total_samples"] == log["results"]["completed_samples"] == 6
+    scores = {score["name"]: score["metrics"] for score in log["results"]["scores"]}
+    assert scores["strict-match"]["pass@2"]["value"] == metrics["pass@2,strict-match"]
+    assert scores["strict-match"]["mean"]["value"] == metrics["exact_match,strict-match"]

@@ -1,0 +1,82 @@
+"""An export of a large job takes no more memory than one of a small job."""
+
+import tracemalloc
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actograph.contract.specs import EvaluationSpec, job_spec_adapter
+from actograph.dataset_rows import DatasetRow
+from storage import jobs, migrate, samples
+from storage.artifacts.local import LocalStore
+from storage.database import Database
+from storage.export import folder, plan
+from storage.models import SampleRow
+from storage.sample_expansion import evaluation_samples
+
+SAMPLES = 5000
+PROMPT = "A prompt as long as one with examples. " * 100
+SCORES = {"exact_match,strict-match": {"value": 1.0, "answer": "5"}}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
+    migrate.upgrade(opened)
+    yield opened
+    opened.close()
+
+
+def finished_job(database: Database) -> str:
+    """The id of an evaluation whose samples have all ended."""
+    spec = job_spec_adapter.validate_python(
+        {"kind": "evaluation", "model": "demo", "dataset": {"path": "p.jsonl"}, "scorers": ["strict-match"]}
+    )
+    assert isinstance(spec, EvaluationSpec)
+    rows = [DatasetRow(index=i, question=f"{i} + 5?", answer=f"#### {i + 5}") for i in range(SAMPLES)]
+    with database.write() as session:
+        row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=SAMPLES)
+        samples.insert(session, row.id, evaluation_samples(spec, rows))
+        session.query(SampleRow).update(
+            {
+                "status": "completed",
+                "prompt": PROMPT,
+                "completion": "#### 5",
+                "finish_reason": "stop",
+                "prompt_tokens": 900,
+                "generated_tokens": 4,
+                "scores": SCORES,
+            }
+        )
+        return row.id
+
+
+def inflated(pieces: Iterable[bytes]) -> int:
+    """Bytes of a whole gzip stream, of which little is held at once."""
+    gzip, size = zlib.decompressobj(31), 0
+    for piece in pieces:
+        left = piece
+        while left:
+            size += len(gzip.decompress(left, 1 << 16))
+            left = gzip.unconsumed_tail
+    assert gzip.eof
+    return size
+
+
+def test_five_thousand_samples_are_never_held_at_once(database: Database, tmp_path: Path) -> None:
+    job_id = finished_job(database)
+    store = LocalStore(tmp_path / "store")
+    tracemalloc.start()
+    try:
+        wanted = plan.prepare(database, job_id, "meta")
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        written = inflated(folder.stream(wanted, database, store))
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert written > 90e6
+    # the zip's table of contents, and spools, which go to disk when they grow
+    assert peak < 8e6, f"{peak / 1e6:.1f} MB for {written / 1e6:.0f} MB"
