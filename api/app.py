@@ -13,6 +13,7 @@ from api.auth import Authentication
 from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
 from api.job_ends import JobEnds
+from api.live_texts import LiveTexts
 from api.reconciler import Reconciler
 from api.routes import (
     capabilities,
@@ -38,6 +39,7 @@ from storage import deployment, migrate
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
+from storage.live_text import LiveTextReader
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +61,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.services = services
         app.state.reconciler = reconciler
         app.state.job_ends = JobEnds(services)
+        app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
         reconciler.start()
         try:
             yield
         finally:
             services.stopping.set()
             reconciler.stop()
+            await app.state.live_texts.close()
             services.broker.close()
             services.database.close()
 

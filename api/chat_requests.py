@@ -1,14 +1,20 @@
 """From a request in OpenAI's form to a chat job in the queue."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from actograph.contract.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from api import planning, submissions
 from api.dependencies import Services
+from api.submissions import Submission
+from storage import samples
+from storage.models import JobRow, SampleRow
 
 #: OpenAI's own default for `/v1/completions`
 COMPLETION_MAX_TOKENS = 16
@@ -24,6 +30,7 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
         enable_thinking=request.thinks,
         max_tokens=request.most_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
+        live=bool(request.stream),
     )
     return _spec(request, [given], services, metadata=request.metadata or {})
 
@@ -33,6 +40,7 @@ def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSp
     shared: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         "default_max_tokens": COMPLETION_MAX_TOKENS,
+        "live": bool(request.stream),
     }
     inputs = [
         ChatInput(prompt=prompt, **shared)
@@ -45,7 +53,6 @@ def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSp
 
 def _refuse_unfinished(request: CompletionBase) -> None:
     wanted = {
-        "stream": request.stream,
         "logprobs": getattr(request, "logprobs", None),
         "echo": getattr(request, "echo", None),
     }
@@ -74,8 +81,8 @@ def _spec(
     )
 
 
-def submit(services: Services, spec: ChatJobSpec, owner: str) -> str:
-    """Check the job, insert it and wake a worker; returns its id.
+def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:
+    """Check the job, insert it with its samples and wake a worker.
 
     Raises:
         ServiceUnavailable: no live worker can serve the model.
@@ -88,12 +95,17 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> str:
         ahead = submission.outlook
         if ahead.waiting_reason is not None:
             raise ServiceUnavailable(ahead.waiting_reason)
-        row = services.database.write_small(lambda session: submissions.insert(session, submission))
+        made = services.database.write_small(lambda session: _insert(session, submission))
     except ActographError as error:
         error.param = _PARAMS.get(error.param or "", error.param)
         raise
-    services.broker.wake(row.id, row.priority, ahead.queue)
-    return row.id
+    services.broker.wake(made[0].id, made[0].priority, ahead.queue)
+    return made
+
+
+def _insert(session: Session, submission: Submission) -> tuple[JobRow, Sequence[SampleRow]]:
+    row = submissions.insert(session, submission)
+    return row, samples.find(session, row.id, limit=row.total or 1)[0]
 
 
 def _within_context(spec: ChatJobSpec, services: Services) -> ChatJobSpec:

@@ -97,20 +97,20 @@ def read(services: Services, job_id: str) -> ChatResult:
 def chat_completion(result: ChatResult) -> answers.ChatCompletion:
     """The answer to `/v1/chat/completions`."""
     return answers.ChatCompletion(
-        choices=[_chat_choice(row, _captured(result, row)) for row in result.samples],
+        choices=[chat_choice(result, row) for row in result.samples],
         usage=result.usage,
         **envelope(result.job, "chatcmpl"),
         **_captured(result, result.samples[0]),
     )
 
 
-def _chat_choice(row: SampleRow, captured: dict[str, Any]) -> answers.ChatChoice:
+def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
     content, calls = split_answer(row)
     return answers.ChatChoice(
         index=row.epoch,
         message=answers.AssistantMessage(content=content, tool_calls=calls or None),
         finish_reason="tool_calls" if calls else finish_reason(row),
-        **captured,
+        **_captured(result, row),
     )
 
 
@@ -141,18 +141,19 @@ def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
 def completion(result: ChatResult) -> answers.Completion:
     """The answer to `/v1/completions`."""
     return answers.Completion(
-        choices=[
-            answers.CompletionChoice(
-                index=place,
-                text=_echo(row) + (row.completion or ""),
-                finish_reason=finish_reason(row),
-                **_captured(result, row),
-            )
-            for place, row in enumerate(result.samples)
-        ],
+        choices=[completion_choice(result, row, place) for place, row in enumerate(result.samples)],
         usage=result.usage,
         **envelope(result.job, "cmpl"),
         **_captured(result, result.samples[0]),
+    )
+
+
+def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers.CompletionChoice:
+    return answers.CompletionChoice(
+        index=place,
+        text=echoed(row) + (row.completion or ""),
+        finish_reason=finish_reason(row),
+        **_captured(result, row),
     )
 
 
@@ -176,7 +177,8 @@ def finish_reason(row: SampleRow) -> answers.FinishReason:
     return "length" if row.finish_reason == "length" else "stop"
 
 
-def _echo(row: SampleRow) -> str:
+def echoed(row: SampleRow) -> str:
+    """The prompt where the answer repeats it."""
     return (row.prompt or "") if row.input.get("echo") else ""
 
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 #: pauses between two looks at the index: short for what has just been asked for, longer after a while
 FIRST_PAUSE_SECONDS = 0.02
-LONGEST_PAUSE_SECONDS = 0.25
+LONGEST_PAUSE_SECONDS = 0.1
 GROWTH = 1.25
 
 

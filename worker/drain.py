@@ -40,6 +40,7 @@ from storage import (
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database, is_away
+from storage.live_text import LiveTextWriter
 from storage.models import JobRow
 from storage.queue_state import disk_pause
 from storage.sample_expansion import evaluation_samples, extract_samples
@@ -112,6 +113,7 @@ class Drain:
         self._stop = stop
         self._grouping = ModelGrouping(settings.model_hold_seconds)
         self._outage = StoreOutage(store)
+        self._live = LiveTextWriter(settings.broker_url)
         self._loaded: str | None = None
         #: up to when the time of this slice was counted to its units
         self._measured_to = self._slice_ended_at = 0.0
@@ -357,6 +359,7 @@ class Drain:
             provenance=provenance,
             steering=steering,
             time_limit=row.spec.get("sample_timeout_seconds") or None,
+            live=self._live if row.kind == chat_job.KIND else None,
         )
         return Slice(
             job_id=job_id,

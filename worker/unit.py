@@ -23,11 +23,13 @@ from actograph.contract.prefill_plan import PrefillPlan
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
+from storage.live_text import LiveTextWriter
 from storage.samples import LeasedSample
-from worker.engine.generate import Engine
+from worker.engine.generate import Engine, OnBatch
 from worker.engine.memory import memory_snapshot
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk, RowShaping, RowSink
 from worker.lease import LeaseKeeper
+from worker.live_text import LiveText
 from worker.outcome import Outcome, by_sampling
 from worker.recording import Provenance, Recorded, UnitRecorder
 from worker.runners.runner import Runner
@@ -54,9 +56,16 @@ class UnitRunner:
         provenance: Provenance | None,
         steering: Steering = UNSTEERED,
         time_limit: float | None = None,
+        live: LiveTextWriter | None = None,
     ) -> None:
-        """`provenance` is None where the job captures nothing; `time_limit`: seconds for one sample."""
+        """
+        Args:
+            provenance: None where the job captures nothing.
+            time_limit: seconds for one sample.
+            live: where the text of samples that ask for it goes while it is generated.
+        """
         self._time_limit = time_limit
+        self._live = live
         self._steering = steering
         self._store = store
         self._engine = engine
@@ -202,14 +211,35 @@ class UnitRunner:
             if sampling is None:
                 generations = self._prefill(requests, sink, keeper)
             else:
-                jobs = [o.lease.job_id for o in group.values()]
-                drop = (lambda i, jobs=jobs: keeper.has_ended(jobs[i])) if len(set(jobs)) > 1 else None
-                generations = self._continue(requests, sampling, sink, keeper, drop)
+                generations = self._followed(
+                    [o.lease for o in group.values()], requests, sampling, sink, keeper
+                )
             if any(g.finish_reason == "cancelled" for g in generations):
                 return None
             for (place, o), g in zip(group.items(), generations, strict=True):
                 outcomes[place] = replace(o, generation=_noted(g, o), error=self._error_of(g))
         return list(outcomes.values())
+
+    def _followed(
+        self,
+        leases: Sequence[LeasedSample],
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSpec,
+        sink: RowSink | None,
+        keeper: LeaseKeeper,
+    ) -> list[Generation]:
+        """Generate, dropping the samples of jobs that end meanwhile, and sending text as it comes."""
+
+        def drop(index: int) -> bool:
+            return keeper.has_ended(leases[index].job_id)
+
+        dropping = drop if len({lease.job_id for lease in leases}) > 1 else None
+        if self._live is None:
+            return self._continue(requests, sampling, sink, keeper, should_drop=dropping)
+        with LiveText(self._live, leases, self._runner.live_text, sampling.stop) as live:
+            return self._continue(
+                requests, sampling, sink, keeper, should_drop=dropping, on_batch=live.on_batch
+            )
 
     def _turns(self, recorder: UnitRecorder | None, keeper: LeaseKeeper) -> TurnLoop:
         origin = self.provenance
@@ -248,7 +278,9 @@ class UnitRunner:
         sampling: SamplingSpec,
         sink: RowSink | None,
         keeper: LeaseKeeper,
+        *,
         should_drop: Callable[[int], bool] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> list[Generation]:
         origin = self.provenance
         return self._engine.generate(
@@ -265,6 +297,7 @@ class UnitRunner:
             options=self._options,
             time_limit=self._time_limit,
             should_drop=should_drop,
+            on_batch=on_batch,
         )
 
     def _prefill(

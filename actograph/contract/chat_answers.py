@@ -122,3 +122,48 @@ class Completion(Answer):
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage
+
+
+class ToolCallDelta(Resource):
+    """A whole call: it is not sent in pieces."""
+
+    index: int
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+
+class ChatChunkChoice(Captured):
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunk(Answer):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class CompletionChunkChoice(Captured):
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class CompletionChunk(Answer):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None

@@ -2,34 +2,37 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
+import anyio
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.chat_answers import ChatCompletion, Completion
 from actograph.contract.chat_job import ChatJobSpec
-from actograph.contract.errors import ActographError, Conflict, NotFound
-from api import chat_requests, chat_results
+from actograph.contract.errors import ActographError
+from api import chat_requests, chat_results, chat_stream
 from api.auth import caller
 from api.chat_results import ChatResult
+from api.chat_running import Running, cancel, first_of
+from api.chat_stream import ChatChunks, CompletionChunks
 from api.dependencies import Services, ServicesDep
 from api.errors import actograph_problem, documented
 from api.job_ends import JobEnds
+from api.live_texts import LiveTexts
 from api.request_body import body_of, json_body
 from api.validation import parse_body
-from storage import jobs
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
 Body = Annotated[bytes, Depends(json_body)]
 #: what nginx writes into its log for a client that went away
 CLIENT_CLOSED_REQUEST = 499
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,29 @@ class Call:
     http: Request
     services: Services
     ends: JobEnds
+    texts: LiveTexts
     owner: str
 
 
+STREAMED = {
+    "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
+
+
+@dataclass(frozen=True)
+class Route(Generic[R]):
+    """What tells one of the two routes from the other."""
+
+    takes: type[R]
+    spec: Callable[[R, Services], ChatJobSpec]
+    answer: Callable[[ChatResult], BaseModel]
+    chunks: chat_stream.Chunks
+
+
 async def _call(http: Request, services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Call:
-    return Call(http, services, http.app.state.job_ends, by)
+    return Call(http, services, http.app.state.job_ends, http.app.state.live_texts, by)
 
 
 CallDep = Annotated[Call, Depends(_call)]
@@ -54,16 +75,17 @@ CallDep = Annotated[Call, Depends(_call)]
     operation_id="create_chat_completion",
     summary="Answer a conversation",
     response_model=ChatCompletion,
-    responses=documented(400, 404, 409, 413, 415, 503, 504),
+    responses={200: STREAMED, **documented(400, 404, 409, 413, 415, 503, 504)},
     openapi_extra=body_of("ChatCompletionRequest"),
 )
 async def create_chat_completion(call: CallDep, body: Body) -> Response:
     """OpenAI's chat completion, and its activations where `capture` or `store_activations` asks for them."""
 
-    def spec() -> ChatJobSpec:
-        return chat_requests.chat_spec(parse_body(ChatCompletionRequest, body), call.services)
-
-    return await _answer(call, spec, chat_results.chat_completion)
+    return await _answer(
+        call,
+        Route(ChatCompletionRequest, chat_requests.chat_spec, chat_results.chat_completion, ChatChunks()),
+        body,
+    )
 
 
 @router.post(
@@ -71,39 +93,63 @@ async def create_chat_completion(call: CallDep, body: Body) -> Response:
     operation_id="create_completion",
     summary="Continue texts",
     response_model=Completion,
-    responses=documented(400, 404, 409, 413, 415, 503, 504),
+    responses={200: STREAMED, **documented(400, 404, 409, 413, 415, 503, 504)},
     openapi_extra=body_of("CompletionRequest"),
 )
 async def create_completion(call: CallDep, body: Body) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
 
-    def spec() -> ChatJobSpec:
-        return chat_requests.completion_spec(parse_body(CompletionRequest, body), call.services)
+    return await _answer(
+        call,
+        Route(CompletionRequest, chat_requests.completion_spec, chat_results.completion, CompletionChunks()),
+        body,
+    )
 
-    return await _answer(call, spec, chat_results.completion)
 
-
-async def _answer(
-    call: Call, spec: Callable[[], ChatJobSpec], shown: Callable[[ChatResult], BaseModel]
-) -> Response:
-    """Submit, wait for the end, and answer; a client that goes away ends its job."""
-    services = call.services
+async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
+    """Submit and answer, at the end or while it is generated; a client that goes away ends its job."""
     try:
-        job_id = await run_in_threadpool(lambda: chat_requests.submit(services, spec(), call.owner))
-        has_ended = False
-        try:
-            has_ended = await _ended(call, job_id)
-        finally:
-            if not has_ended:
-                await asyncio.shield(run_in_threadpool(cancel, services, job_id))
-        if not has_ended:
+        request, running = await run_in_threadpool(_submit, call, route, body)
+        if not request.stream:
+            return await _at_the_end(call, route, running)
+        include_usage = request.stream_options is not None and request.stream_options.include_usage
+        events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
+        first = asyncio.ensure_future(anext(events))
+        # until something was said an error is an answer of its own
+        if not await first_of(first, call.http):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        content = await run_in_threadpool(
-            lambda: shown(chat_results.read(services, job_id)).model_dump(mode="json")
-        )
-        return JSONResponse(content)
+        stream = chat_stream.guarded(first.result(), events)
+        return StreamingResponse(stream, headers=STREAM_HEADERS, media_type="text/event-stream")
     except ActographError as error:
         return refusal(error, call.http.url.path)
+
+
+def _submit(call: Call, route: Route[R], body: bytes) -> tuple[R, Running]:
+    request = parse_body(route.takes, body)
+    spec = route.spec(request, call.services)
+    job, samples = chat_requests.submit(call.services, spec, call.owner)
+    return request, Running(
+        services=call.services, ends=call.ends, texts=call.texts, job=job, samples=samples
+    )
+
+
+async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response:
+    services, job_id = running.services, running.job.id
+    has_ended = False
+    try:
+        ended = asyncio.ensure_future(running.ends.wait(job_id))
+        has_ended = await first_of(ended, call.http)
+        if not has_ended:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        ended.result()
+    finally:
+        if not has_ended or services.stopping.is_set():
+            with anyio.CancelScope(shield=True):
+                await run_in_threadpool(cancel, services, job_id)
+    content = await run_in_threadpool(
+        lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
+    )
+    return JSONResponse(content)
 
 
 def refusal(error: ActographError, instance: str) -> Response:
@@ -112,31 +158,3 @@ def refusal(error: ActographError, instance: str) -> Response:
     if isinstance(error, chat_results.ChatFailed) and error.status != 503:
         answer.headers["x-should-retry"] = "false"
     return answer
-
-
-async def _ended(call: Call, job_id: str) -> bool:
-    """Whether the job has ended; False where the client went away first."""
-    ended = asyncio.create_task(call.ends.wait(job_id))
-    gone = asyncio.create_task(_disconnected(call.http))
-    try:
-        await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            ended.result()
-            return True
-        return False
-    finally:
-        for task in (ended, gone):
-            task.cancel()
-        await asyncio.gather(ended, gone, return_exceptions=True)
-
-
-async def _disconnected(http: Request) -> None:
-    """Returns when the client has closed the connection; its body was read before."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-
-
-def cancel(services: Services, job_id: str) -> None:
-    """Nobody waits for the answer any more."""
-    with suppress(NotFound, Conflict), services.database.write() as session:
-        jobs.cancel(session, job_id)

@@ -58,5 +58,8 @@ class CaptureRunner:
     def completion(self, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop if self.sampling else ())
 
+    def live_text(self, token_ids: Sequence[int]) -> str:
+        return text.decode(self._tokenizer, token_ids, ())
+
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

@@ -75,5 +75,8 @@ class ChatRunner:
     def completion(self, token_ids: tuple[int, ...]) -> str:
         return cut_at_stop(self._spoken.of(token_ids), self.sampling.stop)
 
+    def live_text(self, token_ids: Sequence[int]) -> str:
+        return self._spoken.of(token_ids)
+
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

@@ -95,5 +95,8 @@ class EvaluationRunner:
     def completion(self, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
 
+    def live_text(self, token_ids: Sequence[int]) -> str:
+        return text.decode(self._tokenizer, token_ids, ())
+
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return self._scoring.score(sample.input, completion, generated_tokens)

@@ -69,6 +69,10 @@ class Runner(Protocol):
         """The text of generated tokens, cut before the first stop string."""
         ...
 
+    def live_text(self, token_ids: Sequence[int]) -> str:
+        """The text of some of the generated tokens, for those who follow; stop strings are not looked for."""
+        ...
+
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         """Verdicts by metric key; empty where the job kind scores nothing.
 

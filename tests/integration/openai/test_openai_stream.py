@@ -1,0 +1,181 @@
+"""Streams as the openai package reads them."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import redis
+import torch
+
+from actograph.contract.resources import JobStatus
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+
+
+def texts(chunks: list[Any]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            found[choice.index] = found.get(choice.index, "") + (choice.delta.content or "")
+    return found
+
+
+def test_chunks_come_in_openai_s_order_and_make_up_the_answer(client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 24, "seed": 3, "n": 2}
+    whole = client.chat.completions.create(**options)
+    chunks = list(
+        client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
+    )
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    for index in (0, 1):
+        own = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert own[0].delta.role == "assistant"
+        assert all(choice.delta.role is None for choice in own[1:])
+        assert [choice.finish_reason for choice in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1].finish_reason == whole.choices[index].finish_reason
+    assert texts(chunks) == {choice.index: choice.message.content for choice in whole.choices}
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_the_text_comes_while_it_is_generated(service: Any, slow: None) -> None:
+    with service.client() as client:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=300, stream=True
+        )
+        seen: list[Any] = []
+        while sum(bool(choice.delta.content) for chunk in seen for choice in chunk.choices) < 3:
+            seen.append(next(chunks))
+        (job,) = service.jobs()
+        assert job.status == JobStatus.IN_PROGRESS
+        seen += list(chunks)
+    (sample,) = service.samples(job.id)
+    assert texts(seen) == {0: sample.completion}
+    assert sum(bool(choice.delta.content) for chunk in seen for choice in chunk.choices) > 10
+
+
+def test_a_stream_ends_before_a_stop_string_and_with_done(service: Any, client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 24}
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    body = options | {"stop": whole[5:8], "stream": True}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, trust_env=False)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    said = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events[:-1]]
+    assert "".join(said) == whole.partition(whole[5:8])[0]
+
+
+def test_activations_come_in_the_last_chunk_before_the_usage(service: Any, client: Any) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=ASKED,
+            max_tokens=6,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"store_activations": True},
+        )
+    )
+    assert all("session_id" not in chunk.model_extra for chunk in chunks[:-2])
+    last = chunks[-2]
+    assert last.choices[0].finish_reason and last.choices[0].session_id == last.session_id
+    assert last.activations_meta and last.activation_files
+    ids = service.session(last.session_id).token_ids()
+    assert len(ids) == chunks[-1].usage.total_tokens
+
+
+def test_texts_are_streamed_too(client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": ["one and", "Tom has"], "max_tokens": 9, "seed": 1}
+    whole = client.completions.create(**options)
+    said = ["", ""]
+    for chunk in client.completions.create(stream=True, **options):
+        assert chunk.object == "text_completion"
+        for choice in chunk.choices:
+            said[choice.index] += choice.text
+    assert said == [choice.text for choice in whole.choices]
+
+
+def test_who_stops_reading_ends_the_job(service: Any, slow: None, eventually: Callable[..., None]) -> None:
+    with service.client() as client:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=1500, stream=True
+        )
+        next(chunks)
+        chunks.close()
+    (job,) = service.jobs()
+    eventually(lambda: service.job(job.id).status == JobStatus.CANCELLED)
+
+
+def test_an_error_before_the_first_text_is_an_answer_of_its_own(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=2047, stream=True)
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_an_error_in_the_middle_is_an_error_of_the_stream(
+    service: Any, slow: None, eventually: Callable[..., None]
+) -> None:
+    from storage import jobs
+
+    with service.client() as client:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=1500, stream=True
+        )
+        next(chunks)
+        (job,) = service.jobs()
+        with service.database.write() as session:
+            jobs.cancel(session, job.id)
+        with pytest.raises(openai.APIError, match="was cancelled"):
+            list(chunks)
+
+
+def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, slow: None) -> None:
+    """Memory runs out in the middle, so that the sample begins anew and says everything once more."""
+    lm_head = service.engine.model.hf.get_submodule("lm_head")
+    steps, broke = [0], threading.Event()
+
+    def fail_once(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        steps[0] += 1
+        if steps[0] == 60:
+            broke.set()
+            raise torch.OutOfMemoryError("as if another process took the memory")
+        return logits
+
+    handle = lm_head.register_forward_hook(fail_once)
+    try:
+        with service.client() as client:
+            chunks = list(
+                client.chat.completions.create(
+                    model=MODEL, messages=ASKED, seed=5, max_tokens=120, stream=True,
+                    # with hooks the engine has another way to run a batch of one
+                    extra_body={"capture": {"points": ["resid_post"], "layers": [0]}},
+                )
+            )  # fmt: skip
+    finally:
+        handle.remove()
+    assert broke.is_set()
+    (job,) = service.jobs()
+    (sample,) = service.samples(job.id)
+    assert texts(chunks) == {0: sample.completion}
+
+
+def test_a_broker_that_forgets_costs_the_live_text_alone(service: Any, slow: None) -> None:
+    with service.client() as client, redis.Redis.from_url(service.settings.broker_url) as broker:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=200, stream=True
+        )
+        seen = [next(chunks), next(chunks)]
+        broker.flushdb()
+        seen += list(chunks)
+    (job,) = service.jobs()
+    (sample,) = service.samples(job.id)
+    assert texts(seen) == {0: sample.completion}

@@ -1,0 +1,88 @@
+"""Sends what samples say while they are generated. A thread of its own looks at the tokens as they come,
+so that the decode loop waits for neither the tokenizer nor the network.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from storage.live_text import LiveTextWriter
+from storage.samples import LeasedSample
+from worker.text_stream import TextStream
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 0.025
+
+
+class LiveText:
+    """Use as a context manager around the generation of one batch; `on_batch` is for the engine."""
+
+    def __init__(
+        self,
+        writer: LiveTextWriter,
+        leases: Sequence[LeasedSample],
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str],
+    ) -> None:
+        """`leases` are those of the engine's requests; only samples that ask for it (`live`) are sent."""
+        self._writer = writer
+        self._ids = {i: lease.id for i, lease in enumerate(leases) if lease.input.get("live")}
+        self._decode = decode
+        self._stops = stops
+        self._rows: dict[int, _Row] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live-text", daemon=True)
+
+    def __enter__(self) -> "LiveText":
+        if self._ids:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._ids:
+            self._thread.join()
+
+    def on_batch(self, batch: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        """These requests begin, or begin again; `tokens` grow from now on."""
+        with self._lock:
+            for index, growing in zip(batch, tokens, strict=True):
+                if index in self._ids:
+                    self._rows[index] = _Row(growing, TextStream(self._decode, self._stops))
+
+    def _run(self) -> None:
+        try:
+            while not self._done.wait(PERIOD_SECONDS):
+                self._send()
+        except Exception:  # the answer itself comes from the index, whatever goes wrong here
+            logger.exception("text is not sent while it is generated")
+
+    def _send(self) -> None:
+        with self._lock:
+            rows = dict(self._rows)
+        pieces = []
+        for index, row in rows.items():
+            row.unsent += row.new_text().encode(errors="replace")
+            if row.unsent:
+                pieces.append((self._ids[index], row.sent, row.unsent))
+        if pieces and self._writer.write(pieces):
+            for row in rows.values():
+                row.sent += len(row.unsent)
+                row.unsent = b""
+
+
+class _Row:
+    def __init__(self, tokens: Sequence[int], stream: TextStream) -> None:
+        self._tokens = tokens
+        self._stream = stream
+        self._seen = 0
+        #: bytes
+        self.sent = 0
+        self.unsent = b""
+
+    def new_text(self) -> str:
+        new = list(self._tokens[self._seen :])
+        self._seen += len(new)
+        return self._stream.feed(new) if new else ""
