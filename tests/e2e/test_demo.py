@@ -23,12 +23,17 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
     return subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env={**os.environ, **environment},
+        # `actograph` is on no PATH, as in a shell without the environment
+        env={**os.environ, "PATH": _path_without(PROGRAM.parent), **environment},
         capture_output=True,
         text=True,
         timeout=400,
         check=False,
     )
+
+
+def _path_without(folder: Path) -> str:
+    return os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != folder)
 
 
 def test_from_nothing_to_activations(tmp_path: Path, up: Callable[..., Any]) -> None:
