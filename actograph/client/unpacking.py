@@ -130,11 +130,12 @@ class Unpacker:
 
     def _begin(self, info: tarfile.TarInfo) -> None:
         top, _, name = info.name.partition("/")
-        if not info.isreg() or top != self._top or not name:
+        # a leading slash, which the filter would only strip, makes a path of its own
+        if not info.isreg() or top != self._top or not name or name.startswith("/"):
             raise DownloadDamaged(f"{info.name!r} in the export is no file of {self._top}")
         info.name = name
         try:
-            tarfile.data_filter(info, str(self._folder))
+            name = tarfile.data_filter(info, str(self._folder)).name
         except tarfile.FilterError as error:
             raise DownloadDamaged(f"{name!r} in the export leads out of the folder") from error
         target = self._folder / name

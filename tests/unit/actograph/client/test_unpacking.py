@@ -1,0 +1,93 @@
+"""Archives unpacked piece by piece, and those that nobody should unpack."""
+
+import gzip
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from actograph.client import DownloadDamaged
+from actograph.client.unpacking import Unpacker
+
+FILES = {
+    "dataset.jsonl": b"",
+    "samples/a.json": bytes(range(256)) * 700,
+    f"samples/{'long' * 30}.json": b"a name beyond 100 bytes",
+    "samples/a block.json": b"x" * 512,
+    "summary.json": b"{}",
+}
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for info, data in members:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return made.getvalue()
+
+
+def unpack(data: bytes, folder: Path, pieces: int = 1 << 16) -> tuple[list[str], bool]:
+    arrived: list[str] = []
+    with Unpacker(folder, "job_1", arrived.append) as unpacker:
+        for start in range(0, len(data), pieces):
+            unpacker.feed(data[start : start + pieces])
+    return arrived, unpacker.ended
+
+
+@pytest.mark.parametrize("pieces", [1, 97, 1 << 20])
+def test_every_file_arrives_whatever_the_pieces(tmp_path: Path, pieces: int) -> None:
+    data = archive(*((tarfile.TarInfo(f"job_1/{name}"), body) for name, body in FILES.items()))
+    arrived, ended = unpack(data, tmp_path, pieces)
+    assert (arrived, ended) == (list(FILES), True)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == set(FILES)
+    assert {name: (tmp_path / name).read_bytes() for name in FILES} == FILES
+
+
+def test_a_file_that_is_cut_off_never_has_its_name(tmp_path: Path) -> None:
+    body = random.Random(0).randbytes(100_000)
+    data = archive(
+        (tarfile.TarInfo("job_1/whole"), b"whole"), (tarfile.TarInfo("job_1/cut"), body)
+    )  # fmt: skip
+    arrived, ended = unpack(data[: len(data) // 2], tmp_path)
+    assert (arrived, ended) == (["whole"], False)
+    assert not (tmp_path / "cut").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "job_1/../out", "job_1/a/../../../out", "job_1//out", "job_1/{folder}/../out", "/{folder}/out",
+        "job_1/{folder}/out", "job_2/a", "../job_1/a", "job_1", "job_1/",
+    ],
+)  # fmt: skip
+def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "deep" / "folder"
+    folder.mkdir(parents=True)
+    with pytest.raises(DownloadDamaged, match="in the export"):
+        unpack(archive((tarfile.TarInfo(name.format(folder=tmp_path)), b"evil")), folder)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_links_and_devices_are_refused_and_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE):
+        info = tarfile.TarInfo("job_1/link")
+        info.type, info.linkname = kind, "/etc/passwd"
+        with pytest.raises(DownloadDamaged, match="no file of"):
+            unpack(archive((info, b"")), tmp_path)
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "samples").symlink_to(outside)
+    with pytest.raises(DownloadDamaged, match="leads out"):
+        unpack(archive((tarfile.TarInfo("job_1/samples/a"), b"evil")), folder)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"<html>a proxy's page</html>", gzip.compress(b"no archive" * 100)])
+def test_what_is_no_archive_is_told(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(DownloadDamaged, match=r"no tar\.gz"):
+        unpack(data, tmp_path)
