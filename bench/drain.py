@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from bench.shapes import QWEN3_06B
 BASELINE_BATCH = 16
 
 
-def random_weights(tokenizer_folder: Path, folder: Path, dtype: torch.dtype) -> None:
-    """A model folder in Qwen3-0.6B's shape whose generations never end early."""
+def random_weights(
+    tokenizer_folder: Path, folder: Path, dtype: torch.dtype, shape: Mapping[str, int] = QWEN3_06B
+) -> None:
+    """A model folder in a shape of `bench.shapes` whose generations never end early."""
     torch.manual_seed(0)
-    config = Qwen3Config(**QWEN3_06B, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
+    config = Qwen3Config(**shape, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
     model: Any = Qwen3ForCausalLM(config)
     model.to(dtype).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)

@@ -20,3 +20,13 @@ QWEN3_06B = {
     "head_dim": 128,
     "vocab_size": 151_936,
 }
+#: 58 million parameters, half of them in embeddings
+QWEN3_50M = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32_000,
+}

@@ -37,6 +37,9 @@ app = typer.Typer(
     help="Run a task, score a job anew, or score recorded completions.",
 )
 
+#: flags of `jobs submit` that mean nothing to an evaluation
+_OF_OTHER_KINDS = ("prompt", "text_field", "truncate", "layers_per_pass")
+
 HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
 
 
@@ -53,7 +56,7 @@ def run(ctx: typer.Context, task: str, watch: bool, output: Format, **flags: Any
     With two conditions or more, what each differs from the first follows, problem by problem. A task
     that comes with Actograph has its rows from the Hugging Face Hub where --dataset names no others.
     """
-    flags |= {"spec": None, "kind": "evaluation", "prompt": None}
+    flags |= dict.fromkeys(_OF_OTHER_KINDS) | {"spec": None, "kind": "evaluation"}
     jobs.submit(ctx, task=task, watch=watch, output=output, **flags)
 
 
@@ -61,7 +64,7 @@ def _run_signature() -> inspect.Signature:
     """The task first, then the flags of `jobs submit`."""
     flags = dict(inspect.signature(jobs.submit).parameters)
     ctx, watch = flags.pop("ctx"), flags.pop("watch")
-    for name in ("spec", "kind", "prompt", "task"):
+    for name in ("spec", "kind", "task", *_OF_OTHER_KINDS):
         del flags[name]
     task = Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name, or file.")]
     watching = Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")]

@@ -57,6 +57,10 @@ class LmEval:
             },
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
         """One answer for each request, see `program.py`.
 
