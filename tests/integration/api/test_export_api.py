@@ -1,5 +1,6 @@
 """The results folder over HTTP, and fetched by the client and the commands."""
 
+import asyncio
 import io
 import json
 import tarfile
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actograph.client import Client, DownloadDamaged, ServiceUnreachable
+from actograph.client import AsyncClient, Client, DownloadDamaged, ServiceUnreachable
+from actograph.client.results_folder import PulledResults
 from actograph.client.tensors import open_folder
 from actograph.contract.errors import CaptureFailed, InvalidRequest
 from actograph.contract.resources import Score
@@ -324,6 +326,29 @@ def test_a_pull_that_broke_off_fetches_only_what_is_missing(
     for name, data in expected.items():
         if name != "summary.json":  # which has the time of the export
             assert (out / name).read_bytes() == data
+
+
+def test_coroutines_pull_the_same_folder(service: "Service", url: str, tmp_path: Path) -> None:
+    job_id = evaluation(service)
+    finish(service, job_id, 6)
+    steps: list[tuple[str, int, int]] = []
+
+    async def pull() -> PulledResults:
+        async with AsyncClient(url, "") as client:
+            return await client.pull_results(
+                job_id,
+                tmp_path / "out",
+                activations="all",
+                on_progress=lambda what, done, total: steps.append((what, done, total)),
+                parallel=2,
+            )
+
+    pulled = asyncio.run(pull())
+    assert (pulled.samples, pulled.sessions, pulled.complete) == (6, 6, True)
+    assert steps == [("samples", n, 6) for n in range(7)] + [("sessions", n, 6) for n in range(7)]
+    names = files_of(tmp_path / "out")
+    assert set(export(service, job_id)) < names
+    assert sum(name.endswith("activations.safetensors") for name in names) == 6
 
 
 def test_a_session_file_that_arrives_damaged_ends_the_pull(

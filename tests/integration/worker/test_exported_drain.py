@@ -12,6 +12,7 @@ import pytest
 
 from actograph.contract.resources import JobStatus
 from storage.export import folder, plan
+from storage.models import SampleRow
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -40,10 +41,17 @@ OF_TRACKER = (
 )  # fmt: skip
 
 
-def exported(bench: "Bench", into: Path, **spec: Any) -> tuple[Path, dict[str, Any]]:
+def exported(
+    bench: "Bench", into: Path, *, fail_last: bool = False, **spec: Any
+) -> tuple[Path, dict[str, Any]]:
     """Drain a job and unpack its export: the folder, and the results as the API has them."""
     job_id = bench.submit(PROBLEMS, **spec)
     bench.drain().run_slice(job_id)
+    if fail_last:
+        with bench.database.write() as session:
+            last = session.get_one(SampleRow, bench.samples(job_id)[-1].id)
+            last.status, last.error = "failed", {"type": "sample_timeout", "message": "too slow"}
+            last.prompt = last.completion = last.scores = last.finish_reason = None
     assert bench.status(job_id) is JobStatus.COMPLETED
     wanted = plan.prepare(bench.database, job_id, "meta")
     data = b"".join(folder.stream(wanted, bench.database, bench.store))
@@ -163,7 +171,11 @@ def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
     bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
 ) -> None:
     where, results = exported(
-        bench, tmp_path, epochs=2, sampling={"max_tokens": 8, "temperature": 0.9, "stop": ["END"]}
+        bench,
+        tmp_path,
+        fail_last=True,
+        epochs=2,
+        sampling={"max_tokens": 8, "temperature": 0.9, "stop": ["END"]},
     )
     metrics = results["baseline"]["metrics"]
     assert "pass@2,strict-match" in metrics
@@ -171,6 +183,7 @@ def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
     (samples_path,) = (where / "lm_eval" / "tiny-qwen3").glob("samples_gsm8k_*.jsonl")
     first = lines(samples_path)[0]
     assert first["filter"] == "strict-match"
+    assert [len(line["resps"][0]) for line in lines(samples_path)[:3]] == [2, 2, 1]
     assert [len(repeats) for repeats in first["resps"]] == [2]
     assert [line["filter"] for line in lines(samples_path)] == [
         name for name in ("strict-match", "flexible-extract", "numeric") for _ in PROBLEMS
@@ -186,7 +199,9 @@ def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
     (log,) = read_inspect_logs(where / "inspect")
     assert (log["task"], log["epochs"]) == ("gsm8k", 2)
     assert sorted(one[:2] for one in log["summaries"]) == [[n, e] for n in (1, 2, 3) for e in (1, 2)]
-    assert log["results"]["total_samples"] == log["results"]["completed_samples"] == 6
+    assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (6, 5)
+    (failed,) = (sample for sample in log["samples"] if "error" in sample)
+    assert (failed["id"], failed["epoch"], failed["error"]["message"]) == (3, 2, "too slow")
     scores = {score["name"]: score["metrics"] for score in log["results"]["scores"]}
     assert scores["strict-match"]["pass@2"]["value"] == metrics["pass@2,strict-match"]
     assert scores["strict-match"]["mean"]["value"] == metrics["exact_match,strict-match"]
