@@ -117,6 +117,10 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
+    batch_max_requests: int = Field(
+        50_000, ge=1, le=200_000, description="Most lines of a batch's input file."
+    )
+    batch_max_bytes: int = Field(200 << 20, gt=0, description="Largest input file of a batch.")
     webhook_hosts: CommaList = Field(
         (),
         description="Hosts that webhooks of jobs may name, comma-separated, each `host` or `host:port`; a "

@@ -16,6 +16,7 @@ from api.job_ends import JobEnds
 from api.live_texts import LiveTexts
 from api.reconciler import Reconciler
 from api.routes import (
+    batches,
     capabilities,
     chat,
     comparisons,
@@ -84,8 +85,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, chat, comparisons, rescoring, estimate, samples, exports, events, sessions, store, files,
-        interventions, models, capabilities, workers, queue, health,
+        jobs, chat, batches, comparisons, rescoring, estimate, samples, exports, events, sessions, store,
+        files, interventions, models, capabilities, workers, queue, health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request

@@ -59,17 +59,18 @@ def problem_response(
         detail=detail,
         instance=instance,
         errors=list(items),
-        error=OpenAIError(
-            message=detail,
-            type=_OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
-            param=param,
-            code=code,
-        ),
+        error=openai_error(status, detail, code=code, param=param),
     )
     sent = dict(headers or {})
     if status == 401:
         sent.setdefault("WWW-Authenticate", "Bearer")
     return JSONResponse(problem.model_dump(mode="json"), status, sent, MEDIA_TYPE)
+
+
+def openai_error(status: int, message: str, *, code: str, param: str | None = None) -> OpenAIError:
+    """A failure in OpenAI's form."""
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return OpenAIError(message=message, type=kind, param=param, code=code)
 
 
 def pointer_of(param: str) -> str:

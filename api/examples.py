@@ -79,6 +79,14 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             "temperature": 0,
         }
     },
+    "BatchRequest": {
+        "a night's requests": {
+            "input_file_id": FILE_ID,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": {"project": "career"},
+        }
+    },
     "NewVector": {
         "a direction": {"name": "career", "hook": "resid_post.2", "vector": [0.1, -0.2, 0.3], "model": "demo"}
     },

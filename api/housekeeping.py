@@ -12,9 +12,10 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError
+from api.batch_keeper import BatchKeeper
 from api.dependencies import Services
 from api.webhooks import WebhookSender
-from storage import chat_retention, session_changes, webhooks
+from storage import batches, chat_retention, session_changes, webhooks
 from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ class Housekeeping:
         with self._services.database.read() as session:
             due = session_changes.expired(session).sessions
             has_webhooks = webhooks.is_any_due(session)
+            has_batches = bool(batches.unended(session))
+        if has_batches:
+            self._start("batches", self._advance_batches)
         if has_webhooks:
             self._start("webhooks", self._deliver)
         if due:
@@ -71,6 +75,9 @@ class Housekeeping:
             log.warning("the %s broke off: %s", name, error)
         except Exception:
             log.exception("the %s failed; it is tried again", name)
+
+    def _advance_batches(self) -> None:
+        BatchKeeper(self._services).advance_all()
 
     def _deliver(self) -> None:
         services = self._services

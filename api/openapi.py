@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from actograph.contract.batches import BatchRequest
 from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
@@ -21,6 +22,7 @@ REF = "#/components/schemas/{model}"
 TAGS = [
     {"name": "jobs", "description": "Evaluations and captures: submit, follow, cancel, read."},
     {"name": "chat", "description": "OpenAI's routes: conversations and texts, answered through the queue."},
+    {"name": "batches", "description": "Files of chat and completion requests, in OpenAI's form."},
     {"name": "comparisons", "description": "Two conditions of a job on the same problems."},
     {"name": "sessions", "description": "What was captured: search, slice, download, change, delete."},
     {"name": "store", "description": "The artifact store as a whole: usage, clearing, checking."},
@@ -56,6 +58,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         [
             (Problem, "serialization"),
             (NewVector, "validation"),
+            (BatchRequest, "validation"),
             (ChatCompletionRequest, "validation"),
             (CompletionRequest, "validation"),
             (RescoreRequest, "validation"),

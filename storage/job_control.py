@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.batches import KIND as BATCH
 from actograph.contract.errors import (
     ActographError,
     Conflict,
@@ -93,6 +94,8 @@ def retry(session: Session, job_id: str) -> JobRow:
         raise Conflict(f"job {job_id} is {row.status}; only a job that has ended is retried")
     if row.kind == LOAD:
         raise Conflict(f"job {job_id} loads a model; ask for the load again with POST /v1/models/load")
+    if row.kind == BATCH:
+        raise Conflict(f"job {job_id} is a batch's; send the lines of its error file as a new batch")
     opened = session.execute(
         sa.update(SampleRow)
         .where(SampleRow.job_id == job_id, SampleRow.status != SampleStatus.COMPLETED)

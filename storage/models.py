@@ -270,6 +270,35 @@ class QueuePauseRow(Base):
     paused_at: Mapped[float]
 
 
+class BatchRow(Base):
+    """A batch of requests in OpenAI's form, and what came of it."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        sa.Index("ix_batches_created_at_id", "created_at", "id"),
+        sa.Index("ix_batches_job_id", "job_id"),
+    )
+
+    id: Mapped[str] = _id()
+    status: Mapped[str] = mapped_column(sa.String(16))
+    input_file_id: Mapped[str] = mapped_column(sa.String(ID_LENGTH))
+    #: the request as validated
+    request: Mapped[dict[str, Any]]
+    #: null until the input file has been read
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="SET NULL"))
+    #: why it failed, with the lines at fault
+    errors: Mapped[list[dict[str, Any]] | None]
+    #: of requests, once it has ended
+    counts: Mapped[dict[str, Any] | None]
+    output_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    error_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    created_at: Mapped[float]
+    #: status -> when it was reached
+    moments: Mapped[dict[str, Any]]
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+
+
 class WebhookRow(Base):
     """A webhook that is still to be delivered; its row goes when it was, or is given up."""
 
@@ -277,7 +306,8 @@ class WebhookRow(Base):
     __table_args__ = (sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),)
 
     id: Mapped[str] = _id()
-    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    #: in whose log the attempts stand; null where there is no job
+    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     event: Mapped[str] = mapped_column(sa.String(32))
     #: null: the service's own, by its settings
     url: Mapped[str | None] = mapped_column(sa.String(2048))

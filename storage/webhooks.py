@@ -7,15 +7,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.batches import KIND as BATCH
+from actograph.contract.batches import Batch
 from actograph.contract.webhooks import WebhookPayload, WebhookSpec
 from storage import events, job_shape
 from storage.database import changed, now
 from storage.ids import new_webhook_id
-from storage.models import JobRow, WebhookRow
+from storage.models import BatchRow, JobRow, WebhookRow
 
 #: pauses grow up to this
 LONGEST_PAUSE_SECONDS = 6 * 3600.0
@@ -27,7 +30,8 @@ class Delivery:
     """One attempt that the caller is to make."""
 
     id: str
-    job_id: str
+    #: in whose log the attempt is told; None where there is no job
+    job_id: str | None
     event: str
     #: None: the service's own
     url: str | None
@@ -41,26 +45,62 @@ class Delivery:
 
 
 def plan(session: Session, row: JobRow) -> None:
-    """A job has ended: note whom to tell, if anybody, and what the job is now."""
+    """A job has ended: note whom to tell, if anybody, and what the job is now.
+
+    A batch tells its end itself, once its files are there.
+    """
     given = row.spec.get("webhook")
-    if given is None:
-        return
-    spec, event = WebhookSpec.model_validate(given), f"job.{row.status}"
+    if given is not None and row.kind != BATCH:
+        data = job_shape.of_row(row).model_dump(mode="json", exclude={"spec"})
+        _note(
+            session,
+            WebhookSpec.model_validate(given),
+            f"job.{row.status}",
+            data,
+            job_id=row.id,
+            moment=row.finished_at,
+        )
+
+
+def plan_batch(session: Session, row: BatchRow, batch: Batch) -> None:
+    """The same of a batch that has ended."""
+    given = row.request.get("webhook")
+    if given is not None:
+        spec, data = WebhookSpec.model_validate(given), batch.model_dump(mode="json")
+        _note(
+            session,
+            spec,
+            f"batch.{batch.status}",
+            data,
+            job_id=row.job_id,
+            moment=row.moments.get(row.status),
+        )
+
+
+def _note(
+    session: Session,
+    spec: WebhookSpec,
+    event: str,
+    data: dict[str, Any],
+    *,
+    job_id: str | None,
+    moment: float | None,
+) -> None:
     if not spec.wants(event):
         return
-    moment = row.finished_at if row.finished_at is not None else now(session)
+    moment = now(session) if moment is None else moment
     webhook_id = new_webhook_id()
     payload = WebhookPayload(
         id=webhook_id,
         type=event,
         timestamp=datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds"),
         created_at=int(moment),
-        data=job_shape.of_row(row).model_dump(mode="json", exclude={"spec"}),
+        data=data,
     )
     session.add(
         WebhookRow(
             id=webhook_id,
-            job_id=row.id,
+            job_id=job_id,
             event=event,
             url=spec.url,
             payload=json.dumps(payload.model_dump(mode="json"), separators=(",", ":")),
@@ -112,19 +152,17 @@ def claim(session: Session, *, limit: int, retry_seconds: float) -> Sequence[Del
 def delivered(session: Session, delivery: Delivery, status_code: int) -> None:
     """The receiver has it."""
     if _forget(session, delivery):
-        events.append(
-            session, delivery.job_id, "webhook.delivered", _entry(delivery, status_code=status_code)
-        )
+        _tell(session, delivery, "webhook.delivered", status_code=status_code)
 
 
 def failed(session: Session, delivery: Delivery, reason: str, *, gives_up: bool) -> None:
     """The attempt failed; unless it is given up, it is made again."""
     if gives_up:
         if _forget(session, delivery):
-            events.append(session, delivery.job_id, "webhook.failed", _entry(delivery, reason=reason))
+            _tell(session, delivery, "webhook.failed", reason=reason)
     elif session.get(WebhookRow, delivery.id) is not None:
-        again = _entry(delivery, reason=reason, next_attempt_at=delivery.next_attempt_at)
-        events.append(session, delivery.job_id, "webhook.retrying", again)
+        again = delivery.next_attempt_at
+        _tell(session, delivery, "webhook.retrying", reason=reason, next_attempt_at=again)
 
 
 def _forget(session: Session, delivery: Delivery) -> bool:
@@ -132,5 +170,7 @@ def _forget(session: Session, delivery: Delivery) -> bool:
     return changed(session.execute(sa.delete(WebhookRow).where(WebhookRow.id == delivery.id))) > 0
 
 
-def _entry(delivery: Delivery, **more: object) -> dict[str, object]:
-    return {"webhook_id": delivery.id, "type": delivery.event, "attempt": delivery.attempt, **more}
+def _tell(session: Session, delivery: Delivery, event: str, **more: object) -> None:
+    if delivery.job_id is not None:
+        entry = {"webhook_id": delivery.id, "type": delivery.event, "attempt": delivery.attempt, **more}
+        events.append(session, delivery.job_id, event, entry)

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.contract import chat_job, hooks
+from actograph.contract import batches, chat_job, hooks
 from actograph.contract.capture_checks import check_capture
 from actograph.contract.chat_job import batch_key
 from actograph.contract.errors import ActographError, ServiceUnavailable, UnknownModel
@@ -54,6 +54,7 @@ from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder
 from worker.recording import Provenance
+from worker.runners.batch import BatchRunner
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
@@ -374,6 +375,8 @@ class Drain:
         if row.kind == "extract" and row.total is None:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
+        if row.kind == batches.KIND:
+            return BatchRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind == chat_job.KIND:
             return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":

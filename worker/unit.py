@@ -334,7 +334,7 @@ class UnitRunner:
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:
             return outcome
-        completion = self._runner.completion(outcome.generation.generated_ids)
+        completion = self._runner.completion(outcome.lease, outcome.generation.generated_ids)
         try:
             scores = self._runner.score(outcome.lease, completion, outcome.chosen_tokens)
         except ActographError as error:

@@ -11,8 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from actograph.contract.resources import Resource
 
-#: how jobs end
-WebhookEvent = Literal["job.completed", "job.failed", "job.cancelled"]
+#: how jobs and batches end
+WebhookEvent = Literal[
+    "job.completed",
+    "job.failed",
+    "job.cancelled",
+    "batch.completed",
+    "batch.failed",
+    "batch.expired",
+    "batch.cancelled",
+]
 WEBHOOK_EVENTS: tuple[str, ...] = get_args(WebhookEvent)
 
 
@@ -64,7 +72,9 @@ class WebhookPayload(Resource):
 
     id: str
     object: Literal["event"] = "event"
-    type: str = Field(description="`job.completed`, `job.failed` or `job.cancelled`.")
+    type: str = Field(description="How it ended: `job.completed`, `batch.expired`, ...")
     timestamp: str = Field(description="When the job ended, ISO 8601 (UTC).")
     created_at: int = Field(description="The same in Unix seconds.")
-    data: dict[str, Any] = Field(description="The job as `GET /v1/jobs/{id}` shows it, without its spec.")
+    data: dict[str, Any] = Field(
+        description="The job as `GET /v1/jobs/{id}` shows it, without its spec; or the batch."
+    )

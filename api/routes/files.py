@@ -12,7 +12,7 @@ from api import downloads
 from api.auth import caller
 from api.dependencies import After, NewestFirst, ServicesDep, known_id
 from api.errors import documented
-from storage import files, ids, jobs, pages, quotas
+from storage import batches, files, ids, jobs, pages, quotas
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -124,6 +124,9 @@ def delete_file(services: ServicesDep, file_id: str) -> Deleted:
         reader = jobs.refers_to_file(session, file_id)
         if reader is not None:
             raise Conflict(f"job {reader} reads file {file_id}; wait for its end or cancel it first")
+        batch = batches.reads_file(session, file_id)
+        if batch is not None:
+            raise Conflict(f"batch {batch} is reading file {file_id}; try again in a moment")
         files.delete(session, file_id)
     services.store.delete_prefix(f"files/{file_id}")
     return Deleted(id=file_id, object="file")

@@ -55,7 +55,7 @@ class CaptureRunner:
     def tools_of(self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> None:
         return None
 
-    def completion(self, token_ids: tuple[int, ...]) -> str:
+    def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop if self.sampling else ())
 
     def live_text(self, token_ids: Sequence[int]) -> str:

@@ -72,8 +72,8 @@ class ChatRunner:
     def tools_of(self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> None:
         return None
 
-    def completion(self, token_ids: tuple[int, ...]) -> str:
-        return cut_at_stop(self._spoken.of(token_ids), self.sampling.stop)
+    def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
+        return cut_at_stop(self._spoken.of(token_ids), self.sampling_of(sample).stop)
 
     def live_text(self, token_ids: Sequence[int]) -> str:
         return self._spoken.of(token_ids)

@@ -92,7 +92,7 @@ class EvaluationRunner:
             fewshot_as_multiturn=self._spec.fewshot_as_multiturn,
         )
 
-    def completion(self, token_ids: tuple[int, ...]) -> str:
+    def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
 
     def live_text(self, token_ids: Sequence[int]) -> str:

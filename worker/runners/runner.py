@@ -65,7 +65,7 @@ class Runner(Protocol):
         """The record of a finished sample's tool use; None where it had no tools."""
         ...
 
-    def completion(self, token_ids: tuple[int, ...]) -> str:
+    def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         """The text of generated tokens, cut before the first stop string."""
         ...
 

@@ -13,7 +13,7 @@ def upgrade() -> None:
     op.create_table(
         "webhook_deliveries",
         sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("job_id", sa.String(length=64), nullable=False),
+        sa.Column("job_id", sa.String(length=64), nullable=True),
         sa.Column("event", sa.String(length=32), nullable=False),
         sa.Column("url", sa.String(length=2048), nullable=True),
         sa.Column("payload", sa.String(), nullable=False),

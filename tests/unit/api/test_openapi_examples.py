@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from actograph.contract.batches import BatchRequest
 from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
@@ -17,6 +18,7 @@ from api.examples import EXAMPLES
 
 MODELS: dict[str, type[BaseModel] | TypeAdapter[Any]] = {
     "JobSpec": job_spec_adapter,
+    "BatchRequest": BatchRequest,
     "ChatCompletionRequest": ChatCompletionRequest,
     "CompletionRequest": CompletionRequest,
     "NewVector": NewVector,

@@ -1,0 +1,130 @@
+"""Batches in OpenAI's form: chat or completion requests of one uploaded file, answered when there is time.
+
+The reference is the OpenAI API (platform.openai.com/docs/api-reference/batch).
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.resources import Resource
+from actograph.contract.specs import MAX_TAGS, SamplingSpec, Spec, Tag
+from actograph.contract.webhooks import WebhookSpec
+
+KIND = "batch"
+#: purpose of the files that batches write
+OUTPUT_PURPOSE = "batch_output"
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+#: `24h` is OpenAI's only one
+Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[smhd]$")]
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class BatchRequest(Spec):
+    """The body of `POST /v1/batches`; the second part is ours."""
+
+    input_file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="JSONL with one request per line.")
+    endpoint: Endpoint
+    completion_window: Window = Field("24h", description="What has not ended by then expires: `24h`, `7d`.")
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
+        Field(None, max_length=16)
+    )
+
+    priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Of its sessions.")
+    webhook: WebhookSpec | None = Field(None, description="Who is told when it ends, see docs/webhooks.md.")
+
+    @property
+    def window_seconds(self) -> float:
+        return float(int(self.completion_window[:-1]) * _SECONDS[self.completion_window[-1]])
+
+
+class BatchLine(Spec):
+    """One line of an input file."""
+
+    custom_id: str = Field(min_length=1, max_length=512)
+    method: Literal["POST"]
+    url: Endpoint
+    body: dict[str, Any]
+
+
+class BatchInput(ChatInput):
+    """The request of one line, as its samples keep it: one sample for each of its `choices`."""
+
+    custom_id: str
+    sampling: SamplingSpec
+    choices: int = 1
+
+
+class BatchJobSpec(ChatJobSpec):
+    """What a batch becomes. `sampling` has the largest max_tokens; each line brings its own."""
+
+    kind: Literal["batch"] = "batch"  # type: ignore[assignment]
+    inputs: list[BatchInput] = Field(min_length=1)  # type: ignore[assignment]
+    batch_id: str
+    endpoint: Endpoint
+
+
+class BatchStatus(StrEnum):
+    VALIDATING = "validating"  # the input file is being read
+    FAILED = "failed"  # the input file, or the job as a whole, was refused
+    IN_PROGRESS = "in_progress"  # its job waits or runs
+    FINALIZING = "finalizing"  # everything has ended; the output files are being written
+    COMPLETED = "completed"  # every request has an answer or an error
+    EXPIRED = "expired"  # its window passed; what finished is kept
+    CANCELLING = "cancelling"  # cancel asked for
+    CANCELLED = "cancelled"  # ended by the client; what finished is kept
+
+    def is_terminal(self) -> bool:
+        return self in (
+            BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED
+        )  # fmt: skip
+
+
+class BatchError(Resource):
+    code: str
+    message: str
+    line: int | None = Field(None, description="Of the input file; 1 is the first.")
+    param: str | None = None
+
+
+class BatchErrors(Resource):
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(Resource):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(Resource):
+    """A batch, in OpenAI's shape."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: Endpoint
+    model: str | None = Field(None, description="null until the input file has been read.")
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None = Field(None, description="JSONL of the answers.")
+    error_file_id: str | None = Field(None, description="JSONL of the requests that have none, and why.")
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None = None
+    job_id: str | None = Field(None, description="The job that runs it.")
+    owner: str | None = None

@@ -1,0 +1,106 @@
+"""/v1/batches in OpenAI's form."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, BackgroundTasks, Depends
+
+from actograph.contract.batches import Batch, BatchRequest
+from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
+from actograph.contract.resources import ListPage
+from api import webhooks
+from api.auth import caller
+from api.batch_keeper import BatchKeeper
+from api.dependencies import PageDep, ServicesDep, known_id
+from api.errors import documented
+from api.request_body import body_of, json_body
+from api.validation import parse_body
+from storage import batches, files, pages
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+PURPOSE = "batch"
+
+
+@router.post(
+    "",
+    operation_id="create_batch",
+    summary="Answer the requests of an uploaded file",
+    response_model=Batch,
+    responses=documented(413, 415, 422),
+    openapi_extra=body_of("BatchRequest"),
+)
+def create_batch(
+    services: ServicesDep,
+    background: BackgroundTasks,
+    body: Annotated[bytes, Depends(json_body)],
+    by: Annotated[str, Depends(caller)],
+) -> Batch:
+    """The file is read after the answer: `GET /v1/batches/{id}` tells the lines at fault, if any."""
+    request = parse_body(BatchRequest, body)
+    webhook = webhooks.check(services.settings, request.webhook)
+    request = request.model_copy(update={"webhook": webhook})
+    most = services.settings.batch_max_bytes
+    with services.database.write() as session:
+        try:
+            file = files.get(session, request.input_file_id)
+        except NotFound:
+            raise InvalidRequest(
+                f"there is no file {request.input_file_id}; upload it through /v1/files",
+                param="input_file_id",
+            ) from None
+        if file.purpose != PURPOSE:
+            raise InvalidRequest(
+                f"file {file.id} has the purpose {file.purpose}; upload it with the purpose {PURPOSE}",
+                param="input_file_id",
+            )
+        if file.bytes > most:
+            raise PayloadTooLarge(
+                f"the input file has {file.bytes} bytes, a batch may have {most} "
+                "(ACTOGRAPH_BATCH_MAX_BYTES); split it"
+            )
+        row = batches.create(session, request, by)
+        answer = batches.resource(session, row)
+    # where the process ends before it is done, the reconciler goes on
+    background.add_task(BatchKeeper(services).advance, row.id)
+    return answer
+
+
+@router.get(
+    "",
+    operation_id="list_batches",
+    summary="List batches",
+    response_model=ListPage[Batch],
+    responses=documented(422),
+)
+def list_batches(services: ServicesDep, page: PageDep) -> ListPage[Batch]:
+    with services.database.read() as session:
+        rows, has_more = batches.find(session, after=page.after, limit=page.limit, order=page.order)
+        return pages.page(rows, has_more, lambda row: batches.resource(session, row))
+
+
+@router.get(
+    "/{batch_id}",
+    operation_id="get_batch",
+    summary="One batch",
+    response_model=Batch,
+    responses=documented(404, 422),
+)
+def get_batch(services: ServicesDep, batch_id: str) -> Batch:
+    with services.database.read() as session:
+        return batches.resource(session, batches.get(session, known_id(batch_id, "batch", "batch")))
+
+
+@router.post(
+    "/{batch_id}/cancel",
+    operation_id="cancel_batch",
+    summary="End a batch; what finished is kept",
+    response_model=Batch,
+    responses=documented(404, 409, 422),
+)
+def cancel_batch(services: ServicesDep, batch_id: str, background: BackgroundTasks) -> Batch:
+    """It is `cancelling` until its output files are written."""
+    known_id(batch_id, "batch", "batch")
+    with services.database.write() as session:
+        answer = batches.resource(session, batches.cancel(session, batch_id))
+    background.add_task(BatchKeeper(services).advance, batch_id)
+    return answer

@@ -1,0 +1,256 @@
+"""Batches by the openai package: a file in, files out, with captures, errors, cancel and expiry."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import openai
+import pytest
+
+from api.batch_keeper import BatchKeeper
+from storage import batches, jobs, samples
+
+if TYPE_CHECKING:
+    from tests.integration.openai.conftest import Service
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def line(name: str, *, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 6}
+    if url == CHAT:
+        asked["messages"] = [{"role": "user", "content": f"Say {name}."}]
+    return {"custom_id": name, "method": "POST", "url": url, "body": asked | body}
+
+
+@pytest.fixture
+def send(client: openai.OpenAI) -> Callable[..., Any]:
+    """Uploads lines and begins a batch of them."""
+
+    def make(*lines: Any, endpoint: Any = CHAT, **changes: Any) -> Any:
+        text = "\n".join(item if isinstance(item, str) else json.dumps(item) for item in lines)
+        file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+        options = {"completion_window": "24h"} | changes
+        return client.batches.create(input_file_id=file.id, endpoint=endpoint, **options)
+
+    return make
+
+
+@pytest.fixture
+def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> Callable[[str], Any]:
+    """The batch once it has ended; its files are written by what the reconciler would call."""
+    from dataclasses import dataclass, field
+    from threading import Event
+
+    from api.dependencies import Services
+    from api.served_models import ServedModels
+    from storage.broker import Broker
+
+    @dataclass
+    class Opened:
+        services: Services = field(
+            default_factory=lambda: Services(
+                settings=service.settings,
+                database=service.database,
+                store=service.store,
+                broker=Broker(service.settings.broker_url, service.database),
+                models=ServedModels(service.settings),
+                stopping=Event(),
+            )
+        )
+
+    keeper = BatchKeeper(Opened().services)
+
+    def wait(batch_id: str) -> Any:
+        def is_over() -> bool:
+            keeper.advance_all()
+            return client.batches.retrieve(batch_id).status in ("completed", "failed", "expired", "cancelled")
+
+        eventually(is_over)
+        return client.batches.retrieve(batch_id)
+
+    return wait
+
+
+def content(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
+    """custom_id -> line of an output file."""
+    assert file_id is not None
+    found = [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+    assert all(set(item) == {"id", "custom_id", "response", "error"} for item in found)
+    return {item["custom_id"]: item for item in found}
+
+
+def test_a_batch_answers_each_line_as_the_route_would(
+    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+) -> None:
+    lines = [
+        line("a"),
+        line("b", max_tokens=3),
+        line("c", temperature=0.9, seed=7),
+        line("d", temperature=0.9, seed=8, n=2),
+        line("stopped", stop=["e"], max_tokens=40),
+    ]
+    batch = send(*lines, metadata={"night": "1"})
+    assert (batch.object, batch.status, batch.endpoint, batch.metadata) == (
+        "batch", "validating", CHAT, {"night": "1"},
+    )  # fmt: skip
+    batch = ended(batch.id)
+    assert batch.status == "completed", batch
+    assert batch.request_counts.model_dump() == {"total": 5, "completed": 5, "failed": 0}
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    assert batch.expires_at - batch.created_at == 86400
+    assert batch.error_file_id is None
+    found = content(client, batch.output_file_id)
+    assert list(found) == [item["custom_id"] for item in lines]
+    assert len({item["response"]["body"]["id"] for item in found.values()}) == 5
+    for item in lines:
+        alone = client.chat.completions.create(**item["body"])
+        response = found[item["custom_id"]]["response"]
+        assert response["status_code"] == 200
+        assert [c["message"]["content"] for c in response["body"]["choices"]] == [
+            choice.message.content for choice in alone.choices
+        ]
+        assert response["body"]["usage"] == alone.usage.model_dump(exclude_none=True)
+    assert "e" not in found["stopped"]["response"]["body"]["choices"][0]["message"]["content"]
+    kept = client.files.retrieve(batch.output_file_id)
+    assert (kept.purpose, kept.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert [item.id for item in client.batches.list(limit=1)] == [batch.id]
+
+
+def test_texts_with_captures_and_a_line_that_is_too_long(
+    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+) -> None:
+    capture = {"points": ["resid_post"], "layers": [1]}
+    lines = [
+        line("short", url="/v1/completions", prompt="Tom has", capture=capture),
+        line("long", url="/v1/completions", prompt="Tom has", max_tokens=900_000, capture=capture),
+    ]
+    batch = ended(send(*lines, endpoint="/v1/completions").id)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 1)
+    body = content(client, batch.output_file_id)["short"]["response"]["body"]
+    assert service.session(body["session_id"]).manifest.prompt_tokens == body["usage"]["prompt_tokens"]
+    rows = body["usage"]["total_tokens"] - 1
+    assert body["activations_meta"]["resid_post.1"]["shape"][0] == rows
+    assert body["activation_files"]
+    refused = content(client, batch.error_file_id)["long"]
+    assert refused["error"] is None
+    assert refused["response"]["status_code"] == 400
+    assert refused["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_bad_file_is_refused_with_every_line_at_fault(
+    send: Callable[..., Any], ended: Callable[[str], Any]
+) -> None:
+    batch = ended(
+        send(
+            line("a"),
+            "no JSON",
+            "",
+            line("a"),
+            line("b", url="/v1/completions", prompt="x"),
+            line("c", temperature=-1),
+            line("d", capture={"points": ["resid_post"]}),
+            line("e", model="nobody"),
+            line("f", stream=True),
+        ).id
+    )
+    assert batch.status == "failed"
+    assert batch.failed_at is not None
+    told = {error.line: (error.param, error.message) for error in batch.errors.data}
+    assert list(told) == [2, 4, 5, 6, 7, 8, 9]
+    assert told[4] == ("custom_id", "custom_id 'a' is that of line 1 too")
+    assert [told[n][0] for n in (5, 6, 7, 8, 9)] == [
+        "url", "body.temperature", "body.capture", "body.model", "body.stream",
+    ]  # fmt: skip
+    assert batch.output_file_id is None
+
+
+def test_limits_and_unknown_files_are_refused_at_once(
+    client: openai.OpenAI, send: Callable[..., Any]
+) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="upload it"):
+        client.batches.create(input_file_id="file_" + "0" * 32, endpoint=CHAT, completion_window="24h")
+    dataset = client.files.create(file=("x.jsonl", b"{}"), purpose="user_data")
+    with pytest.raises(openai.UnprocessableEntityError, match="purpose"):
+        client.batches.create(input_file_id=dataset.id, endpoint=CHAT, completion_window="24h")
+    with pytest.raises(openai.UnprocessableEntityError, match="completion_window"):
+        send(line("a"), completion_window="soon")
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve("batch_" + "0" * 32)
+
+
+@pytest.fixture
+def half_done(
+    service: "Service", send: Callable[..., Any], slow: None, eventually: Eventually
+) -> Iterator[Callable[..., str]]:
+    """A batch of which the first line has ended and the second never does in time."""
+
+    def make(**changes: Any) -> str:
+        batch = send(line("first", max_tokens=1), line("second", max_tokens=2000), **changes)
+        assert batch.status == "validating"
+        eventually(lambda: bool(service_job(batch.id)))
+        return str(batch.id)
+
+    def service_job(batch_id: str) -> str | None:
+        with service.database.read() as session:
+            return batches.get(session, batch_id).job_id
+
+    yield make
+
+
+def test_cancel_keeps_what_finished(
+    service: "Service",
+    client: openai.OpenAI,
+    half_done: Callable[..., str],
+    ended: Callable[[str], Any],
+    eventually: Eventually,
+) -> None:
+    service.works.clear()
+    batch_id = half_done()
+    finish_first(service, batch_id)
+    assert client.batches.cancel(batch_id).status in ("cancelling", "cancelled")
+    batch = ended(batch_id)
+    assert batch.status == "cancelled"
+    assert list(content(client, batch.output_file_id)) == ["first"]
+    left = content(client, batch.error_file_id)["second"]
+    assert (left["response"], left["error"]["code"]) == (None, "batch_cancelled")
+    with pytest.raises(openai.ConflictError):
+        client.post(f"/jobs/{batch.job_id}/retry", cast_to=object)
+
+
+def test_expiry_keeps_what_finished(
+    service: "Service", client: openai.OpenAI, half_done: Callable[..., str], ended: Callable[[str], Any]
+) -> None:
+    from storage import job_control
+
+    service.works.clear()
+    batch_id = half_done(completion_window="1s")
+    finish_first(service, batch_id)
+    time.sleep(1)
+    with service.database.write() as session:
+        assert job_control.fail_overdue(session)
+    batch = ended(batch_id)
+    assert (batch.status, batch.request_counts.completed) == ("expired", 1)
+    assert list(content(client, batch.output_file_id)) == ["first"]
+    left = content(client, batch.error_file_id)["second"]
+    assert (left["response"], left["error"]["code"]) == (None, "batch_expired")
+
+
+def finish_first(service: "Service", batch_id: str) -> None:
+    """The first line as a worker ends it, and no more."""
+    with service.database.write() as session:
+        job_id = batches.get(session, batch_id).job_id
+        assert job_id is not None
+        jobs.start(session, job_id)
+        (lease,) = samples.claim(session, job_id, worker_id="wrk_x", count=1, lease_seconds=60)
+        result = samples.SampleResult(
+            prompt="p", completion="c", finish_reason="stop", prompt_tokens=1, generated_tokens=1,
+            scores={}, session_id=None,
+        )  # fmt: skip
+        samples.complete(session, lease, result)
+        jobs.count_finished(session, job_id, completed=1, failed=0)

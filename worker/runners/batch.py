@@ -1,0 +1,23 @@
+"""Batches: chats whose samples each bring their own sampling."""
+
+from dataclasses import replace
+
+from actograph.contract.batches import BatchInput
+from actograph.contract.chat_job import ChatInput
+from actograph.contract.specs import SamplingSpec
+from storage.samples import LeasedSample
+from worker.runners.chat import ChatRunner
+from worker.runners.runner import Prompt
+
+
+class BatchRunner(ChatRunner):
+    """One choice of one line to each sample; lines that are sampled alike are run as one batch."""
+
+    def prompt(self, sample: LeasedSample) -> Prompt:
+        asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}
+        return super().prompt(replace(sample, input=asked))
+
+    def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
+        own = BatchInput.model_validate(sample.input).sampling
+        # seed and length are the sample's own in any batch; what else differs, parts them
+        return own.model_copy(update={"seed": self.sampling.seed, "max_tokens": self.sampling.max_tokens})
