@@ -1,5 +1,6 @@
 """`actograph jobs export`, also called `actograph results pull`: a job's results as a folder of files."""
 
+import json
 import time
 from contextlib import closing
 from enum import StrEnum
@@ -9,8 +10,8 @@ from typing import Annotated
 import typer
 
 from actograph.cli import exit_codes, jobs
-from actograph.cli.options import client_of
-from actograph.cli.output import emit, note
+from actograph.cli.options import FormatOption, client_of
+from actograph.cli.output import Format, emit, note
 
 app = typer.Typer(no_args_is_help=True, help="Fetch results as files.")
 
@@ -34,6 +35,7 @@ def export(
         Activations,
         typer.Option(help="meta: shapes and sizes; sampled: 50 features of each row; all: every file."),
     ] = Activations.META,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Fetch a job's results folder; what broke off is taken up again. Works while the job runs."""
     from actograph.cli.progress import RateMeter, view
@@ -58,7 +60,8 @@ def export(
                 raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
     if not pulled.complete:
         note(f"the job has not ended: {pulled.samples} samples so far; the same command brings the others")
-    emit(str(pulled.folder))
+    found = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
+    emit(json.dumps(found) if output is Format.JSON else str(pulled.folder))
 
 
 app.command("pull")(export)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import dataset_flags, exit_codes, identifiers, job_flags, tables
+from actograph.cli import completion, dataset_flags, exit_codes, identifiers, job_flags, tables
 from actograph.cli.options import (
     AllOption,
     FormatOption,
@@ -23,11 +23,17 @@ from actograph.contract.errors import ActographError, InvalidRequest
 
 if TYPE_CHECKING:
     from actograph.client import Client
+    from actograph.contract.resources import Deleted, Job, Session
 
 app = typer.Typer(no_args_is_help=True, help="Submit jobs and follow them.")
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, or its beginning.")]
-JobArguments = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids, or their beginnings.")]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id, or its beginning.", autocompletion=completion.jobs)
+]
+JobArguments = Annotated[
+    list[str],
+    typer.Argument(metavar="JOB...", help="Ids, or their beginnings.", autocompletion=completion.jobs),
+]
 
 
 @app.command()
@@ -38,7 +44,10 @@ def submit(
         str | None, typer.Argument(metavar="[SPEC.json|-]", help="Job as JSON; - reads standard input.")
     ] = None,
     kind: Annotated[str | None, typer.Option(help="evaluation, capture or extract.")] = None,
-    model: Annotated[str | None, typer.Option(help="Default: the one model that is served.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Default: the one model that is served.", autocompletion=completion.models),
+    ] = None,
     task: Annotated[str | None, typer.Option(help="gsm8k, another task, or a YAML file.")] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar=dataset_flags.METAVAR, help=dataset_flags.HELP)
@@ -200,10 +209,10 @@ def watch(ctx: typer.Context, job: JobArgument, output: FormatOption = Format.TA
 
 
 @app.command()
-def cancel(ctx: typer.Context, jobs: JobArguments) -> None:
+def cancel(ctx: typer.Context, jobs: JobArguments, output: FormatOption = Format.TABLE) -> None:
     """End jobs; what finished is kept."""
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.cancel(resolve(client, typed)).id)
+        each(jobs, lambda typed: client.cancel(resolve(client, typed)), output)
 
 
 @app.command()
@@ -211,14 +220,15 @@ def retry(
     ctx: typer.Context,
     jobs: JobArguments,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the one job to its end.")] = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Run what failed or was never run in ended jobs; completed samples are kept."""
     if watch and len(jobs) != 1:
         raise InvalidRequest("--watch follows one job; name one")
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.retry(resolve(client, typed)).id)
+        each(jobs, lambda typed: client.retry(resolve(client, typed)), output)
         if watch:
-            _watch(client, resolve(client, jobs[0]))
+            _watch(client, resolve(client, jobs[0]), output)
 
 
 @app.command("rm")
@@ -229,21 +239,26 @@ def remove(
     include_pinned: Annotated[
         bool, typer.Option("--include-pinned", help="Even where some of their sessions are pinned.")
     ] = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete ended jobs with their samples and sessions."""
     with closing(client_of(ctx)) as client:
         each(
             jobs,
-            lambda typed: client.delete_job(resolve(client, typed), include_pinned=include_pinned).id,
+            lambda typed: client.delete_job(resolve(client, typed), include_pinned=include_pinned),
+            output,
         )
 
 
-def each(typed: list[str], act: Callable[[str], str]) -> None:
-    """Act on each item and print its id; failures are told and the others still done."""
+def each(
+    typed: list[str], act: "Callable[[str], Job | Session | Deleted]", output: Format = Format.TABLE
+) -> None:
+    """Act on each item and print its id, or all of it; failures are told and the others still done."""
     failed = exit_codes.OK
     for name in typed:
         try:
-            emit(act(name))
+            done = act(name)
+            emit(done.model_dump_json() if output is Format.JSON else done.id)
         except ActographError as error:
             note(f"{name}: {error}")
             failed = max(failed, exit_codes.of_error(error))

@@ -7,6 +7,7 @@ import typer
 
 from actograph import __version__
 from actograph.cli import evals, exit_codes, exports, jobs, models, queue, sessions, store
+from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.comparisons import compare
 from actograph.cli.demo import demo
 from actograph.cli.estimate import estimate
@@ -34,6 +35,7 @@ app.add_typer(queue.app, name="queue")
 app.command()(estimate)
 app.command()(workers)
 app.command()(up)
+app.command(context_settings=PASSED_ON)(bench)
 app.command()(demo)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import exit_codes, tables
+from actograph.cli import completion, exit_codes, tables
 from actograph.cli.options import FormatOption, QuietOption, client_of
 from actograph.cli.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest
@@ -37,7 +37,9 @@ def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOp
 @app.command()
 def load(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A served model, by any of its names.")],
+    model: Annotated[
+        str, typer.Argument(help="A served model, by any of its names.", autocompletion=completion.models)
+    ],
     *,
     revision: Annotated[str | None, typer.Option(help="Hub revision.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, float16 or bfloat16.")] = None,
@@ -96,7 +98,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 @app.command()
 def structure(
     ctx: typer.Context,
-    model: Annotated[str | None, typer.Argument(help="Default: the model that is served.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Default: the model that is served.", autocompletion=completion.models),
+    ] = None,
     names: Annotated[bool, typer.Option("--names", help="List every other name of each hook, too.")] = False,
     modules: Annotated[bool, typer.Option("--modules", help="List every module location, too.")] = False,
     output: FormatOption = Format.TABLE,

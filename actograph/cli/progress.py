@@ -42,7 +42,7 @@ class RateMeter:
 
 
 class ProgressView(Protocol):
-    """Shows numbers of samples while the context lasts."""
+    """Shows numbers of samples, or of another unit, while the context lasts."""
 
     def __enter__(self) -> Self: ...
 
@@ -56,8 +56,9 @@ class ProgressView(Protocol):
 class Lines:
     """One line to stderr now and then, for logs and pipes."""
 
-    def __init__(self, pause: float = LINE_SECONDS) -> None:
+    def __init__(self, pause: float = LINE_SECONDS, unit: str = "samples") -> None:
         self._pause = pause
+        self._unit = unit
         self._written_at = -pause
         self._status = ""
         self._pending: str | None = None
@@ -72,7 +73,7 @@ class Lines:
             note(self._pending)
 
     def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None:
-        text = progress_text(status, done, failed, total, rate)
+        text = progress_text(status, done, failed, total, rate, unit=self._unit)
         now = time.monotonic()
         if status == self._status and now < self._written_at + self._pause:
             self._pending = text
@@ -84,7 +85,7 @@ class Lines:
 class Bar:
     """A bar on a terminal that is drawn over and over in one line."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "samples") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -97,6 +98,7 @@ class Bar:
             TextColumn("{task.fields[eta]}"),
             console=Console(stderr=True),
         )
+        self._unit = unit
         self._task: TaskID = self._progress.add_task("", total=None, rate="", eta="")
 
     def __enter__(self) -> Self:
@@ -114,23 +116,25 @@ class Bar:
             description=status + (f", {failed} failed" if failed else ""),
             completed=done,
             total=total or None,
-            rate=f"{rate:.2f} samples/s" if rate else "",
+            rate=f"{rate:.2f} {self._unit}/s" if rate else "",
             eta=eta_text(status, done, total, rate),
         )
 
 
-def view() -> ProgressView:
+def view(unit: str = "samples") -> ProgressView:
     """A bar where stderr and stdout are a terminal, else lines."""
-    return Bar() if sys.stdout.isatty() and sys.stderr.isatty() else Lines()
+    return Bar(unit) if sys.stdout.isatty() and sys.stderr.isatty() else Lines(unit=unit)
 
 
-def progress_text(status: str, done: int, failed: int, total: int, rate: float | None) -> str:
+def progress_text(
+    status: str, done: int, failed: int, total: int, rate: float | None, *, unit: str = "samples"
+) -> str:
     """`in_progress 312/1319 (2 failed), 4.20 samples/s, ETA 4m0s`."""
     text = f"{status} {done}/{total}" if total else status
     if failed:
         text += f" ({failed} failed)"
     if rate:
-        text += f", {rate:.2f} samples/s"
+        text += f", {rate:.2f} {unit}/s"
     eta = eta_text(status, done, total, rate)
     return f"{text}, {eta}" if eta else text
 

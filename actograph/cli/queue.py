@@ -27,18 +27,22 @@ def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
 def pause(
     ctx: typer.Context,
     reason: Annotated[str | None, typer.Option(help="Shown to everybody who asks for the queue.")] = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Have workers finish the unit in hand and begin nothing new; jobs are still accepted."""
     with closing(client_of(ctx)) as client:
-        client.pause_queue(reason)
-    emit("paused")
+        queue = client.pause_queue(reason)
+    emit(queue.model_dump_json() if output is Format.JSON else "paused")
 
 
 @app.command()
-def resume(ctx: typer.Context) -> None:
+def resume(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """End the pause that was asked for."""
     with closing(client_of(ctx)) as client:
         queue = client.resume_queue()
+    if output is Format.JSON:
+        emit(queue.model_dump_json())
+        return
     emit("still paused" if queue.paused else "running")
     for other in queue.pauses:
         note(_pause_text(other))

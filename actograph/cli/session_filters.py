@@ -1,19 +1,31 @@
 """The options by which `actograph sessions` chooses sessions, and what they ask of the service."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import identifiers
+from actograph.cli import completion, identifiers
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from actograph.client import Client
     from actograph.client.queries import SessionQuery
 
-JobOption = Annotated[str | None, typer.Option("--job", help="Sessions of this job (id or its beginning).")]
-ModelOption = Annotated[str | None, typer.Option(help="Sessions of this model.")]
+ChosenSessions = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SESSION...]", help="Ids, or their beginnings.", autocompletion=completion.sessions
+    ),
+]
+EveryOption = Annotated[bool, typer.Option("--all", help="Every session there is.")]
+JobOption = Annotated[
+    str | None,
+    typer.Option("--job", help="Sessions of this job (id or its beginning).", autocompletion=completion.jobs),
+]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Sessions of this model.", autocompletion=completion.models)
+]
 ConditionOption = Annotated[str | None, typer.Option(help="Sessions of this condition.")]
 SampleOption = Annotated[int | None, typer.Option(help="Sessions of this row of the dataset.")]
 CorrectOption = Annotated[
@@ -48,3 +60,18 @@ def check_choice(ids: list[str], *, filtered: bool, everything: bool) -> None:
     """
     if bool(ids) + filtered + everything != 1:
         raise InvalidRequest("name sessions by id, or by filters such as --job and --tag, or say --all")
+
+
+def is_filtered(wanted: "SessionQuery") -> bool:
+    """Whether any filter was given."""
+    return any(value is not None for value in wanted.values())
+
+
+def resolve(client: "Client", typed: str) -> str:
+    """The whole id of the session that was typed."""
+
+    def known() -> Iterator[str]:
+        for session in client.sessions():
+            yield session.id
+
+    return identifiers.resolve(typed, "ses", known())

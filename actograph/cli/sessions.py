@@ -1,15 +1,13 @@
 """`actograph sessions`: list, show, pull, change, remove."""
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import identifiers, tables
+from actograph.cli import completion, tables
 from actograph.cli.durations import NEVER, seconds_of
 from actograph.cli.jobs import each
 from actograph.cli.options import (
@@ -23,8 +21,10 @@ from actograph.cli.options import (
 )
 from actograph.cli.output import Format, ask, emit, note
 from actograph.cli.session_filters import (
+    ChosenSessions,
     ConditionOption,
     CorrectOption,
+    EveryOption,
     JobOption,
     ModelOption,
     OwnerOption,
@@ -32,25 +32,21 @@ from actograph.cli.session_filters import (
     SampleOption,
     TagOption,
     check_choice,
+    is_filtered,
     query,
+    resolve,
 )
+from actograph.cli.session_pull import pull
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from actograph.client import Client
-    from actograph.client.queries import SessionQuery
+    pass
 
 app = typer.Typer(no_args_is_help=True, help="Find and fetch what was captured.")
 
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="Id, or its beginning.")]
-SessionArguments = Annotated[
-    list[str], typer.Argument(metavar="SESSION...", help="Ids, or their beginnings.")
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="SESSION", help="Id, or its beginning.", autocompletion=completion.sessions)
 ]
-
-ChosenSessions = Annotated[
-    list[str] | None, typer.Argument(metavar="[SESSION...]", help="Ids, or their beginnings.")
-]
-EveryOption = Annotated[bool, typer.Option("--all", help="Every session there is.")]
 
 
 @app.command("ls")
@@ -97,33 +93,11 @@ def show(ctx: typer.Context, session: SessionArgument, output: FormatOption = Fo
     from actograph.cli import session_tables
 
     with closing(client_of(ctx)) as client:
-        found = client.session(_resolve(client, session))
+        found = client.session(resolve(client, session))
         emit(found.model_dump_json() if output is Format.JSON else session_tables.describe(found))
 
 
-@app.command()
-def pull(
-    ctx: typer.Context,
-    sessions: SessionArguments,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder; each session gets one of its own in it.")],
-) -> None:
-    """Download all files of sessions, checked by sha256; what broke off is taken up again."""
-
-    def fetch(typed: str) -> str:
-        from actograph.client.session_files import plain_name
-
-        session = client.session(_resolve(client, typed))
-        folder = out / plain_name(session.id)
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in session.files:
-            client.download(session.id, file, folder / plain_name(file.name))
-        note(
-            f"{tables.shorten(session.id)}: {len(session.files)} files, {tables.size(session.bytes)}, checked"
-        )
-        return str(folder)
-
-    with closing(client_of(ctx)) as client:
-        each(sessions, fetch)
+app.command("pull")(pull)
 
 
 @app.command("rm")
@@ -144,17 +118,18 @@ def remove(
     ] = False,
     dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="By filter: do not ask.")] = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete sessions with their files, by id or all that fit the filters."""
     flags = dict(locals())
     with closing(client_of(ctx)) as client:
         wanted = query(client, flags)
-        check_choice(sessions or [], filtered=_is_filtered(wanted), everything=everything)
+        check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
         if sessions:
             if dry_run:
-                each(sessions, lambda typed: client.session(_resolve(client, typed)).id)
+                each(sessions, lambda typed: client.session(resolve(client, typed)), output)
             else:
-                each(sessions, lambda typed: client.delete_session(_resolve(client, typed)).id)
+                each(sessions, lambda typed: client.delete_session(resolve(client, typed)), output)
             return
         dry = client.delete_sessions(
             dry_run=True, everything=everything, include_pinned=include_pinned, **wanted
@@ -162,11 +137,15 @@ def remove(
         what = f"{dry.sessions} sessions, {tables.size(dry.bytes)}"
         what += f" ({dry.pinned} pinned ones stay)" if dry.pinned else ""
         if dry_run or not dry.sessions:
+            if output is Format.JSON:
+                emit(dry.model_dump_json())
             note(f"to be deleted: {what}")
             return
         if not yes:
             ask(f"Delete {what}?")
         gone = client.delete_sessions(everything=everything, include_pinned=include_pinned, **wanted)
+        if output is Format.JSON:
+            emit(gone.model_dump_json())
         note(f"deleted {gone.sessions} sessions, {tables.size(gone.bytes)}")
 
 
@@ -195,24 +174,23 @@ def update(
     pinned: PinnedOption = None,
     everything: EveryOption = False,
     dry_run: DryRunOption = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Pin sessions, change when they expire, or tag them: by id, or all that fit the filters."""
     flags = dict(locals())
     change = _change(pin, expires_in, set_tag, no_tags=no_tags)
     with closing(client_of(ctx)) as client:
         wanted = query(client, flags)
-        check_choice(sessions or [], filtered=_is_filtered(wanted), everything=everything)
+        check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
         if sessions and dry_run:
-            each(sessions, lambda typed: client.session(_resolve(client, typed)).id)
+            each(sessions, lambda typed: client.session(resolve(client, typed)), output)
         elif sessions:
-            each(sessions, lambda typed: client.update_session(_resolve(client, typed), **change).id)
+            each(sessions, lambda typed: client.update_session(resolve(client, typed), **change), output)
         else:
             reached = client.update_sessions(change, everything=everything, dry_run=dry_run, **wanted)
+            if output is Format.JSON:
+                emit(reached.model_dump_json())
             note(f"{'to be changed' if dry_run else 'changed'}: {reached.sessions} sessions")
-
-
-def _is_filtered(wanted: "SessionQuery") -> bool:
-    return any(value is not None for value in wanted.values())
 
 
 def _change(
@@ -230,11 +208,3 @@ def _change(
     if not change:
         raise InvalidRequest("say what to change: --pin, --unpin, --expires-in, --set-tag or --no-tags")
     return change
-
-
-def _resolve(client: "Client", typed: str) -> str:
-    def known() -> Iterator[str]:
-        for session in client.sessions():
-            yield session.id
-
-    return identifiers.resolve(typed, "ses", known())

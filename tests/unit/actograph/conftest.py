@@ -319,6 +319,16 @@ class Handler(BaseHTTPRequestHandler):
         found.sort(key=lambda session: session.created_at, reverse=query.get("order") != "asc")
         return 200, page(found, query)
 
+    def session_stats(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        wanted = query.get("correct")
+        found = [
+            session
+            for session in self.state.sessions.values()
+            if wanted in (None, str(session.correct).lower())
+        ]
+        size = sum(session.bytes for session in found)
+        return 200, resources.SessionStats(sessions=len(found), bytes=size, rows=7 * len(found))
+
     def session_manifest(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
         return 200, self.state.manifests[self._session(session_id).id]
 
@@ -427,6 +437,7 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("POST", "/v1/files", Handler.upload),
     ("DELETE", "/v1/files/([^/]+)", Handler.delete_file),
     ("GET", S, Handler.list_sessions),
+    ("GET", f"{S}/stats", Handler.session_stats),
     ("GET", f"{S}/([^/]+)", Handler.session),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
     ("GET", f"{S}/([^/]+)/manifest", Handler.session_manifest),

@@ -269,7 +269,7 @@ def test_sessions_pull(service: Any, run: Run, tmp_path: Path) -> None:
     code, out, err = run("sessions", "pull", one.id, two.id, "--out", tmp_path / "pulled")
     assert code == 0
     assert out.splitlines() == [str(tmp_path / "pulled" / one.id), str(tmp_path / "pulled" / two.id)]
-    assert "2 files, 702 B, checked" in err
+    assert "2 sessions, 4 files, 1.4 kB, checked" in err
     for session in (one, two):
         folder = tmp_path / "pulled" / session.id
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == {

@@ -1,0 +1,142 @@
+"""What holds for every command: its formats, and what Tab offers."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from actograph.cli.main import app, main
+from actograph.client import transport
+
+#: `up` and `demo` run a service, `chat` a conversation, `bench` another program's output
+WITHOUT_ANSWER = {"up", "demo", "chat", "bench"}
+#: always JSON lines: they are files for other programs
+ALWAYS_JSON = {"eval score"}
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_nouns_and_verbs_are_there() -> None:
+    verbs = {
+        "jobs": "submit ls show watch cancel retry export",
+        "sessions": "ls show pull rm",
+        "queue": "info pause resume",
+        "models": "ls load structure",
+        "store": "gc verify",
+    }
+    wanted = {f"{noun} {verb}" for noun, listed in verbs.items() for verb in listed.split()}
+    assert wanted | {"up", "demo", "workers", "bench", "eval run"} <= set(ALL)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - WITHOUT_ANSWER - ALWAYS_JSON))
+def test_every_command_answers_as_a_table_or_as_json(name: str) -> None:
+    options = {option: p for p in ALL[name].params for option in p.opts}
+    assert "--format" in options, name
+    assert options["--format"].default == "table"
+
+
+@pytest.fixture
+def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+
+    def call(*arguments: object) -> tuple[int, list[Any], str]:
+        code = main([*map(str, arguments), "--format", "json"])
+        said = capsys.readouterr()
+        return code, [json.loads(line) for line in said.out.splitlines()], said.err
+
+    return call
+
+
+def test_changes_answer_as_json(service: Any, run: Any) -> None:
+    job = service.add_job(1, status="in_progress")
+    assert [one["status"] for one in run("jobs", "cancel", job.id)[1]] == ["cancelled"]
+    assert [one["status"] for one in run("jobs", "retry", job.id)[1]] == ["queued"]
+    assert [one["deleted"] for one in run("jobs", "rm", job.id)[1]] == [True]
+    session = service.add_session(1)
+    assert [one["id"] for one in run("sessions", "rm", session.id)[1]] == [session.id]
+    assert run("queue", "pause")[1][0]["paused"]
+    assert not run("queue", "resume")[1][0]["paused"]
+
+
+def test_sessions_are_pulled_side_by_side_and_taken_up_again(service: Any, run: Any, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4000
+    sessions = [service.add_session(number, {"a.bin": data + bytes([number])}) for number in range(6)]
+    part = tmp_path / sessions[0].id / "a.bin.part"
+    part.parent.mkdir()
+    part.write_bytes(data[:5000])
+    code, lines, err = run("sessions", "pull", *(s.id for s in sessions), "--out", tmp_path, "--jobs", 3)
+    assert code == 0
+    assert [line["id"] for line in lines] == [session.id for session in sessions], "in the order asked for"
+    for number, session in enumerate(sessions):
+        assert (tmp_path / session.id / "a.bin").read_bytes() == data + bytes([number])
+    ranges = [s.headers.get("range") for s in service.seen if "/files/" in s.path]
+    assert sorted(filter(None, ranges)) == ["bytes=5000-"]
+    assert "in_progress 6/6" in err
+    assert "6 sessions, 6 files, 6.1 MB, checked" in err
+
+
+def test_sessions_are_pulled_by_filter(service: Any, run: Any, tmp_path: Path) -> None:
+    for number in range(4):
+        service.add_session(number)
+    code, lines, _ = run("sessions", "pull", "--correct", "--out", tmp_path)
+    assert code == 0
+    assert {line["id"] for line in lines} == {f"ses_{number:032x}" for number in (0, 2)}
+    assert run("sessions", "pull", "--out", tmp_path)[0] == 1, "neither ids nor filters"
+
+
+def complete(words: str, **environment: str) -> list[str]:
+    """What bash is offered for a command line that ends with its last word."""
+    program = "from actograph.cli.main import app; app(prog_name='actograph')"
+    given = {
+        "_ACTOGRAPH_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **given, **environment},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    return ended.stdout.split()
+
+
+def test_tab_offers_ids_and_models(service: Any) -> None:
+    from actograph.contract import resources
+
+    job = service.add_job(1)
+    session = service.add_session(1)
+    service.models = [resources.Model(id="org/demo", created=1)]
+    assert complete("actograph jobs show job_", ACTOGRAPH_URL=service.url) == [job.id]
+    assert complete("actograph sessions pull ses_", ACTOGRAPH_URL=service.url) == [session.id]
+    assert complete("actograph models structure org", ACTOGRAPH_URL=service.url) == ["org/demo"]
+    assert complete("actograph jobs sub") == ["submit"]
+
+
+def test_tab_offers_nothing_without_a_service() -> None:
+    assert complete("actograph jobs show job_", ACTOGRAPH_URL="http://127.0.0.1:9") == []
+
+
+def test_bench_passes_its_options_on(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "usage: " in capfd.readouterr().out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["bench"]) == 1
+    assert "in a checkout" in capfd.readouterr().err
