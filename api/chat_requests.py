@@ -58,7 +58,7 @@ def _refuse_unfinished(request: CompletionBase) -> None:
     }
     for param, value in wanted.items():
         if value not in (None, False):
-            raise InvalidRequest(f"{param} is not supported yet", param=param)
+            raise InvalidRequest(f"{param} is not supported; leave it out", param=param)
 
 
 def _spec(

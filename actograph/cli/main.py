@@ -8,6 +8,7 @@ import typer
 from actograph import __version__
 from actograph.cli import evals, exit_codes, exports, jobs, models, queue, sessions, store
 from actograph.cli.benches import PASSED_ON, bench
+from actograph.cli.chat import chat
 from actograph.cli.comparisons import compare
 from actograph.cli.demo import demo
 from actograph.cli.estimate import estimate
@@ -32,6 +33,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
 app.add_typer(queue.app, name="queue")
+app.command()(chat)
 app.command()(estimate)
 app.command()(workers)
 app.command()(up)

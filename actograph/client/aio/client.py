@@ -11,6 +11,7 @@ async with AsyncClient() as client:
 import os
 from typing import Self
 
+from actograph.client.aio.chat_calls import ChatCalls
 from actograph.client.aio.file_calls import FileCalls
 from actograph.client.aio.job_calls import JobCalls
 from actograph.client.aio.matrix_calls import MatrixCalls
@@ -26,7 +27,15 @@ from actograph.settings import Settings
 
 
 class AsyncClient(
-    JobCalls, ResultCalls, SessionCalls, MatrixCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls
+    JobCalls,
+    ChatCalls,
+    ResultCalls,
+    SessionCalls,
+    MatrixCalls,
+    StoreCalls,
+    FileCalls,
+    VectorCalls,
+    ServiceCalls,
 ):
     """A connection to one service; usable from several tasks.
 

@@ -13,6 +13,7 @@ import os
 from typing import Self
 
 from actograph.client.artifact_stores import open_store
+from actograph.client.blocking.chat_calls import ChatCalls
 from actograph.client.blocking.file_calls import FileCalls
 from actograph.client.blocking.job_calls import JobCalls
 from actograph.client.blocking.matrix_calls import MatrixCalls
@@ -27,7 +28,15 @@ from actograph.settings import Settings
 
 
 class Client(
-    JobCalls, ResultCalls, SessionCalls, MatrixCalls, StoreCalls, FileCalls, VectorCalls, ServiceCalls
+    JobCalls,
+    ChatCalls,
+    ResultCalls,
+    SessionCalls,
+    MatrixCalls,
+    StoreCalls,
+    FileCalls,
+    VectorCalls,
+    ServiceCalls,
 ):
     """A connection to one service; usable from several threads.
 

@@ -98,8 +98,10 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         read_timeout: float | None = None,
         accept: frozenset[int] = frozenset(),
+        method: str = "GET",
+        json: Any = None,
     ) -> Iterator[httpx.Response]:
-        """A GET whose body is read by the caller; tried once.
+        """A request whose answer is read by the caller; tried once.
 
         Args:
             accept: statuses of 400 and above that are answers and not errors.
@@ -108,11 +110,11 @@ class Transport:
             ApiError: the service refused.
             ServiceUnreachable: no connection, or it broke off, also while the body is read.
         """
-        options: dict[str, Any] = {"headers": headers}
+        options: dict[str, Any] = {"headers": headers, "json": json}
         if read_timeout is not None:
             options["timeout"] = httpx.Timeout(CONNECT_SECONDS, read=read_timeout)
         try:
-            with self._http.stream("GET", path, **options) as response:
+            with self._http.stream(method, path, **options) as response:
                 if response.status_code >= 400 and response.status_code not in accept:
                     response.read()
                     raise from_response(response)

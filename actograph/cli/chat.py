@@ -1,0 +1,108 @@
+"""`actograph chat`: one question, or a conversation at the terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actograph.cli import job_flags
+from actograph.cli.options import FormatOption, client_of
+from actograph.cli.output import Format, emit, note
+from actograph.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.client import Client
+
+#: words that end a conversation
+LEAVE = frozenset({"/exit", "/quit", "/bye"})
+
+
+def chat(
+    ctx: typer.Context,
+    *,
+    question: Annotated[
+        list[str] | None, typer.Argument(help="What to ask; none: talk. - reads it from stdin.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the service's first.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="The system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0)] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None,
+    thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think first.")] = False,
+    capture: Annotated[
+        str | None,
+        typer.Option("--capture", metavar="POINTS@LAYERS", help="Keep activations: resid_post@8,12,16."),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Ask a model; its answer appears while it is generated."""
+    fields: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "enable_thinking": thinking or None,
+        "capture": _capture(capture),
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    asked = [sys.stdin.read()] if question == ["-"] else [" ".join(question)] if question else None
+    with closing(client_of(ctx)) as client:
+        if asked is not None and output is Format.JSON:
+            said.append({"role": "user", "content": asked[0]})
+            emit(client.chat(said, model=model, **fields).model_dump_json())
+            return
+        if output is Format.JSON:
+            raise InvalidRequest("--format json is for one question; give it after the command")
+        for text in asked or _typed():
+            said.append({"role": "user", "content": text})
+            said.append({"role": "assistant", "content": _answer(client, said, model, fields)})
+
+
+def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fields: dict[str, Any]) -> str:
+    """Print the answer as it comes; returns it."""
+    whole = ""
+    session_id, finish = None, None
+    for chunk in client.chat_stream(said, model=model, **fields):
+        for choice in chunk.choices:
+            piece = choice.delta.content or ""
+            whole += piece
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            finish = choice.finish_reason or finish
+        session_id = chunk.session_id or session_id
+    emit("")
+    if finish == "length":
+        note("(cut off at max_tokens)")
+    if session_id is not None:
+        note(f"session {session_id}")
+    return whole
+
+
+def _typed() -> Iterator[str]:
+    """Lines of the person at the terminal, up to Ctrl-D or a word that ends it; empty ones are left out."""
+    talks = sys.stdin.isatty()
+    if talks:
+        note("Ctrl-D or /exit ends the conversation.")
+    while True:
+        if talks:
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line or line.strip() in LEAVE:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _capture(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    points, layers, hooks = job_flags.split_capture(text)
+    spec: dict[str, Any] = {"points": points, "hooks": hooks}
+    if layers is not None:
+        spec["layers"] = job_flags.parse_layers(layers)
+    return spec
