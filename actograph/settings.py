@@ -56,6 +56,7 @@ class Settings(BaseSettings):
     api_processes: int = Field(
         1, ge=1, le=64, description="Processes that `python -m api` runs behind its address."
     )
+    metrics_open: bool = Field(False, description="Serve `/metrics` to everyone, without a key.")
     url: str = Field("", description="Client: the service's URL. Default: http://127.0.0.1:8420.")
     api_key: str = Field("", description="Client: the key to send.", repr=False)
     lease_seconds: float = Field(

@@ -14,6 +14,7 @@ from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
 from api.job_ends import JobEnds
 from api.live_texts import LiveTexts
+from api.metrics import RequestMetrics
 from api.reconciler import Reconciler
 from api.routes import (
     batches,
@@ -27,6 +28,7 @@ from api.routes import (
     health,
     interventions,
     jobs,
+    metrics,
     models,
     queue,
     rescoring,
@@ -86,12 +88,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     openapi.install(app)
     for module in (
         jobs, chat, batches, comparisons, rescoring, estimate, samples, exports, events, sessions, store,
-        files, interventions, models, capabilities, workers, queue, health,
+        files, interventions, models, capabilities, workers, queue, health, metrics,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)
+    app.add_middleware(RequestMetrics, settings=settings)
     return app
 
 

@@ -23,9 +23,10 @@ class Authentication:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._digests = [sha256(key.encode()).digest() for key in settings.api_keys]
+        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open:
             try:
                 scope.setdefault("state", {})["caller"] = self._admit(scope)
             except Unauthorized as error:

@@ -14,9 +14,11 @@ import threading
 import time
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from actograph.settings import Settings
+from api.routes.metrics import FOLDER_VARIABLE
 from api.serving import GRACE_SECONDS, serve, server_config, set_up_logging
 
 log = logging.getLogger(__name__)
@@ -115,6 +117,12 @@ class ApiProcesses:
 
     def run(self) -> int:
         """The exit status: 1 where the processes cannot be started, or one keeps dying."""
+        with TemporaryDirectory(prefix="actograph-metrics-") as folder:
+            # read by prometheus_client when a process imports it
+            os.environ[FOLDER_VARIABLE] = folder
+            return self._run()
+
+    def _run(self) -> int:
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, self._asked)
         for member in self._members:

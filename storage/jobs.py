@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
-from storage import events, pages, webhooks
+from storage import counters, events, pages, webhooks
 from storage.database import changed, now
 from storage.ids import new_job_id
-from storage.models import FileRow, JobRow, JobTagRow, SampleRow
+from storage.models import FileRow, JobRow, JobTagRow, SampleRow, SessionRow
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
@@ -241,6 +241,12 @@ def delete(session: Session, job_id: str) -> None:
     row = lock(session, job_id)
     if row.status in (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING):
         raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
+    removed = session.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0)).where(
+            SessionRow.job_id == job_id
+        )
+    ).one()
+    counters.add_removed(session, "deleted", sessions=removed[0], size=int(removed[1]))
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
 
 

@@ -299,6 +299,20 @@ class BatchRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
+class CounterRow(Base):
+    """A count that only grows, see `storage.counters`."""
+
+    __tablename__ = "counters"
+
+    #: id of the worker that counts; "" for everyone else
+    source: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
+    name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    #: the job's kind; "" where there is none
+    kind: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    status: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    value: Mapped[float]
+
+
 class WebhookRow(Base):
     """A webhook that is still to be delivered; its row goes when it was, or is given up."""
 

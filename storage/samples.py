@@ -15,7 +15,8 @@ from actograph.contract import resources
 from actograph.contract.errors import ActographError, LeaseLost, NotFound, WorkerLost
 from actograph.contract.resources import SampleStatus
 from actograph.contract.tool_use import ToolMessage, ToolUse
-from storage import job_control, jobs, pages
+from storage import counters, job_control, jobs, pages
+from storage.counters import Counter
 from storage.database import changed, now
 from storage.ids import new_sample_id
 from storage.models import JobRow, SampleRow
@@ -232,6 +233,7 @@ def give_up_stalled(session: Session, leases: Sequence[LeasedSample], error: Act
         if len(leases) == 1 and attempts > ALONE_AFTER_ATTEMPTS:
             fail(session, lease, error)
             jobs.count_finished(session, lease.job_id, completed=0, failed=1)
+            _count_failed(session, lease.job_id)
             job_control.follow_failures(session, lease.job_id, [error])
             jobs.end_if_done(session, lease.job_id)
             continue
@@ -398,4 +400,10 @@ def _give_up(session: Session, job_id: str, sample_id: str, attempts: int) -> No
         .values(status=SampleStatus.FAILED, error=error.as_record(), finished_at=now(session))
     )
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(failed=JobRow.failed + 1))
+    _count_failed(session, job_id)
     job_control.follow_failures(session, job_id, [error])
+
+
+def _count_failed(session: Session, job_id: str) -> None:
+    kind = session.get_one(JobRow, job_id).kind
+    counters.add(session, counters.NOBODY, {Counter("samples", kind, SampleStatus.FAILED): 1})

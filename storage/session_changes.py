@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.specs import SessionUpdate
-from storage import events
+from storage import counters, events
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database, changed, now
 from storage.models import SampleRow, SessionRow, SessionTagRow
@@ -63,8 +63,10 @@ def delete_matching(
     for batch in _batches(found):
         with database.write() as session:
             removed = _remove(session, SessionRow.id.in_(batch), *guard)
+            gone = Count.of(removed)
+            counters.add_removed(session, "deleted", sessions=gone.sessions, size=gone.bytes)
         _delete_files(store, removed)
-        count = count + Count.of(removed)
+        count = count + gone
     return count
 
 
@@ -80,12 +82,14 @@ def expire(database: Database, store: ArtifactStore, *, limit: int = BATCH) -> C
     with database.write() as session:
         # whoever pinned or prolonged one meanwhile keeps it
         removed = _remove(session, SessionRow.id.in_(found), *due)
+        gone = Count.of(removed)
+        counters.add_removed(session, "expired", sessions=gone.sessions, size=gone.bytes)
         jobs = Counter(one.job_id for one in removed)
         for job_id, count in jobs.items():
             size = sum(one.bytes for one in removed if one.job_id == job_id)
             events.append(session, job_id, "sessions.expired", {"sessions": count, "bytes": size})
     _delete_files(store, removed)
-    return Count.of(removed)
+    return gone
 
 
 def expired(session: Session) -> Count:

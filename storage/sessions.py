@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.specs import ExpiresAfter
-from storage import pages
+from storage import counters, pages
 from storage.database import now
 from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 from storage.session_filter import SessionFilter
@@ -149,6 +149,7 @@ def delete(session: Session, session_id: str) -> None:
         .where(SampleRow.id == row.sample_id, SampleRow.session_id == session_id)
         .values(session_id=None)
     )
+    counters.add_removed(session, "deleted", sessions=1, size=row.bytes)
     session.delete(row)
     session.flush()
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import SampleStatus, WorkerStatus
+from storage import counters
 from storage.database import changed, now
 from storage.models import ModelRow, SampleRow, WorkerRow
 
@@ -137,12 +138,15 @@ def expire(session: Session, silent_seconds: float) -> int:
 
 def forget(session: Session, older_than_seconds: float) -> None:
     """Drop the rows of workers that ended long ago."""
-    session.execute(
-        sa.delete(WorkerRow).where(
+    gone = session.scalars(
+        sa.delete(WorkerRow)
+        .where(
             WorkerRow.status.in_((WorkerStatus.OFFLINE, WorkerStatus.SETUP_FAILED)),
             WorkerRow.heartbeat_at < now(session) - older_than_seconds,
         )
-    )
+        .returning(WorkerRow.id)
+    ).all()
+    counters.hand_on(session, gone)
 
 
 def find(session: Session) -> Sequence[WorkerRow]:

@@ -1,13 +1,17 @@
 """What a unit's samples came to, written into the index under their leases."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import CaptureFailed, JobEnded, LeaseLost, ServiceUnavailable
-from storage import forecast, job_control, jobs, samples, sessions
+from actograph.contract.resources import SampleStatus
+from storage import counters, forecast, job_control, jobs, samples, sessions
+from storage.counters import Counter
+from storage.models import JobRow
 from storage.samples import SampleResult
 from worker.outcome import Outcome
 from worker.recording import Provenance
@@ -17,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:
-    """What did not come into the index."""
+    """What came into the index, and what did not."""
 
+    kept: Sequence[Outcome]
     #: somebody else holds the sample; what was recorded is to be removed
     lost: Sequence[Outcome]
     #: why samples were given back, None where none was: the store was away
@@ -30,10 +35,13 @@ def commit_unit(
     outcomes: Sequence[Outcome],
     provenance: Provenance | None,
     seconds: float = 0.0,
+    *,
+    worker_id: str = counters.NOBODY,
 ) -> Committed:
     """Store all results of a unit; may be run again where the first commit's answer was lost.
 
-    `seconds` is what the unit took this worker, by which the end of its jobs is foretold.
+    `seconds` is what the unit took this worker, by which the end of its jobs is foretold, and `worker_id`
+    who it is, for its counts.
     A sample that the store could not take, or whose job has ended, is given back: nothing is wrong with it.
     """
     samples.lock_jobs(session, [o.lease for o in outcomes])
@@ -47,7 +55,12 @@ def commit_unit(
         )
         for job_id in sorted({o.lease.job_id for o in outcomes})
     ]
+    kept = [outcome for part in done for outcome in part.kept]
+    if kept:
+        kind = session.get_one(JobRow, kept[0].lease.job_id).kind
+        counters.add(session, worker_id, tally(kind, kept, seconds))
     return Committed(
+        kept=kept,
         lost=[outcome for part in done for outcome in part.lost],
         outage=next((part.outage for part in done if part.outage is not None), None),
     )
@@ -70,7 +83,31 @@ def _commit_of_job(
     if kept or (away and jobs.status_of(session, job_id) is not None):
         jobs.end_if_done(session, job_id)
     reasons = [o.error for o in away if isinstance(o.error, ServiceUnavailable)]
-    return Committed(lost=lost, outage=reasons[0] if reasons else None)
+    return Committed(kept=kept, lost=lost, outage=reasons[0] if reasons else None)
+
+
+def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:
+    """What a unit of this job kind adds to the counts."""
+    counts: dict[Counter, float] = defaultdict(float)
+    counts[Counter("batches", kind)] = 1
+    counts[Counter("batch_seconds", kind)] = seconds
+    for outcome in kept:
+        status = SampleStatus.COMPLETED if outcome.error is None else SampleStatus.FAILED
+        counts[Counter("samples", kind, status)] += 1
+        if outcome.error is None:
+            counts[Counter("prompt_tokens", kind)] += _prompt_tokens(outcome)
+            counts[Counter("generated_tokens", kind)] += outcome.chosen_tokens
+        if outcome.error is None and outcome.recorded is not None:
+            counts[Counter("sessions_written", kind)] += 1
+            counts[Counter("session_rows_written", kind)] += outcome.recorded.rows
+            counts[Counter("session_bytes_written", kind)] += sum(f.bytes for f in outcome.recorded.files)
+    return counts
+
+
+def _prompt_tokens(outcome: Outcome) -> int:
+    if outcome.conversation:
+        return outcome.conversation.prompt_tokens
+    return len(outcome.generation.prompt_ids) if outcome.generation else 0
 
 
 def _commit(session: Session, outcome: Outcome, provenance: Provenance | None) -> bool:
@@ -93,12 +130,11 @@ def _complete(session: Session, outcome: Outcome, provenance: Provenance | None)
         raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
     recorded = outcome.recorded
     tool_use, messages = outcome.tools or (None, ())
-    conversation = outcome.conversation
     result = SampleResult(
         prompt=prompt.text,
         completion=outcome.completion,
         finish_reason=generation.finish_reason,
-        prompt_tokens=conversation.prompt_tokens if conversation else len(generation.prompt_ids),
+        prompt_tokens=_prompt_tokens(outcome),
         generated_tokens=outcome.chosen_tokens,
         scores=scores,
         session_id=recorded.session_id if recorded else None,

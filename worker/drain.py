@@ -431,13 +431,16 @@ class Drain:
         )
         with keeper:
             outcomes = current.units.run(leases, keeper)
+        self._models.batch_memory = current.units.batch_memory
         if outcomes is None:
             self._database.insist(lambda session: _give_back(session, leases), give_up=self._stop.is_set)
             return True
         before, self._measured_to = self._measured_to, time.monotonic()
         took = self._measured_to - before
         done = self._database.insist(
-            lambda session: commit_unit(session, outcomes, current.units.provenance, took),
+            lambda session: commit_unit(
+                session, outcomes, current.units.provenance, took, worker_id=self._worker_id
+            ),
             give_up=self._stop.is_set,
         )
         for outcome in done.lost:

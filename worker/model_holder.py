@@ -46,6 +46,8 @@ class ModelHolder:
         self._engine: Engine | None = None
         self._options = ModelLoadOptions()
         self._resting: dict[str, int] = {}
+        #: bytes before and after the last batch
+        self.batch_memory: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
         """The engine of the model that is served as `name`, loaded if it is not the one in hand.
@@ -123,6 +125,7 @@ class ModelHolder:
             numbers |= capacity(engine.model.layer_devices, self._resting)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             numbers["batch_cap"] = min(most, self._settings.batch_size or most)
+            numbers |= self.batch_memory
         return numbers
 
     def unload(self) -> None:

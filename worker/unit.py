@@ -66,6 +66,8 @@ class UnitRunner:
         """
         self._time_limit = time_limit
         self._live = live
+        #: bytes before and after the last batch, for the worker's report
+        self.batch_memory: dict[str, int] = {}
         self._steering = steering
         self._store = store
         self._engine = engine
@@ -182,12 +184,15 @@ class UnitRunner:
         except Exception as error:
             logger.exception("a unit of job %s failed", runnable[0].lease.job_id)
             return [replace(o, error=_as_error(error)) for o in runnable]
+        after = memory_snapshot(devices)
+        self.batch_memory = {f"batch_before_{key}": size for key, size in before.items()}
+        self.batch_memory |= {f"batch_after_{key}": size for key, size in after.items()}
         logger.info(
             "batch of %d ran %.1f s; memory before %s, after %s",
             len(runnable),
             time.monotonic() - started,
             before,
-            memory_snapshot(devices),
+            after,
         )
         return ran
 

@@ -198,6 +198,10 @@ def test_several_processes_answer_as_one(run: Run) -> None:
     made = httpx.post(f"{url}/v1/files", files={"file": ("rows.jsonl", content)}, trust_env=False).json()
     for _ in range(6):
         assert httpx.get(f"{url}/v1/files/{made['id']}/content", trust_env=False).content == content
+    # any of them tells what all have counted
+    told = {httpx.get(f"{url}/metrics", trust_env=False).text for _ in range(6)}
+    submits = 'actograph_http_requests_total{method="POST",route="/v1/jobs",status="202"} 12.0'
+    assert all(submits in text for text in told)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 0
 

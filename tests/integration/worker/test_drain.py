@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import job_results, job_view, jobs, samples
+from storage import counters, gauges, job_results, job_view, jobs, samples
+from storage.counters import Counter
 from storage.session_files import SessionReader
 from worker.stop_signal import StopSignal
 
@@ -118,6 +119,27 @@ def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: "Bench
     assert "2048" in third.error.message
     assert third.session_id is None
     assert bench.status(job_id) is JobStatus.COMPLETED
+
+
+def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench") -> None:
+    rows = [*bench.problems[:3], {"question": "word " * 3000, "answer": "#### 1"}]
+    job_id = bench.submit(rows, capture=CAPTURE)
+    bench.drain(batch_size=2).run_slice(job_id)
+    done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
+    with bench.database.read() as session:
+        found = counters.totals(session)
+        stored = gauges.read(session)
+    assert found.pop(Counter("batch_seconds", "evaluation")) > 0
+    assert found == {
+        Counter("batches", "evaluation"): 2,
+        Counter("samples", "evaluation", "completed"): 3,
+        Counter("samples", "evaluation", "failed"): 1,
+        Counter("prompt_tokens", "evaluation"): sum(s.prompt_tokens or 0 for s in done),
+        Counter("generated_tokens", "evaluation"): sum(s.generated_tokens or 0 for s in done),
+        Counter("sessions_written", "evaluation"): 3,
+        Counter("session_rows_written", "evaluation"): stored.session_rows,
+        Counter("session_bytes_written", "evaluation"): stored.session_bytes,
+    }
 
 
 def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: "Bench") -> None:

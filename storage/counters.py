@@ -1,0 +1,72 @@
+"""Counts that only grow, kept in the index beside what they count.
+
+A count is written in the transaction of what it counts, so that it is neither lost with a killed process
+nor made twice. Each worker adds to rows of its own, so that workers never wait for each other; when a
+worker is forgotten its rows are added to those of nobody.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from storage.models import CounterRow
+
+#: the source of what no live worker counts
+NOBODY = ""
+_TABLE = cast(sa.Table, CounterRow.__table__)
+_KEY = ("source", "name", "kind", "status")
+
+
+class Counter(NamedTuple):
+    """What is counted: of which job kind, and with which outcome; "" where that does not apply."""
+
+    name: str
+    kind: str = ""
+    status: str = ""
+
+
+def _upsert(dialect: Any) -> Any:
+    insert = dialect.insert(_TABLE)
+    grown = {"value": _TABLE.c.value + insert.excluded.value}
+    return insert.on_conflict_do_update(index_elements=list(_KEY), set_=grown)
+
+
+_UPSERTS = {"sqlite": _upsert(sqlite), "postgresql": _upsert(postgresql)}
+
+
+def add(session: Session, source: str, counts: Mapping[Counter, float]) -> None:
+    """Add to counts; `source` is the id of the worker that counts, or NOBODY."""
+    # one order for all, so that Postgres finds no deadlock
+    rows = [
+        {"source": source, **counter._asdict(), "value": float(count)}
+        for counter, count in sorted(counts.items())
+        if count
+    ]
+    if rows:
+        connection = session.connection()
+        connection.execute(_UPSERTS[connection.dialect.name], rows)
+
+
+def add_removed(session: Session, reason: str, *, sessions: int, size: int) -> None:
+    """Count sessions that were removed, and their bytes; `reason` is `expired` or `deleted`."""
+    removed = {"sessions_removed": sessions, "session_bytes_removed": size}
+    add(session, NOBODY, {Counter(name, status=reason): count for name, count in removed.items()})
+
+
+def totals(session: Session) -> dict[Counter, float]:
+    """Every count over all sources."""
+    key = (_TABLE.c.name, _TABLE.c.kind, _TABLE.c.status)
+    found = session.execute(sa.select(*key, sa.func.sum(_TABLE.c.value)).group_by(*key))
+    return {Counter(*row[:3]): float(row[3]) for row in found}
+
+
+def hand_on(session: Session, sources: Sequence[str]) -> None:
+    """Add what these sources counted to what nobody counts, since they are forgotten."""
+    if not sources:
+        return
+    statement = sa.delete(_TABLE).where(_TABLE.c.source.in_(sources)).returning(*_TABLE.c)
+    for row in session.execute(statement).all():
+        add(session, NOBODY, {Counter(row.name, row.kind, row.status): row.value})

@@ -1,0 +1,104 @@
+"""GET /metrics: every metric is there, says what the index says, and is documented."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from actograph.settings import Settings
+from api import metrics
+from api.app import create_app
+from storage import counters
+from storage.counters import Counter
+from storage.session_files import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Service
+
+pytestmark = pytest.mark.integration
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
+
+
+def read(client: TestClient) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_the_queue_and_what_was_counted(service: "Service") -> None:
+    waiting = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
+    (lease,) = service.claim(waiting, 1)
+    service.submit()
+    with service.services.database.write() as session:
+        counters.add(session, "w1", {Counter("samples", "capture", "failed"): 2})
+        counters.add(session, "w2", {Counter("samples", "capture", "failed"): 3})
+    found = read(service.client)
+    assert found["actograph_jobs"][("status", "queued"),] == 1
+    assert found["actograph_jobs"][("status", "in_progress"),] == 1
+    assert found["actograph_open_samples"] == {(("status", "pending"),): 2, (("status", "leased"),): 1}
+    assert found["actograph_samples_total"] == {(("kind", "capture"), ("status", "failed")): 5}
+    assert found["actograph_database_up"][()] == found["actograph_broker_up"][()] == 1
+    assert lease.id not in str(found) and waiting not in str(found)
+
+
+def test_requests_are_counted_by_the_pattern_of_their_route(service: "Service") -> None:
+    job_id = service.submit()
+
+    def count(route: str, status: str) -> float:
+        labels = (("method", "GET"), ("route", route), ("status", status))
+        return read(service.client).get("actograph_http_requests_total", {}).get(labels, 0)
+
+    before = count("/v1/jobs/{job_id}", "200"), count("none", "404")
+    service.client.get(f"/v1/jobs/{job_id}")
+    service.client.get(f"/nothing/{job_id}")
+    assert (count("/v1/jobs/{job_id}", "200"), count("none", "404")) == (before[0] + 1, before[1] + 1)
+
+
+def test_a_removed_session_is_counted_with_its_reason(service: "Service") -> None:
+    row = {"embed": TensorRows(name="embed", dtype="F32", shape=(6, 8), first_row=0, data=bytes(192))}
+    job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
+    first, *_ = [service.finish(lease, tensors=row) for lease in service.claim(job_id, 3)]
+    stored = read(service.client)
+    assert stored["actograph_stored_sessions"][()] == 3
+    size = stored["actograph_stored_session_bytes"][()]
+    service.client.delete(f"/v1/activations/sessions/{first}")
+    assert read(service.client)["actograph_sessions_removed_total"] == {(("reason", "deleted"),): 1}
+    service.client.delete(f"/v1/jobs/{job_id}")
+    removed = read(service.client)
+    assert removed["actograph_sessions_removed_total"] == {(("reason", "deleted"),): 3}
+    assert removed["actograph_session_bytes_removed_total"] == {(("reason", "deleted"),): size}
+
+
+def test_a_key_is_asked_for_unless_a_setting_says_otherwise(settings: Settings) -> None:
+    keyed = settings.model_copy(update={"api_keys": ("secret",)})
+    with TestClient(create_app(keyed)) as client:
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
+    with TestClient(create_app(keyed.model_copy(update={"metrics_open": True}))) as client:
+        assert client.get("/metrics").status_code == 200
+        assert client.get("/v1/jobs").status_code == 401
+
+
+def test_every_metric_is_documented_and_none_that_is_not_there(service: "Service") -> None:
+    names = _names(service.client.get("/metrics").text)
+    page = PAGE.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(actograph_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    assert dict(names) == rows
+    assert set(re.findall(r"actograph_[a-z_]+", page.split("## Questions")[1])) <= {
+        one for name in rows for one in (name, f"{name}_bucket")
+    }
+    assert {f"{metrics.PREFIX}{name}_total" for name in metrics.COUNTERS} <= set(rows)
+
+
+def _names(text: str) -> set[tuple[str, str]]:
+    found = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
+    return {(name, kind) for name, kind in found if not name.endswith("_created")}
