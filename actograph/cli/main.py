@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from actograph import __version__
-from actograph.cli import evals, exit_codes, exports, jobs, models, queue, sessions, store
+from actograph.cli import batches, evals, exit_codes, exports, jobs, models, queue, sessions, store
 from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
 from actograph.cli.comparisons import compare
@@ -28,6 +28,7 @@ jobs.app.command()(compare)
 jobs.app.command()(exports.export)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(evals.app, name="eval")
+app.add_typer(batches.app, name="batches")
 app.add_typer(exports.app, name="results")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(store.app, name="store")

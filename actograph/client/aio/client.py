@@ -11,6 +11,7 @@ async with AsyncClient() as client:
 import os
 from typing import Self
 
+from actograph.client.aio.batch_calls import BatchCalls
 from actograph.client.aio.chat_calls import ChatCalls
 from actograph.client.aio.file_calls import FileCalls
 from actograph.client.aio.job_calls import JobCalls
@@ -34,6 +35,7 @@ class AsyncClient(
     MatrixCalls,
     StoreCalls,
     FileCalls,
+    BatchCalls,
     VectorCalls,
     ServiceCalls,
 ):

@@ -13,6 +13,7 @@ import os
 from typing import Self
 
 from actograph.client.artifact_stores import open_store
+from actograph.client.blocking.batch_calls import BatchCalls
 from actograph.client.blocking.chat_calls import ChatCalls
 from actograph.client.blocking.file_calls import FileCalls
 from actograph.client.blocking.job_calls import JobCalls
@@ -35,6 +36,7 @@ class Client(
     MatrixCalls,
     StoreCalls,
     FileCalls,
+    BatchCalls,
     VectorCalls,
     ServiceCalls,
 ):

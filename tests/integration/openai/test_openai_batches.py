@@ -3,11 +3,13 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import openai
 import pytest
 
+from actograph.cli.main import main
 from api.batch_keeper import BatchKeeper
 from storage import batches, jobs, samples
 
@@ -254,3 +256,28 @@ def finish_first(service: "Service", batch_id: str) -> None:
         )  # fmt: skip
         samples.complete(session, lease, result)
         jobs.count_finished(session, job_id, completed=1, failed=0)
+
+
+def test_the_command_line_sends_a_batch_and_gets_its_answers(
+    service: "Service", ended: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> str:
+        status = main(["--url", service.url, "batches", *arguments])
+        said = capsys.readouterr()
+        assert status == 0, said.err
+        return said.out.strip()
+
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(line("a")) + "\n" + json.dumps(line("b")) + "\n")
+    batch_id = run("create", str(path), "--quiet", "--window", "2h")
+    ended(batch_id)
+    assert json.loads(run("show", batch_id, "--format", "json"))["completion_window"] == "2h"
+    assert run("ls", "--quiet", "--no-trunc") == batch_id
+    assert "completed" in run("ls")
+    answers = [json.loads(text) for text in run("results", batch_id).splitlines()]
+    assert [answer["custom_id"] for answer in answers] == ["a", "b"]
+    run("results", batch_id, "--output", str(tmp_path / "out.jsonl"))
+    assert (tmp_path / "out.jsonl").read_text().count("\n") == 2
+    assert main(["--url", service.url, "batches", "results", batch_id, "--errors"]) == 1
+    assert "no file of errors" in capsys.readouterr().err
+    assert main(["--url", service.url, "batches", "cancel", batch_id]) == 1

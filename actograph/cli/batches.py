@@ -1,0 +1,132 @@
+"""`actograph batches`: files of chat and completion requests."""
+
+import json
+import sys
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actograph.cli import tables
+from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.contract.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from actograph.contract.batches import Batch
+
+app = typer.Typer(no_args_is_help=True, help="Files of chat and completion requests, see docs/batches.md.")
+BatchArgument = Annotated[str, typer.Argument(metavar="BATCH", help="Id of a batch.")]
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    file: Annotated[
+        Path, typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False)
+    ],
+    *,
+    window: Annotated[str, typer.Option(help="What has not ended by then expires.")] = "24h",
+    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 is served first, 9 last.")] = None,
+    quiet: QuietOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Upload a file and have its requests answered; the endpoint is the first line's url."""
+    with file.open(encoding="utf-8") as stream:
+        first = next((line for line in stream if line.strip()), "")
+    try:
+        endpoint = str(json.loads(first)["url"])
+    except (ValueError, KeyError, TypeError):
+        raise InvalidRequest(f"{file}: the first line is no request with a url") from None
+    options = {} if priority is None else {"priority": priority}
+    with closing(client_of(ctx)) as client:
+        uploaded = client.upload_file(file, "batch")
+        batch = client.create_batch(uploaded.id, endpoint, completion_window=window, **options)
+    if quiet:
+        emit(batch.id)
+    else:
+        _show([batch], output, no_trunc=True)
+
+
+@app.command("ls")
+def list_batches(
+    ctx: typer.Context,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Most batches to list.")] = 20,
+    quiet: QuietOption = False,
+    no_trunc: NoTruncOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List batches, the newest first."""
+    with closing(client_of(ctx)) as client:
+        found = list(islice(client.batches(), limit))
+    if quiet:
+        for batch in found:
+            emit(tables.shorten(batch.id, full=no_trunc))
+    else:
+        _show(found, output, no_trunc=no_trunc)
+
+
+@app.command()
+def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
+    """Show a batch, and the lines at fault if there are any."""
+    with closing(client_of(ctx)) as client:
+        found = client.batch(batch)
+    _show([found], output, no_trunc=True)
+    if output is Format.TABLE:
+        for error in found.errors.data if found.errors else ():
+            where = f"line {error.line}: " if error.line else ""
+            emit(f"{where}{tables.clean(error.message)}")
+
+
+@app.command()
+def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
+    """End a batch; what finished is kept."""
+    with closing(client_of(ctx)) as client:
+        _show([client.cancel_batch(batch)], output, no_trunc=True)
+
+
+@app.command()
+def results(
+    ctx: typer.Context,
+    batch: BatchArgument,
+    *,
+    errors: Annotated[bool, typer.Option("--errors", help="The requests that have no answer.")] = False,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default: print.")] = None,
+) -> None:
+    """Get the answers of a batch that has ended, as JSONL."""
+    with closing(client_of(ctx)) as client:
+        found = client.batch(batch)
+        file_id = found.error_file_id if errors else found.output_file_id
+        if file_id is None:
+            what = "errors" if errors else "answers"
+            raise NotFound(f"batch {batch} is {found.status} and has no file of {what}")
+        content = client.file_content(file_id)
+    if to is None:
+        sys.stdout.write(content.decode())
+    else:
+        to.write_bytes(content)
+        note(f"{to}: {tables.size(len(content))}")
+
+
+def _show(found: "list[Batch]", output: Format, *, no_trunc: bool) -> None:
+    if output is Format.JSON:
+        emit_json_lines(found)
+        return
+    headers = ("BATCH ID", "STATUS", "ENDPOINT", "MODEL", "COMPLETED", "FAILED", "TOTAL", "AGE")
+    rows = [
+        [
+            tables.shorten(batch.id, full=no_trunc),
+            str(batch.status),
+            batch.endpoint,
+            batch.model or "",
+            str(batch.request_counts.completed),
+            str(batch.request_counts.failed),
+            str(batch.request_counts.total),
+            tables.age(batch.created_at),
+        ]
+        for batch in found
+    ]
+    emit(tables.render(headers, rows, right=("COMPLETED", "FAILED", "TOTAL")))

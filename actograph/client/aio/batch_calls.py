@@ -1,0 +1,45 @@
+"""The calls about batches of chat and completion requests."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from actograph.client.aio.calls import Calls
+from actograph.client.answers import path_of, read
+from actograph.contract import resources
+from actograph.contract.batches import Batch
+
+
+class BatchCalls(Calls):
+    """Batches, see docs/batches.md."""
+
+    async def create_batch(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
+        """Have the requests of an uploaded file answered.
+
+        Args:
+            input_file_id: of a file with the purpose `batch`.
+            endpoint: `/v1/chat/completions` or `/v1/completions`.
+            options: `completion_window`, `metadata`, `priority`, `tags`, `webhook`.
+        """
+        body = {"input_file_id": input_file_id, "endpoint": endpoint} | options
+        return read(Batch, await self._transport.request("POST", "/v1/batches", json=body))
+
+    async def batch(self, batch_id: str) -> Batch:
+        """One batch, with its counts so far."""
+        return read(Batch, await self._transport.request("GET", path_of("/v1/batches", batch_id)))
+
+    def batches(self) -> AsyncIterator[Batch]:
+        """Every batch, the newest first."""
+        return self._items("/v1/batches", Batch, {})
+
+    async def cancel_batch(self, batch_id: str) -> Batch:
+        """End a batch; what finished is kept."""
+        return read(Batch, await self._transport.request("POST", path_of("/v1/batches", batch_id, "cancel")))
+
+    async def file(self, file_id: str) -> resources.File:
+        """What is known of an uploaded file, or of one that a batch wrote."""
+        return read(resources.File, await self._transport.request("GET", path_of("/v1/files", file_id)))
+
+    async def file_content(self, file_id: str) -> bytes:
+        """The bytes of a file."""
+        answer = await self._transport.request("GET", path_of("/v1/files", file_id, "content"))
+        return answer.content
