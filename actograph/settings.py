@@ -48,7 +48,13 @@ class Settings(BaseSettings):
     )
     api_keys: CommaList = Field(
         (),
-        description="Keys that clients may use, comma-separated. Without any, only loopback is served.",
+        description="Keys of admins, comma-separated; further keys are made with `actograph keys create`. "
+        "Without any key only loopback is served.",
+        repr=False,
+    )
+    supervisor_key: str = Field(
+        "",
+        description="API: key that `up` makes for itself; it asks with it how far workers are.",
         repr=False,
     )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
@@ -100,7 +106,7 @@ class Settings(BaseSettings):
         0, ge=0, description="Sessions and uploaded files may take so much in all; 0: no limit."
     )
     owner_quota_bytes: int = Field(
-        0, ge=0, description="Sessions and uploaded files of one API key may take so much; 0: no limit."
+        0, ge=0, description="Sessions and uploaded files of one owner may take so much; 0: no limit."
     )
     expire_after_seconds: int = Field(
         0, ge=0, description="Sessions are deleted so long after they were made; 0 keeps them."

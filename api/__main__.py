@@ -7,13 +7,14 @@ import time
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from actograph.contract.errors import ActographError
+from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.settings import Settings
 from api.app import open_services
 from api.auth import is_loopback
 from api.dependencies import Services
 from api.processes import ApiProcesses
 from api.serving import serve, set_up_logging
+from storage import api_keys
 from storage.database import is_away
 
 #: a database that is away at the start is waited for so long
@@ -26,23 +27,34 @@ def main() -> int:
     except ValidationError as error:
         first = error.errors()[0]
         return _refuse(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
-    if not settings.api_keys and not is_loopback(settings.host):
-        return _refuse(
-            f"without API keys only loopback is served, and the host is {settings.host}; "
-            "set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
-        )
     set_up_logging(settings)
     try:
         services = _open_patiently(settings)
+        try:
+            _require_keys(settings, services)
+        finally:
+            services.broker.close()
+            services.database.close()
     except (ActographError, ValueError, OSError) as error:
         return _refuse(str(error))
     except SQLAlchemyError as error:
         return _refuse(f"the database cannot be used: {error.__class__.__name__}: {error.args[0]}")
-    services.broker.close()
-    services.database.close()
     if settings.api_processes > 1:
         return ApiProcesses(settings).run()
     return serve(settings)
+
+
+def _require_keys(settings: Settings, services: Services) -> None:
+    """Raises InvalidRequest where others than this machine would be let in without a key."""
+    if settings.api_keys or is_loopback(settings.host):
+        return
+    with services.database.read() as session:
+        if api_keys.exist(session):
+            return
+    raise InvalidRequest(
+        f"without API keys only loopback is served, and the host is {settings.host}; make one with "
+        "`python -m api.keys create`, or set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
+    )
 
 
 def _open_patiently(settings: Settings) -> Services:

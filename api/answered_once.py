@@ -22,11 +22,12 @@ Keep = Callable[[Session, StoredAnswer], None]
 
 
 def answered_once(
-    services: Services, key: str | None, request: bytes, act: Callable[[Keep], StoredAnswer]
+    services: Services, owner: str, key: str | None, request: bytes, act: Callable[[Keep], StoredAnswer]
 ) -> StoredAnswer:
     """Answer a request, by `act` unless its key was answered before.
 
     Args:
+        owner: who asks; the key of another owner is another key.
         request: method, path and body, by which one request is told from another.
         act: does what was asked for; it calls what it is given in the transaction that does it.
 
@@ -39,16 +40,16 @@ def answered_once(
     if "\0" in key or not key.isprintable():
         raise InvalidRequest("an Idempotency-Key is printable text", param="Idempotency-Key")
     with services.database.write() as session:
-        stored = idempotency.begin(session, key, sha256(request).hexdigest())
+        stored = idempotency.begin(session, owner, key, sha256(request).hexdigest())
     if stored is not None:
         return stored
 
     def keep(session: Session, answer: StoredAnswer) -> None:
-        idempotency.finish(session, key, answer.status_code, answer.response)
+        idempotency.finish(session, owner, key, answer.status_code, answer.response)
 
     try:
         return act(keep)
     except ActographError:
         with services.database.write() as session:
-            idempotency.abandon(session, key)
+            idempotency.abandon(session, owner, key)
         raise

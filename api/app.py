@@ -9,10 +9,11 @@ from fastapi import Depends, FastAPI
 from actograph import __version__
 from actograph.settings import Settings
 from api import errors, openapi
-from api.auth import Authentication
+from api.auth import Authentication, refuse_unlisted
 from api.body_limit import BodyLimit
 from api.dependencies import Services, refuse_nul
 from api.job_ends import JobEnds
+from api.key_ring import KeyRing
 from api.live_texts import LiveTexts
 from api.metrics import RequestMetrics
 from api.reconciler import Reconciler
@@ -28,6 +29,7 @@ from api.routes import (
     health,
     interventions,
     jobs,
+    keys,
     metrics,
     models,
     queue,
@@ -43,6 +45,7 @@ from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
 from storage.live_text import LiveTextReader
+from storage.rate_limits import RateLimits
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +59,18 @@ Errors are problem details (RFC 9457); their `error` member has OpenAI's form.
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The HTTP service. Nothing is opened before it starts."""
     settings = settings or Settings()
+    ring = KeyRing(settings.api_keys, own_key=settings.supervisor_key)
+    limits = RateLimits(settings.broker_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = open_services(settings)
-        reconciler = Reconciler(services)
+        reconciler = Reconciler(services, ring)
         app.state.services = services
         app.state.reconciler = reconciler
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
+        app.state.key_ring = ring
         reconciler.start()
         try:
             yield
@@ -73,6 +79,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             reconciler.stop()
             await app.state.live_texts.close()
             services.broker.close()
+            limits.close()
             services.database.close()
 
     app = FastAPI(
@@ -80,20 +87,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        dependencies=[Depends(refuse_nul)],
-        responses=errors.documented(401, 500, 503),
+        dependencies=[Depends(refuse_unlisted), Depends(refuse_nul)],
+        responses=errors.documented(401, 403, 429, 500, 503),
         redirect_slashes=False,
     )
     errors.install(app)
     openapi.install(app)
     for module in (
         jobs, chat, batches, comparisons, rescoring, estimate, samples, exports, events, sessions, store,
-        files, interventions, models, capabilities, workers, queue, health, metrics,
+        files, interventions, models, capabilities, workers, queue, keys, health, metrics,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added is the first to see a request
     app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(Authentication, settings=settings)
+    app.add_middleware(Authentication, ring=ring, limits=limits, metrics_open=settings.metrics_open)
     app.add_middleware(RequestMetrics, settings=settings)
     return app
 

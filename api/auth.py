@@ -1,73 +1,137 @@
-"""Who is served: bearers of a key, or, where no keys are set, this machine alone."""
+"""Who is served, and with what: bearers of a key, or, where there are no keys, this machine alone."""
 
-import hmac
 import ipaddress
-from hashlib import sha256
+import math
 from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from actograph.contract.errors import Unauthorized
-from actograph.settings import Settings
+from actograph.contract.errors import ActographError, Forbidden, RateLimited, Unauthorized
+from actograph.contract.key_roles import Role
 from api.errors import actograph_problem
+from api.key_ring import Access, KeyRing
+from api.roles import OPEN_PATHS, needed_role
+from storage.database import Database
+from storage.rate_limits import RateLimits
 
-#: probes ask these, and they tell nothing of anyone's work
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+#: who asks where a service has no keys
+LOCAL = Access(owner="local", role=Role.ADMIN)
+#: who asks what is open to all: they own nothing, and so they see nothing of anyone's
+NOBODY = Access(owner="", role=Role.READ)
 
 
 class Authentication:
-    """ASGI middleware, so that nobody's body is read before they are known."""
+    """ASGI middleware, so that nobody's body is read before they are known and let in."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, limits: RateLimits, *, metrics_open: bool = False
+    ) -> None:
         self._app = app
-        self._digests = [sha256(key.encode()).digest() for key in settings.api_keys]
-        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
+        self._ring = ring
+        self._limits = limits
+        self._open = OPEN_PATHS | {"/metrics"} if metrics_open else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open:
+        if scope["type"] == "http":
+            access = NOBODY
             try:
-                scope.setdefault("state", {})["caller"] = self._admit(scope)
-            except Unauthorized as error:
+                if scope["path"] not in self._open:
+                    access = await self._admit(scope)
+                    await self._count(access)
+                    _require_role(access, scope)
+            except ActographError as error:
                 await actograph_problem(error, scope["path"])(scope, receive, send)
                 return
+            scope.setdefault("state", {})["access"] = access
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> str:
-        """Who it is, as `caller` says. Raises Unauthorized."""
+    async def _admit(self, scope: Scope) -> Access:
+        """Who it is. Raises Unauthorized; ServiceUnavailable where that cannot be found out."""
         headers = Headers(scope=scope)
-        if self._digests:
-            return self._holder(headers.get("authorization", ""))
-        client = scope.get("client")
-        if client is None or not is_loopback(client[0]):
-            raise Unauthorized(
-                "without API keys only clients on the same machine are served; set ACTOGRAPH_API_KEYS"
-            )
-        # A web page in a local browser must not act through it: neither by a host name that
-        # resolves to this machine (DNS rebinding) nor by a request from another site.
-        host = headers.get("host", "")
-        if not is_loopback(_hostname(f"//{host}")):
-            raise Unauthorized("without API keys the service is reached as localhost or 127.0.0.1 only")
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
-            raise Unauthorized("without API keys pages of other origins are not served")
-        return "local"
+        database: Database = scope["app"].state.services.database
+        needed = self._ring.is_needed()
+        if needed is None:
+            needed = await run_in_threadpool(self._ring.ask_whether_needed, database)
+        return await self._holder(headers, database) if needed else _neighbour(scope, headers)
 
-    def _holder(self, header: str) -> str:
-        """Who bears a key that is known. Raises Unauthorized."""
-        scheme, _, key = header.partition(" ")
-        digest = sha256(key.strip().encode(errors="surrogateescape")).digest()
-        # every key is compared, so that the time says nothing about which one was near
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
+    async def _count(self, access: Access) -> None:
+        """Raises RateLimited where the key has had its share; requests that are refused count too."""
+        if access.key_id is None or access.requests_per_minute is None:
+            return
+        take = self._limits.take
+        wait = await run_in_threadpool(take, access.key_id, access.requests_per_minute)
+        if wait > 0:
+            raise RateLimited(
+                f"this API key may send {access.requests_per_minute} requests per minute; repeat this one in "
+                f"{math.ceil(wait)} s",
+                retry_after_seconds=math.ceil(wait),
+            )
+
+    async def _holder(self, headers: Headers, database: Database) -> Access:
+        """Who bears a key that is good. Raises Unauthorized."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key:
             raise Unauthorized
-        return f"key:{digest.hex()[:8]}"
+        is_known, access = self._ring.at_hand(key)
+        if not is_known:
+            access = await run_in_threadpool(self._ring.find, database, key)
+        if access is None:
+            raise Unauthorized
+        return access
+
+
+def _neighbour(scope: Scope, headers: Headers) -> Access:
+    """A program of this machine. Raises Unauthorized."""
+    client = scope.get("client")
+    if client is None or not is_loopback(client[0]):
+        raise Unauthorized(
+            "without API keys only clients on the same machine are served; make one with `actograph keys "
+            "create` there, or set ACTOGRAPH_API_KEYS"
+        )
+    # A web page in a local browser must not act through it: neither by a host name that
+    # resolves to this machine (DNS rebinding) nor by a request from another site.
+    host = headers.get("host", "")
+    if not is_loopback(_hostname(f"//{host}")):
+        raise Unauthorized("without API keys the service is reached as localhost or 127.0.0.1 only")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise Unauthorized("without API keys pages of other origins are not served")
+    return LOCAL
+
+
+def _require_role(access: Access, scope: Scope) -> None:
+    """Raises Forbidden."""
+    if access.role is Role.ADMIN:
+        return
+    needed = needed_role(scope["method"], scope["path"])
+    if needed is not None and not access.role.includes(needed):
+        raise Forbidden(_refusal(access.role, needed))
+    scope.setdefault("state", {})["is_listed"] = needed is not None
+
+
+async def refuse_unlisted(request: Request) -> None:
+    """A route that nobody gave a role is an admin's.
+
+    Raises:
+        Forbidden: it is such a route, and somebody else asks.
+    """
+    access: Access = request.state.access
+    if access is not NOBODY and access.role is not Role.ADMIN and not request.state.is_listed:
+        raise Forbidden(_refusal(access.role, Role.ADMIN))
+
+
+def _refusal(role: Role, needed: Role) -> str:
+    return f"this needs an API key of the role {needed}; the role of this one is {role}"
 
 
 async def caller(request: Request) -> str:
-    """Who asks: `local`, or `key:` with the beginning of the key's digest, which tells keys apart."""
-    return str(request.state.caller)
+    """Who asks: `local`, the owner that a key names, or `key:` with the beginning of the key's digest."""
+    access: Access = request.state.access
+    return access.owner
 
 
 def is_loopback(host: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -34,9 +34,22 @@ class Services:
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
-async def _services(connection: HTTPConnection) -> Services:
+async def _all_services(connection: HTTPConnection) -> Services:
     services: Services = connection.app.state.services
     return services
+
+
+#: for what shows nobody's rows, such as sums over all
+AllServicesDep = Annotated[Services, Depends(_all_services)]
+
+
+async def _services(connection: HTTPConnection) -> Services:
+    """For this request: where its caller may not see everything, with the index as they may see it."""
+    services = await _all_services(connection)
+    owner = connection.state.access.sees_only
+    if owner is None:
+        return services
+    return replace(services, database=services.database.restricted_to(owner))
 
 
 ServicesDep = Annotated[Services, Depends(_services)]

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.resources import OpenAIError, Problem, ProblemItem
+from api.redaction import redact
 from api.validation import InvalidFields, field_errors
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,9 @@ MEDIA_TYPE = "application/problem+json"
 
 _OPENAI_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
+    429: "rate_limit_error",
     409: "conflict_error",
     503: "service_unavailable_error",
 }
@@ -51,6 +54,7 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """An error answer. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
+    detail, instance = redact(detail), redact(instance)
     if items is None:
         items = [ProblemItem(detail=detail, pointer=pointer_of(param))] if param else []
     problem = Problem(
@@ -154,6 +158,7 @@ def install(app: FastAPI) -> None:
 _MEANINGS = {
     400: "The request cannot be read.",
     401: "A valid API key is required.",
+    403: "The API key's role does not allow this.",
     404: "There is no such resource.",
     409: "The resource's state does not allow this.",
     412: "What `If-Match` names is not as it was.",
@@ -161,6 +166,7 @@ _MEANINGS = {
     415: "The body is not of the expected media type.",
     416: "The range lies outside the tensor or file.",
     422: "The request is not valid; `errors` names the fields.",
+    429: "Too many requests with this API key; `Retry-After` says when to come back.",
     500: "Something went wrong inside Actograph.",
     503: "A service that this request needs cannot be reached.",
     504: "The request was not answered in time.",

@@ -109,6 +109,10 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             "savepoints": [{"name": "probe_layer", "selector": "model.layers[12].output"}],
         }
     },
+    "NewKey": {
+        "for one person": {"name": "laptop", "role": "submit", "owner": "alice", "requests_per_minute": 600}
+    },
+    "KeyUpdate": {"another limit": {"requests_per_minute": 60, "quota_bytes": None}},
     "PauseRequest": {"with a reason": {"reason": "the GPU is needed until noon"}},
 }
 

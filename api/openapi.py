@@ -10,13 +10,15 @@ from actograph.contract.batches import BatchRequest
 from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
+from actograph.contract.key_roles import Role
+from actograph.contract.keys import KeyUpdate, NewKey
 from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.queue_control import PauseRequest
 from actograph.contract.resources import Problem
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
-from api.auth import OPEN_PATHS
 from api.examples import add_examples
+from api.roles import OPEN_PATHS, ROLES
 
 REF = "#/components/schemas/{model}"
 TAGS = [
@@ -30,6 +32,7 @@ TAGS = [
     {"name": "interventions", "description": "Vectors that jobs add, project out or put in place."},
     {"name": "models", "description": "Served models and their structure."},
     {"name": "queue", "description": "The queue and its workers."},
+    {"name": "keys", "description": "API keys: who may do what."},
     {"name": "health", "description": "Probes."},
 ]
 
@@ -61,6 +64,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
             (BatchRequest, "validation"),
             (ChatCompletionRequest, "validation"),
             (CompletionRequest, "validation"),
+            (NewKey, "validation"),
+            (KeyUpdate, "validation"),
             (RescoreRequest, "validation"),
             (ActivationComparisonRequest, "validation"),
             (SessionUpdate, "validation"),
@@ -82,7 +87,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     }
     for path, operations in found["paths"].items():
         if path not in OPEN_PATHS:
-            for operation in operations.values():
+            for method, operation in operations.items():
                 operation["security"] = [{"apiKey": []}]
+                operation["x-role"] = ROLES.get((method.upper(), path), Role.ADMIN)
     add_examples(found)
     return found

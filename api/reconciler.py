@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import ActographError, NotFound
 from api.dependencies import Services
 from api.housekeeping import Housekeeping
+from api.key_ring import KeyRing
 from api.unserved_jobs import UnservedJobs
 from api.waking import wake_jobs
 from storage import job_control, job_queue, jobs, queue_pause, quotas, workers
@@ -26,8 +27,10 @@ FORGET_WORKERS_SECONDS = 24 * 3600.0
 class Reconciler:
     """A thread that runs `reconcile_once` until it is stopped, whatever goes wrong."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, ring: KeyRing | None = None) -> None:
+        """`ring`: this process's, whose uses of keys are written down."""
         self._services = services
+        self._ring = ring
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
         self._housekeeping = Housekeeping(services, self._stop)
@@ -54,6 +57,8 @@ class Reconciler:
     def _attempt(self) -> None:
         """One round; a service that is away is logged once, when it goes and when it is back."""
         try:
+            if self._ring is not None:
+                self._ring.touch(self._services.database)
             # of several API processes one does it for all
             with self._services.database.alone("reconciler") as is_alone:
                 if is_alone:

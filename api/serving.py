@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from actograph.settings import Settings
 from api.app import create_app
+from api.redaction import RedactingFormatter
 
 #: open event streams end at once; a download may go on for so long
 GRACE_SECONDS = 5
@@ -85,8 +86,8 @@ def server_config(settings: Settings, app: FastAPI | str = "") -> uvicorn.Config
 
 def set_up_logging(settings: Settings) -> None:
     """For the whole process."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=settings.log_level.upper())
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     # at info it announces itself with every look at the schema
     logging.getLogger("alembic").setLevel(logging.WARNING)

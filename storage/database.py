@@ -7,7 +7,8 @@ writers wait for each other instead of failing half-way, plain `BEGIN` for reads
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
+from storage import ownership
 from storage.group_commit import GroupCommit
 from storage.write_turns import WriteTurns
 
@@ -46,6 +48,8 @@ class Database:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns: WriteTurns | None = None
+        #: whose rows alone are seen; None: everybody's
+        self.owner: str | None = None
         if self.is_sqlite:
             if not self.url.database or self.url.database == ":memory:":
                 raise ValueError("an in-memory database cannot be shared between processes; name a file")
@@ -62,7 +66,8 @@ class Database:
     def write(self) -> Iterator[Session]:
         """A transaction that commits when the block ends and rolls back when it raises."""
         turn = self._turns.turn() if self._turns is not None else nullcontext()
-        with turn, Session(self.engine, expire_on_commit=False) as session, session.begin():
+        opened = Session(self.engine, expire_on_commit=False)
+        with turn, opened as session, session.begin(), self._restriction(session):
             yield session
 
     def write_small(self, work: Callable[[Session], T]) -> T:
@@ -73,15 +78,33 @@ class Database:
         second time, after what it wrote was rolled back.
         """
         if self.is_sqlite:
-            return self._group.run(work)
+            return self._group.run(self._narrowed(work))
         with self.write() as session:
             return work(session)
+
+    def restricted_to(self, owner: str) -> "Database":
+        """The same database with this owner's rows alone, see `storage.ownership`."""
+        view = copy(self)
+        view.owner = owner
+        return view
+
+    def _restriction(self, session: Session) -> AbstractContextManager[None]:
+        return nullcontext() if self.owner is None else ownership.restricted(session, self.owner)
+
+    def _narrowed(self, work: Callable[[Session], T]) -> Callable[[Session], T]:
+        """`work` with the restriction of this view, in a session that works of others share."""
+
+        def narrowed(session: Session) -> T:
+            with self._restriction(session):
+                return work(session)
+
+        return work if self.owner is None else narrowed
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A short transaction for reading; nothing written in it is kept."""
         engine = self.engine.execution_options(**{_READ_ONLY: True})
-        with Session(engine, expire_on_commit=False) as session:
+        with Session(engine, expire_on_commit=False) as session, self._restriction(session):
             yield session
 
     def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:

@@ -12,6 +12,7 @@ from storage import eta, jobs, queue_pause, workers
 from storage.database import now
 from storage.job_control import LOAD
 from storage.models import JobRow, SampleRow, WorkerRow
+from storage.ownership import of_everyone
 
 #: jobs that are looked at: those behind so many are not foretold
 MOST_JOBS = 500
@@ -40,6 +41,7 @@ class _Job(NamedTuple):
         return self.recent_seconds / self.recent_samples if self.recent_samples > 0 else None
 
 
+@of_everyone
 def etas(session: Session) -> Mapping[str, float]:
     """Job -> seconds until it ends; without those whose end cannot be told.
 

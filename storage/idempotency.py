@@ -22,8 +22,8 @@ class StoredAnswer:
     response: dict[str, Any]
 
 
-def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
-    """Reserve a key. Returns the stored answer where the same request was answered before.
+def begin(session: Session, owner: str, key: str, digest: str) -> StoredAnswer | None:
+    """Reserve a key of an owner. Returns the stored answer where the same request was answered before.
 
     Raises:
         IdempotencyInFlight: the same request is being answered.
@@ -31,9 +31,9 @@ def begin(session: Session, key: str, digest: str) -> StoredAnswer | None:
     """
     moment = now(session)
     forget(session)
-    row = session.get(IdempotencyRow, key, with_for_update=True, populate_existing=True)
+    row = session.get(IdempotencyRow, (owner, key), with_for_update=True, populate_existing=True)
     if row is None:
-        session.add(IdempotencyRow(key=key, digest=digest, created_at=moment))
+        session.add(IdempotencyRow(owner=owner, key=key, digest=digest, created_at=moment))
         try:
             session.flush()
         except IntegrityError as error:  # two first requests at once: the other one has it
@@ -57,7 +57,7 @@ def forget(session: Session, *, dry_run: bool = False) -> int:
     return changed(session.execute(sa.delete(IdempotencyRow).where(old)))
 
 
-def finish(session: Session, key: str, status_code: int, response: dict[str, Any]) -> None:
+def finish(session: Session, owner: str, key: str, status_code: int, response: dict[str, Any]) -> None:
     """Store the answer, in the transaction that does what was asked for.
 
     Raises:
@@ -66,15 +66,21 @@ def finish(session: Session, key: str, status_code: int, response: dict[str, Any
     """
     stored = session.execute(
         sa.update(IdempotencyRow)
-        .where(IdempotencyRow.key == key, IdempotencyRow.status_code.is_(None))
+        .where(*_in_flight(owner, key))
         .values(status_code=status_code, response=response)
     )
     if not changed(stored):
         raise IdempotencyInFlight(param="Idempotency-Key")
 
 
-def abandon(session: Session, key: str) -> None:
+def abandon(session: Session, owner: str, key: str) -> None:
     """The request was refused; the key may be used again."""
-    session.execute(
-        sa.delete(IdempotencyRow).where(IdempotencyRow.key == key, IdempotencyRow.status_code.is_(None))
+    session.execute(sa.delete(IdempotencyRow).where(*_in_flight(owner, key)))
+
+
+def _in_flight(owner: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        IdempotencyRow.owner == owner,
+        IdempotencyRow.key == key,
+        IdempotencyRow.status_code.is_(None),
     )

@@ -3,7 +3,7 @@
 import re
 import secrets
 
-_ID = re.compile(r"^(job|smp|ses|file|wrk|vec|evt|batch)_[0-9a-f]{32}$")
+_ID = re.compile(r"^(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}$")
 
 
 def new_job_id() -> str:
@@ -38,8 +38,11 @@ def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(16)}"
 
 
+def new_key_id() -> str:
+    return f"key_{secrets.token_hex(16)}"
+
+
 def is_id(text: str, prefix: str) -> bool:
-    """Whether `text` is an id of ours with this prefix (`job`, `smp`, `ses`, `file`, `wrk`, `vec`, `evt`,
-    `batch`)."""
+    """Whether `text` is an id of ours with this prefix (`job`, `smp`, `ses`, `file`, ...)."""
     match = _ID.match(text)
     return match is not None and match[1] == prefix

@@ -10,6 +10,7 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from storage.database import now
 from storage.jobs import ACTIVE
 from storage.models import EventRow, JobRow, SampleRow
+from storage.ownership import of_everyone
 
 
 def more_urgent_waits(
@@ -127,6 +128,7 @@ def active_without_event(session: Session, model: str, event: str, *, limit: int
     return session.scalars(statement).all()
 
 
+@of_everyone
 def queue_positions(session: Session) -> dict[str, int]:
     """Queued job -> its place, 1 being next."""
     statement = (
@@ -137,6 +139,13 @@ def queue_positions(session: Session) -> dict[str, int]:
     return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
 
 
+def next_of_own(session: Session) -> list[str]:
+    """Queued jobs that the session may see, in the order in which they are served."""
+    visible = set(session.scalars(sa.select(JobRow.id).where(JobRow.status == JobStatus.QUEUED)))
+    return [job_id for job_id in queue_positions(session) if job_id in visible]
+
+
+@of_everyone
 def queue_position(session: Session, row: JobRow) -> int | None:
     """The place of one job among those that are queued; None where it is not.
 
@@ -172,6 +181,7 @@ _NOT_AFTER = sa.select(sa.func.count()).where(
 )
 
 
+@of_everyone
 def counts(session: Session) -> dict[JobStatus, int]:
     """Number of jobs in each status that is not an end."""
     open_ones = [status for status in JobStatus if not status.is_terminal()]
@@ -182,6 +192,7 @@ def counts(session: Session) -> dict[JobStatus, int]:
     return {status: found.get(status, 0) for status in open_ones}
 
 
+@of_everyone
 def open_samples(session: Session) -> dict[SampleStatus, int]:
     """Number of samples of active jobs that have not ended."""
     wanted = (SampleStatus.PENDING, SampleStatus.LEASED)

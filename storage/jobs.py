@@ -13,6 +13,7 @@ from storage import counters, events, pages, webhooks
 from storage.database import changed, now
 from storage.ids import new_job_id
 from storage.models import FileRow, JobRow, JobTagRow, SampleRow, SessionRow
+from storage.ownership import of_everyone
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
@@ -272,6 +273,7 @@ def deadline(seconds: float | None, moment: float) -> float | None:
     return None if seconds is None else moment + seconds
 
 
+@of_everyone
 def refers_to_file(session: Session, file_id: str) -> str | None:
     """An active job that reads this uploaded file, if any."""
     if session.get(FileRow, file_id) is None:

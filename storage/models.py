@@ -35,6 +35,7 @@ class JobRow(Base):
     __table_args__ = (
         sa.Index("ix_jobs_status_priority_created_at", "status", "priority", "created_at"),
         sa.Index("ix_jobs_created_at_id", "created_at", "id"),
+        sa.Index("ix_jobs_owner_created_at_id", "owner", "created_at", "id"),
     )
 
     id: Mapped[str] = _id()
@@ -257,6 +258,8 @@ class VectorRow(Base):
     sha256: Mapped[str] = mapped_column(sa.String(64))
     details: Mapped[dict[str, Any]]
     created_at: Mapped[float]
+    #: who stored it
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class QueuePauseRow(Base):
@@ -337,8 +340,34 @@ class IdempotencyRow(Base):
 
     __tablename__ = "idempotency_keys"
 
+    #: whose requests these are: two owners may use the same key
+    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
     key: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
     digest: Mapped[str] = mapped_column(sa.String(64))
     created_at: Mapped[float]
     status_code: Mapped[int | None]
     response: Mapped[dict[str, Any] | None]
+
+
+class ApiKeyRow(Base):
+    """A key that clients may use. The key itself is nowhere: it has 256 random bits, so that its plain
+    sha256 cannot be guessed back, and a slow hash would only cost each request time."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = _id()
+    name: Mapped[str] = mapped_column(sa.String(64))
+    role: Mapped[str] = mapped_column(sa.String(16))
+    #: whose rows it sees and makes; several keys may share one
+    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), index=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64), unique=True)
+    #: how the key begins, for people
+    prefix: Mapped[str] = mapped_column(sa.String(16))
+    created_at: Mapped[float]
+    #: to within a few minutes
+    last_used_at: Mapped[float | None]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    #: what its owner may store; null: the setting's
+    quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
+    requests_per_minute: Mapped[int | None]

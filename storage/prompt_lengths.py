@@ -4,12 +4,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from storage.models import JobRow, SampleRow
+from storage.ownership import of_everyone
 
 #: so many samples of the newest jobs are looked at
 MEASURED_SAMPLES = 200
 _MEASURED_JOBS = 5
 
 
+@of_everyone
 def characters_per_token(session: Session, model: str) -> tuple[float, int] | None:
     """Characters of a prompt per token, and over how many samples; None before any has ended."""
     newest = (

@@ -1,13 +1,13 @@
 """How much of the store is used, by whom, and what the quotas leave.
 
-An owner is who submitted a job or uploaded a file, as `api.auth.caller` names them: `local`, or `key:` and
-the beginning of a key's digest. What was stored before there were owners counts in the total alone. Sums
-are taken from the index when they are asked for, so that they cannot drift, and a pause ends by itself as
-soon as sessions are deleted or expire.
+An owner is who submitted a job or uploaded a file, as `api.auth.caller` names them: `local`, what an API key
+names, or `key:` and the beginning of a key's digest. What was stored before there were owners counts in the
+total alone. Sums are taken from the index when they are asked for, so that they cannot drift, and a pause
+ends by itself as soon as sessions are deleted or expire.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -15,7 +15,9 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import QuotaExceeded
 from actograph.contract.resources import StoreUsage, Usage
 from actograph.settings import Settings
+from storage import api_keys
 from storage.models import FileRow, SessionRow
+from storage.ownership import of_everyone, owner_of
 
 ADVICE = "delete sessions or files, or let sessions expire, and it goes on by itself"
 
@@ -26,6 +28,8 @@ class Quotas:
 
     total_limit: int = 0
     owner_limit: int = 0
+    #: limits of owners whose keys name one, in place of `owner_limit`
+    own_limits: Mapping[str, int] = field(default_factory=dict)
     used: Mapping[str | None, Usage] = field(default_factory=dict)
 
     @property
@@ -43,12 +47,11 @@ class Quotas:
 
     def owner_pause(self, owner: str | None) -> str | None:
         """Why nothing of this owner may be begun, or None."""
-        if not self.owner_limit or owner is None or self._of(owner) < self.owner_limit:
+        limit = self.limit_of(owner)
+        if not limit or self._of(owner) < limit:
             return None
-        return (
-            f"{owner} has stored {self._of(owner):,} bytes, the quota is {self.owner_limit:,} "
-            f"(ACTOGRAPH_OWNER_QUOTA_BYTES); {ADVICE}"
-        )
+        source = "quota_bytes of its API key" if owner in self.own_limits else "ACTOGRAPH_OWNER_QUOTA_BYTES"
+        return f"{owner} has stored {self._of(owner):,} bytes, the quota is {limit:,} ({source}); {ADVICE}"
 
     def paused_owners(self) -> list[str]:
         """Owners that have used up their quota."""
@@ -57,7 +60,8 @@ class Quotas:
     def left(self, owner: str | None) -> int | None:
         """Bytes that this owner may still store; None where there is no limit."""
         found = [self.total_limit - self.total] if self.total_limit else []
-        found += [self.owner_limit - self._of(owner)] if self.owner_limit and owner is not None else []
+        limit = self.limit_of(owner)
+        found += [limit - self._of(owner)] if limit else []
         return max(0, min(found)) if found else None
 
     def require(self, owner: str | None, needed: int, what: str, *, param: str | None = None) -> None:
@@ -71,6 +75,10 @@ class Quotas:
                 details={"needed_bytes": needed, "available_bytes": left},
             )
 
+    def limit_of(self, owner: str | None) -> int:
+        """Bytes that an owner may store in all; 0: no limit."""
+        return 0 if owner is None else self.own_limits.get(owner, self.owner_limit)
+
     def _of(self, owner: str | None) -> int:
         usage = self.used.get(owner)
         return usage.bytes if usage is not None else 0
@@ -78,11 +86,20 @@ class Quotas:
 
 def read(session: Session, settings: Settings) -> Quotas:
     """The quotas now; nothing is summed up where there are none."""
-    total, owner = settings.store_quota_bytes, settings.owner_quota_bytes
-    used = usage(session) if total or owner else {}
-    return Quotas(total_limit=total, owner_limit=owner, used=used)
+    limits = _limits(session, settings)
+    is_limited = limits.total_limit or limits.owner_limit or limits.own_limits
+    return replace(limits, used=usage(session)) if is_limited else limits
 
 
+def _limits(session: Session, settings: Settings) -> Quotas:
+    return Quotas(
+        total_limit=settings.store_quota_bytes,
+        owner_limit=settings.owner_quota_bytes,
+        own_limits=api_keys.quotas(session),
+    )
+
+
+@of_everyone
 def usage(session: Session) -> dict[str | None, Usage]:
     """Owner -> what they have stored."""
     found: dict[str | None, dict[str, int]] = {}
@@ -98,18 +115,24 @@ def usage(session: Session) -> dict[str | None, Usage]:
 
 
 def shown(session: Session, settings: Settings) -> StoreUsage:
-    """Usage and quotas as the API shows them, the largest owner first."""
-    used = usage(session)
-    quotas = Quotas(total_limit=settings.store_quota_bytes, owner_limit=settings.owner_quota_bytes, used=used)
-    owners = sorted(used.values(), key=lambda one: one.bytes, reverse=True)
+    """Usage and quotas as the API shows them, the largest owner first.
+
+    A restricted session is shown its owner's part alone, what there is room for included.
+    """
+    me = owner_of(session)
+    quotas = replace(_limits(session, settings), used=usage(session))
+    seen = [one for one in quotas.used.values() if me is None or one.owner == me]
+    if me is not None and not seen:
+        seen = [Usage(owner=me)]
+    owners = sorted(seen, key=lambda one: one.bytes, reverse=True)
     return StoreUsage(
         sessions=sum(one.sessions for one in owners),
         session_bytes=sum(one.session_bytes for one in owners),
         files=sum(one.files for one in owners),
         file_bytes=sum(one.file_bytes for one in owners),
-        bytes=quotas.total,
+        bytes=sum(one.bytes for one in owners),
         quota_bytes=settings.store_quota_bytes or None,
-        owner_quota_bytes=settings.owner_quota_bytes or None,
-        available_bytes=quotas.left(None),
+        owner_quota_bytes=(quotas.limit_of(me) if me is not None else settings.owner_quota_bytes) or None,
+        available_bytes=quotas.left(me),
         owners=[one.model_copy(update={"available_bytes": quotas.left(one.owner)}) for one in owners],
     )

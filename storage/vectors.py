@@ -13,9 +13,10 @@ from storage import jobs, pages
 from storage.database import now
 from storage.ids import new_vector_id
 from storage.models import JobRow, VectorRow
+from storage.ownership import of_everyone
 
 
-def insert(session: Session, new: NewVector) -> VectorRow:
+def insert(session: Session, new: NewVector, *, owner: str | None = None) -> VectorRow:
     row = VectorRow(
         id=new_vector_id(),
         name=new.name,
@@ -26,6 +27,7 @@ def insert(session: Session, new: NewVector) -> VectorRow:
         sha256=vector_sha256(new.vector),
         details=dict(new.metadata),
         created_at=now(session),
+        owner=owner,
     )
     session.add(row)
     session.flush()
@@ -72,6 +74,7 @@ def delete(session: Session, vector_id: str) -> None:
     session.flush()
 
 
+@of_everyone
 def user_of(session: Session, vector_id: str) -> str | None:
     """An active job whose interventions refer to this vector, if any."""
     statement = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))

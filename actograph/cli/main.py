@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from actograph import __version__
-from actograph.cli import batches, evals, exit_codes, exports, jobs, models, queue, sessions, store
+from actograph.cli import batches, evals, exit_codes, exports, jobs, keys, models, queue, sessions, store
 from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
 from actograph.cli.comparisons import compare
@@ -35,6 +35,7 @@ app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
 app.add_typer(queue.app, name="queue")
 app.command()(chat)
+app.add_typer(keys.app, name="keys")
 app.command()(estimate)
 app.command()(workers)
 app.command()(up)

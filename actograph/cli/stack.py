@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import secrets
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,10 +82,11 @@ class Stack:
         self._supervisor = Supervisor(report)
         self._started_at = time.time()
         settings = options.settings
-        if not settings.api_keys and not is_loopback_host(settings.host):
+        if not (settings.api_keys or is_loopback_host(settings.host) or _has_keys(settings)):
             raise InvalidRequest(
-                f"without API keys only loopback is served, and the host is {settings.host}; "
-                "set ACTOGRAPH_API_KEYS, or leave --host out"
+                f"without API keys only loopback is served, and the host is {settings.host}; make a key "
+                "(`actograph keys create` while it runs on loopback, or `python -m api.keys create`), set "
+                "ACTOGRAPH_API_KEYS, or leave --host out"
             )
         if settings.port and not is_free(settings.host, settings.port):
             raise PortInUse(
@@ -98,8 +101,9 @@ class Stack:
         self._lost: dict[Child, LostChildren] = {}
         self._probed_at = 0.0
         self._hinted_at = time.monotonic()
-        key = settings.api_keys[0] if settings.api_keys else ""
-        self._client = Client(self.url, key, timeout=_ASK_SECONDS, retries=0)
+        # one of its own, since keys that were made later are nobody's to know
+        self._key = secrets.token_hex(32)
+        self._client = Client(self.url, self._key, timeout=_ASK_SECONDS, retries=0)
 
     @property
     def url(self) -> str:
@@ -161,7 +165,7 @@ class Stack:
             Program(
                 name="api",
                 command=[sys.executable, "-m", "api"],
-                environment=self._environment(),
+                environment=self._environment({"ACTOGRAPH_SUPERVISOR_KEY": self._key}),
                 log=logs / "api.log",
                 stop_seconds=API_STOP_SECONDS,
             )
@@ -238,7 +242,7 @@ class Stack:
             name: value
             for name, value in os.environ.items()
             # what a client sends is no matter of the service
-            if name not in ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY")
+            if name not in ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY", "ACTOGRAPH_SUPERVISOR_KEY")
         }
         environment |= {
             "ACTOGRAPH_HOME": str(settings.home),
@@ -342,3 +346,12 @@ def _runs(child: Child, worker: Worker) -> bool:
         return os.getsid(worker.pid) == child.pid
     except OSError:
         return False
+
+
+def _has_keys(settings: Settings) -> bool:
+    """Whether the index of a service that is not running has API keys."""
+    environment = os.environ | {"ACTOGRAPH_HOME": str(settings.home), "PYTHONSAFEPATH": "1"}
+    asked = subprocess.run(
+        [sys.executable, "-m", "api.keys", "check"], env=environment, capture_output=True, check=False
+    )
+    return asked.returncode == 0

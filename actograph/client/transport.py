@@ -8,7 +8,8 @@ import httpx
 
 Params = Mapping[str, str | int | float | bool | None]
 
-RETRY_STATUS = frozenset({502, 503, 504})
+#: 429 asks for a pause, which `Retry-After` names
+RETRY_STATUS = frozenset({429, 502, 503, 504})
 #: a first request with the same Idempotency-Key is still being answered
 IN_FLIGHT = "idempotency_in_flight"
 FIRST_DELAY_SECONDS = 0.2

@@ -123,6 +123,24 @@ class Unauthorized(ActographError):
     status = 401
 
 
+class Forbidden(ActographError):
+    """The API key's role does not allow this."""
+
+    code = "forbidden"
+    status = 403
+
+
+class RateLimited(ActographError):
+    """Too many requests with this API key; repeat this one after a pause."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+    def __init__(self, message: str | None = None, *, retry_after_seconds: int = 1) -> None:
+        super().__init__(message)
+        self.headers = {"Retry-After": str(retry_after_seconds)}
+
+
 class RangeNotSatisfiable(ActographError):
     """The requested range lies outside the tensor or file."""
 

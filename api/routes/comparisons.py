@@ -15,6 +15,7 @@ from actograph.contract.comparison import (
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
+from api.auth import caller
 from api.dependencies import ServicesDep, known_id
 from api.errors import documented
 from api.request_body import body_of, json_body
@@ -65,7 +66,10 @@ def get_job_comparison(
     openapi_extra=body_of("ActivationComparisonRequest"),
 )
 def compare_job_activations(
-    services: ServicesDep, job_id: str, body: Annotated[bytes, Depends(json_body)]
+    services: ServicesDep,
+    job_id: str,
+    body: Annotated[bytes, Depends(json_body)],
+    by: Annotated[str, Depends(caller)],
 ) -> ActivationComparison:
     """Each session's rows are averaged over the chosen tokens; pairs share problem and epoch.
 
@@ -93,9 +97,8 @@ def compare_job_activations(
         about = {"job_id": job_id, "baseline": baseline, "condition": condition, "rows": str(wanted.rows)}
         with services.database.write() as session:
             for hook, direction in directions.items():
-                stored[hook] = vectors.insert(
-                    session, _vector(wanted.store_as, hook, model, direction, about)
-                ).id
+                new = _vector(wanted.store_as, hook, model, direction, about)
+                stored[hook] = vectors.insert(session, new, owner=by).id
     return ActivationComparison(
         job_id=job_id,
         baseline=baseline,

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from actograph.contract.resources import Deleted, ListPage
+from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import body_of, json_body
@@ -25,7 +26,11 @@ router = APIRouter(prefix="/v1/interventions", tags=["interventions"])
     responses=documented(413, 415, 422),
     openapi_extra=body_of("NewVector"),
 )
-def store_vector(services: ServicesDep, body: Annotated[bytes, Depends(json_body)]) -> VectorInfo:
+def store_vector(
+    services: ServicesDep,
+    body: Annotated[bytes, Depends(json_body)],
+    by: Annotated[str, Depends(caller)],
+) -> VectorInfo:
     new = parse_body(NewVector, body)
     if new.model is not None:
         new = new.model_copy(update={"model": services.models.require(new.model)})
@@ -37,7 +42,7 @@ def store_vector(services: ServicesDep, body: Annotated[bytes, Depends(json_body
             if known is not None:
                 check_width(hook, len(new.vector), known.width, "vector")
             new = new.model_copy(update={"hook": hook})
-        return vectors.info(vectors.insert(session, new))
+        return vectors.info(vectors.insert(session, new, owner=by))
 
 
 @router.get(

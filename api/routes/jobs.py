@@ -79,7 +79,7 @@ def submit_job(
         services.broker.wake(row.id, row.priority, ahead.queue)
         return answer
 
-    return _accepted(answered_once(services, idempotency_key, b"POST /v1/jobs\n" + body, submit))
+    return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, submit))
 
 
 def _shown_at_once(session: Session, row: JobRow) -> dict[str, Any]:
@@ -182,7 +182,12 @@ def cancel_job(services: ServicesDep, job_id: str) -> Job:
     response_model=Job,
     responses={202: {"headers": ACCEPTED_HEADERS}, **documented(404, 409, 422)},
 )
-def retry_job(services: ServicesDep, job_id: str, idempotency_key: IdempotencyKey = None) -> JSONResponse:
+def retry_job(
+    services: ServicesDep,
+    job_id: str,
+    by: Annotated[str, Depends(caller)],
+    idempotency_key: IdempotencyKey = None,
+) -> JSONResponse:
     """Of a job that has ended: its samples that failed or were cancelled begin anew.
 
     Completed samples keep their results and sessions. 409 where the job has not ended or every
@@ -199,7 +204,7 @@ def retry_job(services: ServicesDep, job_id: str, idempotency_key: IdempotencyKe
         return answer
 
     return _accepted(
-        answered_once(services, idempotency_key, f"POST /v1/jobs/{job_id}/retry".encode(), retry)
+        answered_once(services, by, idempotency_key, f"POST /v1/jobs/{job_id}/retry".encode(), retry)
     )
 
 

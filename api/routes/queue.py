@@ -84,7 +84,7 @@ def _queue(services: Services) -> Queue:
             pauses=pauses,
             jobs={str(status): count for status, count in job_queue.counts(session).items()},
             samples={str(status): count for status, count in job_queue.open_samples(session).items()},
-            next=list(job_queue.queue_positions(session))[:SHOWN_JOBS],
+            next=job_queue.next_of_own(session)[:SHOWN_JOBS],
             messages=messages,
             workers={str(status): statuses[status] for status in WorkerStatus},
         )

@@ -15,6 +15,7 @@ from actograph.client.aio.batch_calls import BatchCalls
 from actograph.client.aio.chat_calls import ChatCalls
 from actograph.client.aio.file_calls import FileCalls
 from actograph.client.aio.job_calls import JobCalls
+from actograph.client.aio.key_calls import KeyCalls
 from actograph.client.aio.matrix_calls import MatrixCalls
 from actograph.client.aio.result_calls import ResultCalls
 from actograph.client.aio.service_calls import ServiceCalls
@@ -38,6 +39,7 @@ class AsyncClient(
     BatchCalls,
     VectorCalls,
     ServiceCalls,
+    KeyCalls,
 ):
     """A connection to one service; usable from several tasks.
 

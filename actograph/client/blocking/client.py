@@ -17,6 +17,7 @@ from actograph.client.blocking.batch_calls import BatchCalls
 from actograph.client.blocking.chat_calls import ChatCalls
 from actograph.client.blocking.file_calls import FileCalls
 from actograph.client.blocking.job_calls import JobCalls
+from actograph.client.blocking.key_calls import KeyCalls
 from actograph.client.blocking.matrix_calls import MatrixCalls
 from actograph.client.blocking.result_calls import ResultCalls
 from actograph.client.blocking.service_calls import ServiceCalls
@@ -39,6 +40,7 @@ class Client(
     BatchCalls,
     VectorCalls,
     ServiceCalls,
+    KeyCalls,
 ):
     """A connection to one service; usable from several threads.
 

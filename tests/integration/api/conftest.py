@@ -301,6 +301,30 @@ def service(start: Start, settings: Settings) -> Service:
     return start(settings)
 
 
+ROOT_KEY = "root-key"
+
+
+@dataclass
+class Keyed(Service):
+    """A service with keys, one of them an admin's that the settings name."""
+
+    def headers(self, key: str = ROOT_KEY) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"}
+
+    def make_key(self, role: str, **fields: Any) -> str:
+        """A new key."""
+        body = {"name": "a key", "role": role} | fields
+        answer = self.client.post("/v1/keys", json=body, headers=self.headers())
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["key"])
+
+
+@pytest.fixture
+def keyed(start: Start, settings: Settings) -> Keyed:
+    service = start(settings.model_copy(update={"api_keys": (ROOT_KEY,)}))
+    return Keyed(service.client, service.app)
+
+
 Problem = Callable[..., dict[str, Any]]
 
 

@@ -428,7 +428,7 @@ def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -
 
     body = json.dumps(capture()).encode()
     with service.database.write() as session:
-        idempotency.begin(session, "k1", sha256(b"POST /v1/jobs\n" + body).hexdigest())
+        idempotency.begin(session, "local", "k1", sha256(b"POST /v1/jobs\n" + body).hexdigest())
     headers = {"Idempotency-Key": "k1", "Content-Type": "application/json"}
     problem(service.client.post("/v1/jobs", content=body, headers=headers), 409, "idempotency_in_flight")
     assert service.queue_state() == (0, 0, [])

@@ -186,7 +186,7 @@ def test_clearing_takes_what_nothing_refers_to_and_what_has_expired(place: Place
     place.change(pinned, expires_at=int(time.time()) - 5, pinned=True)
     lost, wanted = place.upload(b"lost", known=False), place.upload(b"rows")
     with place.database.write() as session:
-        idempotency.begin(session, "old", "digest")
+        idempotency.begin(session, "local", "old", "digest")
         session.execute(sa.update(IdempotencyRow).values(created_at=5.0))
     left = place.store.stage(session_prefix(new_session_id()))  # its writer is killed
     sessions_before = {superseded, kept, expired, pinned, unknown}

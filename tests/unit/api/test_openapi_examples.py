@@ -9,6 +9,7 @@ from actograph.contract.batches import BatchRequest
 from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
+from actograph.contract.keys import KeyUpdate, NewKey
 from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.queue_control import PauseRequest
 from actograph.contract.scorers import RescoreRequest
@@ -26,6 +27,8 @@ MODELS: dict[str, type[BaseModel] | TypeAdapter[Any]] = {
     "ActivationComparisonRequest": ActivationComparisonRequest,
     "SessionUpdate": SessionUpdate,
     "ModelLoadRequest": ModelLoadRequest,
+    "NewKey": NewKey,
+    "KeyUpdate": KeyUpdate,
     "PauseRequest": PauseRequest,
 }
 

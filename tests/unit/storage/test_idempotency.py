@@ -12,14 +12,14 @@ from storage.idempotency import StoredAnswer
 from storage.models import IdempotencyRow
 
 
-def begin(database: Database, key: str = "k", digest: str = "d") -> StoredAnswer | None:
+def begin(database: Database, key: str = "k", digest: str = "d", owner: str = "a") -> StoredAnswer | None:
     with database.write() as session:
-        return idempotency.begin(session, key, digest)
+        return idempotency.begin(session, owner, key, digest)
 
 
 def finish(database: Database, key: str = "k", body: str = "answer") -> None:
     with database.write() as session:
-        idempotency.finish(session, key, 202, {"body": body})
+        idempotency.finish(session, "a", key, 202, {"body": body})
 
 
 def age(database: Database, seconds: float) -> None:
@@ -52,11 +52,11 @@ def test_another_body_is_refused_before_and_after_the_answer(database: Database)
 def test_a_refused_request_frees_its_key_and_an_answered_one_does_not(database: Database) -> None:
     begin(database)
     with database.write() as session:
-        idempotency.abandon(session, "k")
+        idempotency.abandon(session, "a", "k")
     assert begin(database, digest="other") is None
     finish(database)
     with database.write() as session:
-        idempotency.abandon(session, "k")
+        idempotency.abandon(session, "a", "k")
     assert begin(database, digest="other") is not None
 
 

@@ -1,0 +1,117 @@
+"""`actograph keys`: who may do what; for admins."""
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actograph.cli import tables
+from actograph.cli.durations import seconds_of
+from actograph.cli.identifiers import resolve
+from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.contract.key_roles import Role
+
+if TYPE_CHECKING:
+    from actograph.contract.keys import ApiKey
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+
+HEADERS = ("KEY ID", "NAME", "ROLE", "OWNER", "BEGINS", "STATE", "LAST USED", "AGE")
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="What people call it.")],
+    *,
+    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.SUBMIT,
+    owner: Annotated[
+        str | None, typer.Option(help="Whose jobs and sessions it sees. (default: one of its own)")
+    ] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="90s, 30m, 12h or 7d. (default: never)")
+    ] = None,
+    quota_bytes: Annotated[
+        int | None, typer.Option(min=1, help="What its owner may store. (default: the service's)")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="(default: no limit)")] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Make a key and print it. It is shown this once."""
+    from pydantic import ValidationError
+
+    from actograph.contract.errors import InvalidRequest
+    from actograph.contract.keys import NewKey
+    from actograph.contract.specs import ExpiresAfter
+
+    span = None if expires_in is None else ExpiresAfter(seconds=seconds_of(expires_in, "--expires-in"))
+    try:
+        new = NewKey(
+            name=name,
+            role=role,
+            owner=owner,
+            expires_after=span,
+            quota_bytes=quota_bytes,
+            requests_per_minute=requests_per_minute,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from None
+    with closing(client_of(ctx)) as client:
+        made = client.create_key(new)
+    if output is Format.JSON:
+        emit(made.model_dump_json())
+        return
+    note(f"{made.id}: {made.role} of {made.owner}; the key is shown this once")
+    emit(made.key)
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    *,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Keys that have ended, too.")] = False,
+    quiet: QuietOption = False,
+    no_trunc: NoTruncOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List keys, the newest first."""
+    with closing(client_of(ctx)) as client:
+        found = [key for key in client.api_keys() if everything or _state(key) == "good"]
+    if quiet:
+        for key in found:
+            emit(tables.shorten(key.id, full=no_trunc))
+    elif output is Format.JSON:
+        emit_json_lines(found)
+    else:
+        emit(tables.render(HEADERS, [_row(key, full=no_trunc) for key in found]))
+
+
+@app.command()
+def revoke(ctx: typer.Context, key: Annotated[str, typer.Argument(help="Its id, or a beginning.")]) -> None:
+    """End a key for good; what its owner has stays."""
+    with closing(client_of(ctx)) as client:
+        known = (one.id for one in client.api_keys())
+        emit(client.revoke_key(resolve(key, "key", known)).id)
+
+
+def _row(key: "ApiKey", *, full: bool) -> list[str]:
+    used = "never" if key.last_used_at is None else tables.age(key.last_used_at)
+    return [
+        tables.shorten(key.id, full=full),
+        key.name,
+        key.role,
+        key.owner,
+        key.prefix,
+        _state(key),
+        used,
+        tables.age(key.created_at),
+    ]
+
+
+def _state(key: "ApiKey") -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= time.time() else "good"

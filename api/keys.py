@@ -1,0 +1,74 @@
+"""`python -m api.keys`: keys made and revoked on the server itself, without a running service.
+
+For the first key of a service that shall not listen on this machine alone, and for who has lost the last
+admin's key. Who can run it reaches the database anyway.
+"""
+
+import argparse
+import sys
+
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from actograph.contract.errors import ActographError
+from actograph.contract.key_roles import Role
+from actograph.contract.keys import NewKey
+from actograph.settings import Settings
+from storage import api_keys, migrate
+from storage.database import Database
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m api.keys", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    create = commands.add_parser("create", help="make a key and print it")
+    create.add_argument("name")
+    create.add_argument("--role", choices=[str(role) for role in Role], default=str(Role.ADMIN))
+    create.add_argument("--owner", help="whose jobs and sessions it sees and makes")
+    commands.add_parser("ls", help="list the keys")
+    commands.add_parser("check", help="exit status 0 where a request needs a key, else 3")
+    revoke = commands.add_parser("revoke", help="end a key for good")
+    revoke.add_argument("id")
+    options = parser.parse_args(arguments)
+    try:
+        database = Database(Settings().effective_database_url)
+        try:
+            migrate.require_current(database)
+            return _run(database, options)
+        finally:
+            database.close()
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except SQLAlchemyError as error:
+        reason = f"the database cannot be used: {type(error).__name__}"
+    except (ActographError, ValueError, OSError) as error:
+        reason = str(error)
+    sys.stderr.write(f"python -m api.keys: {reason}\n")
+    return 1
+
+
+def _run(database: Database, options: argparse.Namespace) -> int:
+    if options.command == "create":
+        new = NewKey(name=options.name, role=options.role, owner=options.owner)
+        with database.write() as session:
+            row, key = api_keys.create(session, new, needs_admin=False)
+        sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown this once\n")
+        sys.stdout.write(f"{key}\n")
+    elif options.command == "revoke":
+        with database.write() as session:
+            row = api_keys.revoke(session, options.id, needs_admin=False)
+        sys.stdout.write(f"{row.id}\n")
+    elif options.command == "check":
+        with database.read() as session:
+            return 0 if api_keys.exist(session) else 3
+    else:
+        with database.read() as session:
+            for row in api_keys.find(session, limit=10_000, order="asc")[0]:
+                state = "revoked" if row.revoked_at is not None else "good"
+                sys.stdout.write(f"{row.id}  {row.prefix}...  {row.role}  {row.owner}  {state}  {row.name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

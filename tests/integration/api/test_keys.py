@@ -1,0 +1,221 @@
+"""API keys: made, used, limited, ended; and nowhere to be read."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.settings import Settings
+from api import keys as key_command
+from api.key_ring import LIFETIME_SECONDS
+from storage.models import ApiKeyRow
+from storage.rate_limits import RateLimits
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Keyed, Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_key_is_shown_once_and_not_stored(keyed: "Keyed") -> None:
+    body = {"name": "laptop", "role": "submit", "owner": "alice", "expires_after": {"seconds": 3600}}
+    made = keyed.client.post("/v1/keys", json=body, headers=keyed.headers()).json()
+    assert made["key"].startswith("acto_")
+    assert len(made["key"]) == 69
+    assert made["prefix"] == made["key"][:11]
+    assert made["expires_at"] == made["created_at"] + 3600
+    shown = keyed.client.get(f"/v1/keys/{made['id']}", headers=keyed.headers())
+    assert shown.json() == {name: value for name, value in made.items() if name != "key"}
+    with keyed.database.read() as session:
+        row = session.get_one(ApiKeyRow, made["id"])
+        assert made["key"] not in str(vars(row))
+        assert len(row.sha256) == 64
+
+
+def test_without_a_name_two_keys_have_two_owners(keyed: "Keyed") -> None:
+    for _ in range(2):
+        keyed.make_key("submit")
+    listed = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
+    assert len({key["owner"] for key in listed}) == 2
+    assert all(key["owner"].startswith("key:") for key in listed)
+
+
+def test_the_first_key_is_an_admins_and_ends_the_time_without(service: "Service", problem: "Problem") -> None:
+    post = service.client.post
+    problem(post("/v1/keys", json={"name": "a", "role": "submit"}), 409, "conflict", says="admin")
+    root = post("/v1/keys", json={"name": "root", "role": "admin"}).json()
+    problem(service.client.get("/v1/jobs"), 401, "unauthorized")
+    assert service.client.get("/v1/jobs", headers=bearer(root["key"])).status_code == 200
+    assert service.client.get("/livez").status_code == 200
+    last = service.client.delete(f"/v1/keys/{root['id']}", headers=bearer(root["key"]))
+    problem(last, 409, "conflict", says="last admin")
+    other = post("/v1/keys", json={"name": "b", "role": "admin"}, headers=bearer(root["key"])).json()
+    revoked = service.client.delete(f"/v1/keys/{root['id']}", headers=bearer(other["key"]))
+    assert revoked.json()["revoked_at"] is not None
+    problem(service.client.get("/v1/jobs", headers=bearer(root["key"])), 401, "unauthorized")
+    problem(service.client.get("/v1/jobs"), 401, "unauthorized")
+
+
+def test_a_key_revoked_by_another_process_ends_within_its_lifetime(
+    keyed: "Keyed", problem: "Problem", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = keyed.make_key("read")
+    assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
+    with keyed.database.write() as session:
+        session.query(ApiKeyRow).update({ApiKeyRow.revoked_at: 1.0})
+    assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200, "from memory"
+    keyed.app.state.key_ring._read_at -= LIFETIME_SECONDS
+    problem(keyed.client.get("/v1/jobs", headers=bearer(key)), 401)
+    assert LIFETIME_SECONDS <= 5
+
+
+def test_an_expired_key_is_refused(keyed: "Keyed", problem: "Problem") -> None:
+    key = keyed.make_key("read", expires_after={"seconds": 3600})
+    assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
+    with keyed.database.write() as session:
+        session.query(ApiKeyRow).update({ApiKeyRow.expires_at: 1.0})
+    keyed.app.state.key_ring.forget()
+    problem(keyed.client.get("/v1/jobs", headers=bearer(key)), 401, "unauthorized")
+
+
+def test_a_request_with_a_known_key_asks_the_index_for_nothing(
+    keyed: "Keyed", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = keyed.make_key("read")
+    assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("storage.api_keys.known", fail)
+    assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
+
+
+def test_use_is_noted_coarsely(keyed: "Keyed") -> None:
+    key = keyed.make_key("read")
+    ring = keyed.app.state.key_ring
+    keyed.client.get("/v1/jobs", headers=bearer(key))
+    ring.touch(keyed.database)
+
+    def used() -> Any:
+        return keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"][0]["last_used_at"]
+
+    assert used() is None
+    ring._touched_at -= 60
+    ring.touch(keyed.database)
+    assert used() is not None
+
+
+def test_names_and_limits_can_be_changed(keyed: "Keyed", problem: "Problem") -> None:
+    keyed.make_key("read", quota_bytes=10, requests_per_minute=5)
+    (before,) = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
+    path = f"/v1/keys/{before['id']}"
+    changes = {"name": "other", "quota_bytes": None}
+    after = keyed.client.patch(path, json=changes, headers=keyed.headers()).json()
+    assert after == before | changes
+    problem(keyed.client.patch(path, json={"name": None}, headers=keyed.headers()), 422, pointer="/name")
+    problem(keyed.client.patch(path, json={"role": "admin"}, headers=keyed.headers()), 422, pointer="/role")
+
+
+def test_a_limited_key_is_told_when_to_come_back(keyed: "Keyed", problem: "Problem") -> None:
+    key, other = keyed.make_key("read", requests_per_minute=3), keyed.make_key("read")
+    for _ in range(3):
+        assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
+    answer = keyed.client.get("/v1/jobs", headers=bearer(key))
+    found = problem(answer, 429, "rate_limit_exceeded", says="3 requests per minute")
+    assert found["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(answer.headers["retry-after"]) <= 20
+    assert keyed.client.get("/v1/jobs", headers=bearer(other)).status_code == 200
+
+
+def test_requests_are_counted_for_all_processes_and_refill(settings: Settings) -> None:
+    first, second = RateLimits(settings.broker_url), RateLimits(settings.broker_url)
+    assert [limits.take("key_a", 2) for limits in (first, second)] == [0, 0]
+    assert 0 < second.take("key_a", 2) <= 30
+    assert first.take("key_b", 2) == 0
+    assert first.take("key_c", 1_000_000) == 0
+    first.close()
+    second.close()
+
+
+def test_without_redis_each_process_counts_for_itself() -> None:
+    limits = RateLimits("redis://127.0.0.1:1/0")
+    assert [limits.take("key_a", 2) for _ in range(2)] == [0, 0]
+    assert 0 < limits.take("key_a", 2) <= 30
+
+
+def test_a_keys_quota_is_its_owners(keyed: "Keyed", problem: "Problem") -> None:
+    key = keyed.make_key("submit", owner="alice", quota_bytes=1000)
+    other = keyed.make_key("submit")
+    problem(
+        keyed.client.post("/v1/files", files={"file": ("a", bytes(1001))}, headers=bearer(key)),
+        422,
+        "quota_exceeded",
+        says="available 1,000",
+    )
+    assert keyed.client.post("/v1/files", files={"file": ("a", b"1")}, headers=bearer(key)).is_success
+    usage = keyed.client.get("/v1/activations/stats", headers=bearer(key)).json()
+    assert (usage["owner_quota_bytes"], usage["available_bytes"]) == (1000, 999)
+    big = keyed.client.post("/v1/files", files={"file": ("a", bytes(1001))}, headers=bearer(other))
+    assert big.is_success
+
+
+def test_keys_are_in_no_log_no_error_and_no_database(
+    keyed: "Keyed", settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, wrong = keyed.make_key("submit"), "acto_" + "1" * 64
+    seen = []
+    with caplog.at_level(logging.DEBUG):
+        for key in (good, wrong, "root-key"):
+            seen += [
+                keyed.client.get("/v1/jobs", headers=bearer(key)).text,
+                keyed.client.get(f"/v1/keys/{good}", headers=bearer(key)).text,
+                keyed.client.get(f"/v1/{good}", headers=bearer(key)).text,
+                keyed.client.get(f"/v1/models/{wrong}", headers=bearer(key)).text,
+                keyed.client.post("/v1/jobs", json={"model": key}, headers=bearer(key)).text,
+            ]
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr("storage.jobs.find", fail)
+        seen.append(keyed.client.get("/v1/jobs", headers=bearer(good)).text)
+    secrets = (good, wrong, "root-key")
+    for text in (*seen, *(record.getMessage() for record in caplog.records if record.name != "httpx2")):
+        assert not any(secret in text for secret in secrets), text
+    home = Path(settings.home)
+    for path in home.glob("actograph.db*"):
+        content = path.read_bytes()
+        assert not any(secret.encode() in content for secret in secrets), path
+
+
+def test_keys_are_made_on_the_server_without_a_service(
+    settings: Settings, start: "Start", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACTOGRAPH_HOME", str(settings.home))
+    assert key_command.main(["check"]) == 3
+    assert key_command.main(["create", "first"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert key_command.main(["check"]) == 0
+    service = start(settings)
+    assert service.client.get("/v1/keys", headers=bearer(key)).json()["data"][0]["role"] == "admin"
+    assert service.client.get("/v1/jobs").status_code == 401
+    assert key_command.main(["ls"]) == 0
+    listed = capsys.readouterr().out
+    assert key not in listed
+    assert key_command.main(["revoke", listed.split()[0]]) == 0
+    assert key_command.main(["revoke", "key_none"]) == 1
+    assert "no key key_none" in capsys.readouterr().err
+
+
+def test_the_supervisors_key_makes_nobody_else_need_one(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"supervisor_key": "own"}))
+    assert service.client.get("/v1/workers").status_code == 200
+    service.client.post("/v1/keys", json={"name": "root", "role": "admin"})
+    assert service.client.get("/v1/workers").status_code == 401
+    assert service.client.get("/v1/workers", headers=bearer("own")).status_code == 200

@@ -1,0 +1,87 @@
+"""Every route has a role, and lets in nobody with less."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from actograph.contract.key_roles import Role
+from api.app import create_app
+from api.roles import OPEN_PATHS, ROLES, needed_role
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Keyed, Problem
+
+pytestmark = pytest.mark.integration
+
+
+def all_routes() -> set[tuple[str, str]]:
+    """(method, path) of everything that the application answers; HEAD beside GET is the same route."""
+    found = set()
+    for route in iter_route_contexts(create_app().routes):
+        methods, path = set(route.methods or ()), route.path
+        assert path is not None
+        found |= {(method, path) for method in methods if method != "HEAD" or "GET" not in methods}
+    return found
+
+
+def concrete(path: str) -> str:
+    return path.replace("{hook:path}", "embed").replace("{", "").replace("}", "").replace(":path", "")
+
+
+def test_every_route_is_listed_and_nothing_else() -> None:
+    assert {route for route in all_routes() if route[1] not in OPEN_PATHS} == set(ROLES)
+
+
+def test_an_address_gets_the_role_of_its_own_route() -> None:
+    for (method, path), role in ROLES.items():
+        assert needed_role(method, concrete(path)) is role, path
+    assert needed_role("GET", "/v1/nothing") is None
+
+
+def test_every_route_refuses_who_has_no_key_or_the_wrong_one(keyed: "Keyed", problem: "Problem") -> None:
+    keys = {role: keyed.make_key(role) for role in (Role.READ, Role.SUBMIT)}
+    for method, path in all_routes():
+        address = concrete(path)
+        if path in OPEN_PATHS:
+            assert keyed.client.request(method, address).status_code in (200, 503)
+            continue
+        for headers in ({}, keyed.headers("acto_" + "0" * 64), keyed.headers("wrong")):
+            answer = keyed.client.request(method, address, headers=headers)
+            assert answer.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                problem(answer, 401, "unauthorized")
+        for role, key in keys.items():
+            answer = keyed.client.request(method, address, headers=keyed.headers(key))
+            if role.includes(ROLES[method, path]):
+                assert answer.status_code not in (401, 403), (method, path, answer.text)
+            else:
+                found = problem(answer, 403, "forbidden")
+                assert found["error"]["type"] == "permission_error"
+                assert ROLES[method, path] in found["detail"]
+
+
+def test_a_body_is_not_read_for_a_role_that_may_not_send_it(keyed: "Keyed", problem: "Problem") -> None:
+    headers = keyed.headers(keyed.make_key("read"))
+    problem(keyed.client.post("/v1/files", files={"file": ("x", b"x" * 100)}, headers=headers), 403)
+    assert keyed.client.get("/v1/files", headers=keyed.headers()).json()["data"] == []
+
+
+def test_an_unlisted_route_is_an_admins(keyed: "Keyed", problem: "Problem") -> None:
+    keyed.app.add_api_route("/v1/new", lambda: {}, methods=["GET"])
+    key = keyed.make_key("submit")
+    problem(keyed.client.get("/v1/new", headers=keyed.headers(key)), 403, "forbidden")
+    assert keyed.client.get("/v1/new", headers=keyed.headers()).status_code == 200
+
+
+def test_an_unknown_address_and_method_are_told_to_every_role(keyed: "Keyed", problem: "Problem") -> None:
+    headers = keyed.headers(keyed.make_key("read"))
+    problem(keyed.client.get("/v1/nothing", headers=headers), 404, "not_found")
+    problem(keyed.client.put("/v1/jobs", headers=headers), 405, "method_not_allowed")
+
+
+def test_the_document_names_each_role(keyed: "Keyed") -> None:
+    paths = keyed.client.get("/openapi.json", headers=keyed.headers()).json()["paths"]
+    assert paths["/v1/jobs"]["post"]["x-role"] == "submit"
+    assert paths["/v1/keys"]["get"]["x-role"] == "admin"
+    assert "x-role" not in paths["/livez"]["get"]
