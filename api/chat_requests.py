@@ -30,17 +30,20 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
         enable_thinking=request.thinks,
         max_tokens=request.most_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
-        live=bool(request.stream),
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        live=bool(request.stream) and not request.logprobs,
     )
     return _spec(request, [given], services, metadata=request.metadata or {})
 
 
 def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSpec:
     """The job of a text completion request."""
+    _refuse_echo(request)
     shared: dict[str, Any] = {
+        "top_logprobs": request.logprobs,
         "max_tokens": request.max_tokens,
         "default_max_tokens": COMPLETION_MAX_TOKENS,
-        "live": bool(request.stream),
+        "live": bool(request.stream) and request.logprobs is None,
     }
     inputs = [
         ChatInput(prompt=prompt, **shared)
@@ -51,20 +54,15 @@ def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSp
     return _spec(request, inputs, services, metadata={})
 
 
-def _refuse_unfinished(request: CompletionBase) -> None:
-    wanted = {
-        "logprobs": getattr(request, "logprobs", None),
-        "echo": getattr(request, "echo", None),
-    }
-    for param, value in wanted.items():
-        if value not in (None, False):
-            raise InvalidRequest(f"{param} is not supported; leave it out", param=param)
+def _refuse_echo(request: CompletionRequest) -> None:
+    """Raises InvalidRequest: what the prompt's tokens have as probabilities is not kept."""
+    if request.echo:
+        raise InvalidRequest("echo is not supported; leave it out", param="echo")
 
 
 def _spec(
     request: CompletionBase, inputs: list[ChatInput], services: Services, metadata: dict[str, str]
 ) -> ChatJobSpec:
-    _refuse_unfinished(request)
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
     most = inputs[0].max_tokens or inputs[0].default_max_tokens
     return ChatJobSpec(

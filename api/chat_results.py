@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 from typing import Any
 
 from actograph import __version__
@@ -110,6 +111,7 @@ def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
         index=row.epoch,
         message=answers.AssistantMessage(content=content, tool_calls=calls or None),
         finish_reason="tool_calls" if calls else finish_reason(row),
+        logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=_tokens(row)),
         **_captured(result, row),
     )
 
@@ -153,7 +155,26 @@ def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers
         index=place,
         text=echoed(row) + (row.completion or ""),
         finish_reason=finish_reason(row),
+        logprobs=None if row.logprobs is None else _completion_logprobs(_tokens(row)),
         **_captured(result, row),
+    )
+
+
+def _tokens(row: SampleRow) -> list[answers.TokenLogprob]:
+    return [answers.TokenLogprob.model_validate(token) for token in row.logprobs or ()]
+
+
+def _completion_logprobs(tokens: list[answers.TokenLogprob]) -> answers.CompletionLogprobs:
+    ends = list(accumulate((len(token.token) for token in tokens), initial=0))
+    return answers.CompletionLogprobs(
+        tokens=[token.token for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        # the chosen token is always among them, as at OpenAI
+        top_logprobs=[
+            {top.token: top.logprob for top in token.top_logprobs} | {token.token: token.logprob}
+            for token in tokens
+        ],
+        text_offset=ends[:-1],
     )
 
 

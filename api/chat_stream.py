@@ -36,7 +36,11 @@ class Chunks(Protocol):
         """A choice of the chunk before a choice's text."""
         ...
 
-    def piece(self, index: int, text: str) -> BaseModel: ...
+    def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel: ...
+
+    def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
+        """Of the whole text, which comes in one piece where they are asked for."""
+        ...
 
     def whole(self, row: SampleRow) -> str:
         """All text of a choice."""
@@ -55,8 +59,12 @@ class ChatChunks:
     def first(self, index: int) -> BaseModel | None:
         return answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))
 
-    def piece(self, index: int, text: str) -> BaseModel:
-        return answers.ChatChunkChoice(index=index, delta=answers.Delta(content=text))
+    def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
+        delta = answers.Delta(content=text)
+        return answers.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
+
+    def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
+        return chat_results.chat_choice(result, row).logprobs
 
     def whole(self, row: SampleRow) -> str:
         return chat_results.split_answer(row)[0] or ""
@@ -72,7 +80,6 @@ class ChatChunks:
             index=index,
             delta=answers.Delta(),
             finish_reason=choice.finish_reason,
-            logprobs=choice.logprobs,
             **captured,
         )
         if not calls:
@@ -89,8 +96,11 @@ class CompletionChunks:
     def first(self, index: int) -> BaseModel | None:
         return None
 
-    def piece(self, index: int, text: str) -> BaseModel:
-        return answers.CompletionChunkChoice(index=index, text=text)
+    def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
+        return answers.CompletionChunkChoice(index=index, text=text, logprobs=logprobs)
+
+    def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
+        return chat_results.completion_choice(result, row, 0).logprobs
 
     def whole(self, row: SampleRow) -> str:
         return chat_results.echoed(row) + (row.completion or "")
@@ -99,7 +109,7 @@ class CompletionChunks:
         choice = chat_results.completion_choice(result, row, index)
         captured = choice.model_dump(include=set(answers.Captured.model_fields))
         end = answers.CompletionChunkChoice(
-            index=index, text="", finish_reason=choice.finish_reason, logprobs=choice.logprobs, **captured
+            index=index, text="", finish_reason=choice.finish_reason, **captured
         )
         return [end]
 
@@ -138,7 +148,8 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
                 yield event
         for choice, row in zip(choices, result.samples, strict=True):
             if rest := choice.rest(chunks.whole(row)):
-                yield _event(chunks.chunk([chunks.piece(choice.place, rest)], envelope), include_usage)
+                piece = chunks.piece(choice.place, rest, chunks.logprobs(result, row))
+                yield _event(chunks.chunk([piece], envelope), include_usage)
             for last in chunks.last(result, row, choice.place):
                 yield _event(chunks.chunk([last], envelope | _shown(last, choice.place)), include_usage)
         if include_usage:

@@ -110,6 +110,8 @@ class SampleRow(Base):
     #: how tools were used, and the turns after the prompt; null without tools
     tool_use: Mapped[dict[str, Any] | None]
     messages: Mapped[list[dict[str, Any]] | None]
+    #: of every generated token, as `chat_answers.TokenLogprob`; null where nobody asked
+    logprobs: Mapped[list[dict[str, Any]] | None]
     error: Mapped[dict[str, Any] | None]
     session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     started_at: Mapped[float | None]

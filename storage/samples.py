@@ -66,6 +66,7 @@ class SampleResult:
     session_id: str | None
     tool_use: ToolUse | None = None
     messages: Sequence[ToolMessage] = ()
+    logprobs: Sequence[Mapping[str, Any]] | None = None
 
 
 def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
@@ -269,6 +270,7 @@ def complete(session: Session, lease: LeasedSample, result: SampleResult) -> Non
             scores={key: score.model_dump() for key, score in result.scores.items()},
             tool_use=result.tool_use.model_dump() if result.tool_use else None,
             messages=[message.model_dump() for message in result.messages] or None,
+            logprobs=None if result.logprobs is None else list(result.logprobs),
             session_id=result.session_id,
             error=None,
             finished_at=now(session),

@@ -140,6 +140,7 @@ def _complete(session: Session, outcome: Outcome, provenance: Provenance | None)
         session_id=recorded.session_id if recorded else None,
         tool_use=tool_use,
         messages=messages,
+        logprobs=outcome.logprobs,
     )
     samples.complete(session, outcome.lease, result)
     if recorded is not None and provenance is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Score
@@ -30,6 +30,8 @@ class Outcome:
     tools: tuple[ToolUse, Sequence[ToolMessage]] | None = None
     completion: str = ""
     scores: Mapping[str, Score] | None = None
+    #: None where nobody asked for them
+    logprobs: Sequence[Mapping[str, Any]] | None = None
     #: None where nothing was to be captured
     recorded: Recorded | None = None
     error: ActographError | None = None

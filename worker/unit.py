@@ -208,6 +208,7 @@ class UnitRunner:
                     seed=o.lease.seed,
                     edits=self._steering.edits(o.lease.condition),
                     max_tokens=o.prompt.max_tokens,
+                    top_logprobs=o.prompt.top_logprobs,
                 )
                 for o in group.values()
                 if o.prompt is not None
@@ -344,7 +345,8 @@ class UnitRunner:
             scores = self._runner.score(outcome.lease, completion, outcome.chosen_tokens)
         except ActographError as error:
             return replace(outcome, error=error)
-        return replace(outcome, completion=completion, scores=scores)
+        logprobs = self._runner.logprobs(outcome.generation)
+        return replace(outcome, completion=completion, scores=scores, logprobs=logprobs)
 
 
 @dataclass(frozen=True)

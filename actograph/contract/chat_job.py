@@ -20,7 +20,6 @@ class ChatInput(Spec):
         max_tokens: most tokens to generate; None: `default_max_tokens`, or what the model's context leaves
             where that is less.
         top_logprobs: log probabilities are kept of each token and of so many likeliest; None keeps none.
-        prompt_logprobs: those of the prompt's tokens too.
         live: the text is published while it is generated.
     """
 
@@ -32,7 +31,6 @@ class ChatInput(Spec):
     max_tokens: int | None = Field(None, ge=1)
     default_max_tokens: int = Field(16, ge=1)
     top_logprobs: int | None = Field(None, ge=0)
-    prompt_logprobs: bool = False
     live: bool = False
 
 

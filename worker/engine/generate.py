@@ -18,6 +18,7 @@ from worker.engine.hook_reads import HookReads
 from worker.engine.interventions import Editor
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
+from worker.engine.logprobs import LogprobRecorder
 from worker.engine.model import LoadedModel
 from worker.engine.prefill import Prefill
 from worker.engine.request_checks import check_requests
@@ -323,7 +324,8 @@ class Engine:
         )
         if plan.on_batch is not None:
             plan.on_batch(batch, tracker.tokens)
-        inputs = generation_inputs(self.model, chosen, sampling, tracker)
+        logprobs = LogprobRecorder(chosen) if any(r.top_logprobs is not None for r in chosen) else None
+        inputs = generation_inputs(self.model, chosen, sampling, tracker, logprobs)
         editor = self._editor(chosen, tracker.tokens)
         if not plan.reads or plan.sink is None:
             if editor is not None:
@@ -331,7 +333,7 @@ class Engine:
             else:
                 with torch.inference_mode():
                     self.model.lm.generate(**inputs)
-            return _generations(plan.requests, batch, tracker, _steering_errors(editor, tracker))
+            return _generations(plan.requests, batch, tracker, _steering_errors(editor, tracker), logprobs)
         stream = RowStream(
             [point for _, point in plan.reads],
             prompt_lengths=lengths,
@@ -361,7 +363,7 @@ class Engine:
             if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
                 tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
             errors = {**stream.errors, **_steering_errors(editor, tracker)}
-            return _generations(plan.requests, batch, tracker, errors)
+            return _generations(plan.requests, batch, tracker, errors, logprobs)
         finally:
             stream.close()
 
@@ -420,6 +422,7 @@ def _generations(
     batch: Sequence[int],
     tracker: RowTracker,
     errors: Mapping[int, BaseException],
+    logprobs: LogprobRecorder | None,
 ) -> dict[int, Generation]:
     """Request index -> what came of it."""
     found = {}
@@ -431,6 +434,7 @@ def _generations(
             generated_ids=tuple(tracker.tokens[row]),
             finish_reason=tracker.reasons[row],
             error=errors.get(row),
+            logprobs=None if logprobs is None else logprobs.of(row, len(tracker.tokens[row])),
         )
     return found
 

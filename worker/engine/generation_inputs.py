@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.specs import SamplingSpec
+from worker.engine.logprobs import AfterChoice, LogprobRecorder
 from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
 from worker.engine.requests import GenerationRequest
@@ -18,6 +19,7 @@ def generation_inputs(
     requests: Sequence[GenerationRequest],
     sampling: SamplingSpec,
     tracker: RowTracker,
+    logprobs: LogprobRecorder | None = None,
 ) -> dict[str, Any]:
     """Left-padded ids, their mask, and how to choose and stop."""
     ids, mask = left_padded(model, requests)
@@ -39,10 +41,14 @@ def generation_inputs(
         "output_attentions": False,
         "eos_token_id": list(model.eos_token_ids) or None,
         "pad_token_id": model.pad_token_id,
-        "stopping_criteria": StoppingCriteriaList([tracker]),
+        "stopping_criteria": StoppingCriteriaList(
+            [tracker] if logprobs is None else [AfterChoice(logprobs), tracker]
+        ),
         "streamer": None,  # nnsight's own would copy every token to the host once more
     }
+    processors: list[LogitsProcessor] = [] if logprobs is None else [logprobs]
     if sampling.temperature > 0:
-        sampler = GumbelSampler(sampling, [r.seed for r in requests], ids.shape[1], device)
-        inputs["logits_processor"] = LogitsProcessorList([sampler])
+        processors.append(GumbelSampler(sampling, [r.seed for r in requests], ids.shape[1], device))
+    if processors:
+        inputs["logits_processor"] = LogitsProcessorList(processors)
     return inputs

@@ -23,7 +23,17 @@ class GenerationRequest:
     seed: int  # all randomness of this sample
     edits: tuple[Edit, ...] = ()  # in the order in which they apply
     max_tokens: int | None = None  # most tokens to generate; None: the sampling's
+    top_logprobs: int | None = None  # log probabilities of each token and so many likeliest; None: none
     chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities at one step, before temperature, top-k and top-p."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest, descending
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +53,7 @@ class Generation:
     generated_ids: tuple[int, ...]  # as sampled, with the end token that ended it
     finish_reason: FinishReason
     error: BaseException | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None where not asked for
 
 
 @dataclass(frozen=True, slots=True)

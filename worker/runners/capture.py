@@ -10,6 +10,7 @@ from actograph.contract.specs import CaptureInput, SamplingSpec
 from actograph.contract.tool_use import ToolUseEnd
 from storage.samples import LeasedSample
 from worker.chat_template import render_chat
+from worker.engine.requests import Generation
 from worker.runners import text
 from worker.runners.runner import Prompt
 
@@ -60,6 +61,9 @@ class CaptureRunner:
 
     def live_text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, token_ids, ())
+
+    def logprobs(self, generation: Generation) -> None:
+        return None
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

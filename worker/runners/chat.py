@@ -13,8 +13,10 @@ from actograph.contract.tool_use import ToolUseEnd
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
 from worker.chat_template import render_chat
+from worker.engine.requests import Generation
 from worker.runners import text
 from worker.runners.runner import Prompt
+from worker.text_stream import REPLACEMENT
 
 
 class ChatRunner:
@@ -31,6 +33,7 @@ class ChatRunner:
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
         self._structure = structure
+        self._eos = frozenset(structure.eos_token_ids)
 
     def prompt(self, sample: LeasedSample) -> Prompt:
         given = ChatInput.model_validate(sample.input)
@@ -40,7 +43,12 @@ class ChatRunner:
         if most is None:
             # one more than there is room for is refused further on, with the numbers
             most = max(1, min(given.default_max_tokens, room))
-        return Prompt(text=prompt.text, token_ids=prompt.token_ids, max_tokens=most)
+        return Prompt(
+            text=prompt.text,
+            token_ids=prompt.token_ids,
+            max_tokens=most,
+            top_logprobs=given.top_logprobs,
+        )
 
     def _prompt(self, given: ChatInput) -> Prompt:
         if given.prompt_token_ids is not None:
@@ -77,6 +85,23 @@ class ChatRunner:
 
     def live_text(self, token_ids: Sequence[int]) -> str:
         return self._spoken.of(token_ids)
+
+    def logprobs(self, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
+        if generation.logprobs is None:
+            return None
+        return [
+            self._named(of.token_id, of.logprob)
+            | {"top_logprobs": [self._named(token_id, logprob) for token_id, logprob in of.top]}
+            for of in generation.logprobs
+            if of.token_id not in self._eos
+        ]
+
+    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        token = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        assert isinstance(token, str)
+        # a token that is a part of a character has no text of its own
+        whole = REPLACEMENT not in token
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode()) if whole else None}
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

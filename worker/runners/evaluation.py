@@ -11,6 +11,7 @@ from actograph.dataset_rows import DatasetRow
 from actograph.scoring.of_job import JobScoring
 from storage.samples import LeasedSample
 from worker.chat_template import is_chat_prompt, render_chat
+from worker.engine.requests import Generation
 from worker.evals.tasks import ChatMessages, FewshotSampler, build_prompt, task_of
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
@@ -97,6 +98,9 @@ class EvaluationRunner:
 
     def live_text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, token_ids, ())
+
+    def logprobs(self, generation: Generation) -> None:
+        return None
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return self._scoring.score(sample.input, completion, generated_tokens)

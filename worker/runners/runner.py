@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from actograph.contract.resources import Score
 from actograph.contract.specs import SamplingSpec
 from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from storage.samples import LeasedSample
+from worker.engine.requests import Generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class Prompt:
     truncated_from: int | None = None
     #: most tokens to generate after it; None: as the job's sampling says
     max_tokens: int | None = None
+    #: log probabilities are wanted of each generated token and of so many likeliest; None: none are
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,10 @@ class Runner(Protocol):
 
     def live_text(self, token_ids: Sequence[int]) -> str:
         """The text of some of the generated tokens, for those who follow; stop strings are not looked for."""
+        ...
+
+    def logprobs(self, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
+        """Of the generated tokens in OpenAI's form; None where nobody asked for them."""
         ...
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:

@@ -136,7 +136,7 @@ def test_what_is_no_whole_call_stays_text_and_so_does_one_without_tools(client: 
 
 
 def test_what_is_not_supported_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        client.chat.completions.create(model=MODEL, messages=ASKED, logprobs=True)
+    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
+        client.chat.completions.create(model=MODEL, messages=ASKED, top_logprobs=2)
     with pytest.raises(openai.BadRequestError, match="echo"):
         client.completions.create(model=MODEL, prompt="one", echo=True)

@@ -1,0 +1,90 @@
+"""Log probabilities are those of the model's own forward."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+
+
+def forward(service: Any, prompt: list[int], chosen: list[int]) -> torch.Tensor:
+    """Log probabilities [chosen tokens, vocab] of one plain forward over the whole text."""
+    model = service.engine.model.hf
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + chosen])).logits[0].float()
+    found: torch.Tensor = logits[len(prompt) - 1 : -1].log_softmax(-1)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_those_of_a_chat_are_those_of_a_forward(service: Any, client: Any, temperature: float) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=ASKED,
+        temperature=temperature,
+        seed=4,
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    tokens = answer.choices[0].logprobs.content
+    (sample,) = service.samples(answer.run_id)
+    tokenizer = service.engine.model.tokenizer
+    assert "".join(token.token for token in tokens) == answer.choices[0].message.content
+    chosen = service.ids(answer.choices[0].message.content)
+    assert [tokenizer.decode([i]) for i in chosen] == [token.token for token in tokens]
+    wanted = forward(service, service.ids(sample.prompt), chosen)
+    for row, token, token_id in zip(wanted, tokens, chosen, strict=True):
+        assert math.isclose(token.logprob, float(row[token_id]), abs_tol=1e-4)
+        best = row.topk(3)
+        assert [top.token for top in token.top_logprobs] == [
+            tokenizer.decode([i]) for i in best.indices.tolist()
+        ]
+        assert [top.logprob for top in token.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert bytes(token.bytes).decode() == token.token
+
+
+def test_those_of_a_text_have_openai_s_older_form(service: Any, client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": "Tom has", "temperature": 0, "max_tokens": 6}
+    plain = client.completions.create(**options).choices[0]
+    assert plain.logprobs is None
+    choice = client.completions.create(logprobs=2, **options).choices[0]
+    found = choice.logprobs
+    assert choice.text == plain.text == "".join(found.tokens)
+    assert [choice.text[at:] for at in found.text_offset[1:]] == [
+        "".join(found.tokens[place:]) for place in range(1, len(found.tokens))
+    ]
+    wanted = forward(service, service.ids("Tom has"), service.ids(choice.text))
+    assert found.token_logprobs == pytest.approx(wanted.max(dim=-1).values.tolist(), abs=1e-4)
+    assert all(len(top) == 2 for top in found.top_logprobs)
+
+
+def test_in_a_stream_they_come_with_the_whole_text(client: Any) -> None:
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": ASKED,
+        "seed": 4,
+        "max_tokens": 8,
+        "logprobs": True,
+    }
+    whole = client.chat.completions.create(**options).choices[0]
+    pieces = [c for chunk in client.chat.completions.create(stream=True, **options) for c in chunk.choices]
+    (piece,) = [choice for choice in pieces if choice.delta.content]
+    assert piece.delta.content == whole.message.content
+    assert piece.logprobs.content == whole.logprobs.content
+
+
+def test_who_asks_and_who_does_not_share_a_batch(service: Any, client: Any) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=["one and two", "Tom"], temperature=0, max_tokens=4, logprobs=0
+    )
+    assert all(
+        set(top) == {token}
+        for c in answer.choices
+        for top, token in zip(c.logprobs.top_logprobs, c.logprobs.tokens, strict=True)
+    )
