@@ -4,6 +4,7 @@ Beside it stands the pause of a nearly full disk (`storage/queue_state.py`), whi
 down nowhere. Both may hold at once, and the end of one does not end the other.
 """
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import QueuePause
@@ -11,6 +12,8 @@ from storage.database import now
 from storage.models import QueuePauseRow
 
 MANUAL = "manual"
+# asked several times for each unit, so it is not put together anew each time
+_HOLDS = sa.select(QueuePauseRow.kind).where(QueuePauseRow.kind == MANUAL)
 
 
 def pause(session: Session, *, by: str, reason: str | None) -> None:
@@ -44,4 +47,4 @@ def find(session: Session) -> QueuePause | None:
 def holds(session: Session) -> bool:
     """Whether somebody paused the queue. Asked in the transaction that claims, so that nothing is
     claimed once a request to pause was answered."""
-    return session.get(QueuePauseRow, MANUAL) is not None
+    return session.connection().execute(_HOLDS).first() is not None

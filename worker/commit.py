@@ -28,6 +28,8 @@ class Committed:
     lost: Sequence[Outcome]
     #: why samples were given back, None where none was: the store was away
     outage: ServiceUnavailable | None
+    #: whether every job of the unit has ended with it
+    is_end: bool = False
 
 
 def commit_unit(
@@ -63,6 +65,7 @@ def commit_unit(
         kept=kept,
         lost=[outcome for part in done for outcome in part.lost],
         outage=next((part.outage for part in done if part.outage is not None), None),
+        is_end=all(part.is_end for part in done),
     )
 
 
@@ -80,10 +83,11 @@ def _commit_of_job(
         forecast.measure(session, job_id, samples=len(kept), seconds=seconds)
         jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
         job_control.follow_failures(session, job_id, [o.error for o in kept])
+    is_end = False
     if kept or (away and jobs.status_of(session, job_id) is not None):
-        jobs.end_if_done(session, job_id)
+        is_end = jobs.end_if_done(session, job_id).is_terminal()
     reasons = [o.error for o in away if isinstance(o.error, ServiceUnavailable)]
-    return Committed(kept=kept, lost=lost, outage=reasons[0] if reasons else None)
+    return Committed(kept=kept, lost=lost, outage=reasons[0] if reasons else None, is_end=is_end)
 
 
 def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:

@@ -47,7 +47,7 @@ from storage.sample_expansion import evaluation_samples, extract_samples
 from storage.samples import LeasedSample, NewSample
 from storage.session_files import session_prefix
 from worker.chat_template import template_sha256, tokenizer_sha256
-from worker.commit import commit_unit
+from worker.commit import Committed, commit_unit
 from worker.datasets_of_job import DatasetReader
 from worker.engine.generate import Engine
 from worker.grouping import ModelGrouping
@@ -116,6 +116,8 @@ class Drain:
         self._outage = StoreOutage(store)
         self._live = LiveTextWriter(settings.broker_url)
         self._loaded: str | None = None
+        #: the last commit of this slice said that the worker has nothing to do
+        self._is_shown_idle = False
         #: up to when the time of this slice was counted to its units
         self._measured_to = self._slice_ended_at = 0.0
         self._datasets = DatasetReader(store, settings.data_roots)
@@ -141,6 +143,7 @@ class Drain:
         While the queue is paused nothing is begun. The message is gone then, but the job is not: it is
         woken once the queue goes on.
         """
+        self._is_shown_idle = False
         if time.monotonic() - self._slice_ended_at > IDLE_SECONDS:
             self._measured_to = time.monotonic()
         if self._is_paused():
@@ -221,6 +224,8 @@ class Drain:
 
     def _set_idle(self) -> None:
         """A worker that seemed busy for good would keep its job from being woken."""
+        if self._is_shown_idle:
+            return
         self._database.insist(
             lambda session: workers.set_idle(session, self._worker_id, self._loaded or ""),
             give_up=self._stop.is_set,
@@ -275,7 +280,7 @@ class Drain:
                 self._broker.wake(job_id, current.priority)
             called = True
             if not self._run_unit(current, leases):
-                return False  # the reconciler wakes the job again
+                return False  # where it has work left, the reconciler wakes it again
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 return True
         return False
@@ -420,7 +425,7 @@ class Drain:
         )
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
-        """Returns False where the store is away."""
+        """Returns whether to go on: not where the store is away, or the job has ended with this unit."""
         keeper = LeaseKeeper(
             self._database,
             leases,
@@ -437,12 +442,18 @@ class Drain:
             return True
         before, self._measured_to = self._measured_to, time.monotonic()
         took = self._measured_to - before
-        done = self._database.insist(
-            lambda session: commit_unit(
-                session, outcomes, current.units.provenance, took, worker_id=self._worker_id
-            ),
-            give_up=self._stop.is_set,
-        )
+
+        def store(session: Session) -> Committed:
+            done = commit_unit(session, outcomes, current.units.provenance, took, worker_id=self._worker_id)
+            if done.is_end and current.chat is None:
+                # a transaction of its own would cost a small job as much as its claim
+                workers.set_idle(session, self._worker_id, self._loaded or "")
+            return done
+
+        done = self._database.insist(store, give_up=self._stop.is_set)
+        # the slice of one chat goes on to the next
+        is_end = done.is_end and current.chat is None
+        self._is_shown_idle = is_end
         for outcome in done.lost:
             if outcome.recorded is not None:
                 # what cannot be removed now is swept later: its sample has another session
@@ -450,7 +461,7 @@ class Drain:
                     self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
         if done.outage is None:
             self._outage.is_over()
-            return True
+            return not is_end
         self._outage.note(done.outage)
         return False
 
