@@ -123,20 +123,23 @@ def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(
         assert raised.value.param == param
 
 
-def test_token_ids_that_the_model_does_not_have_fail_their_own_request_alone(service: Any) -> None:
+def test_token_ids_that_the_model_does_not_have_fail_their_own_request_alone(
+    service: Any, eventually: Callable[..., None]
+) -> None:
     service.works.clear()
     with service.client() as client, ThreadPoolExecutor(2) as pool:
         good = pool.submit(client.completions.create, model=MODEL, prompt=[5, 6], max_tokens=3, temperature=0)
         bad = pool.submit(client.completions.create, model=MODEL, prompt=[9999], max_tokens=3, temperature=0)
-        while len(service.jobs()) < 2:
-            pass
+        eventually(lambda: len(service.jobs()) == 2)
         service.works.set()
         assert good.result().choices[0].text
         with pytest.raises(openai.BadRequestError, match="token ids must be"):
             bad.result()
 
 
-def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(service: Any) -> None:
+def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(
+    service: Any, eventually: Callable[..., None]
+) -> None:
     count = 16
     service.works.clear()
 
@@ -161,8 +164,7 @@ def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(s
     try:
         with ThreadPoolExecutor(count) as pool:
             asked = [pool.submit(ask, number) for number in range(count)]
-            while len(service.jobs()) < count:
-                pass
+            eventually(lambda: len(service.jobs()) == count)
             service.works.set()
             answers = [one.result() for one in asked]
     finally:

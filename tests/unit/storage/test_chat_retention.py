@@ -17,7 +17,8 @@ def chat(database: Database, *, ended_before: float | None) -> str:
         row = jobs.create(session, kind="chat", model="m", spec=spec, hooks=[], total=1)
         insert(session, row.id, chat_samples(spec))
         if ended_before is not None:
-            row.status, row.finished_at = JobStatus.COMPLETED, now(session) - ended_before
+            kept = jobs.get(session, row.id)
+            kept.status, kept.finished_at = JobStatus.COMPLETED, now(session) - ended_before
         return row.id
 
 
