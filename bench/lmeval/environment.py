@@ -11,10 +11,10 @@ from typing import Any, Self
 from bench.isolated_python import python_with
 
 LM_EVAL = "lm_eval==0.4.13"
-#: what its GSM8K tasks import; the whole of its dependencies has no wheels
+#: what its GSM8K tasks and the models behind an API import; the whole of its dependencies has no wheels
 NEEDS = (
     "requests", "pyyaml", "jinja2", "datasets==5.2.0", "numpy", "dill", "tqdm", "sacrebleu",
-    "more_itertools", "typing_extensions",
+    "more_itertools", "typing_extensions", "aiohttp", "tenacity",
 )  # fmt: skip
 _PROGRAM = Path(__file__).with_name("program.py")
 
@@ -25,7 +25,7 @@ def python() -> Path:
     Raises:
         Unavailable: it could not be built, for example without a network.
     """
-    return python_with("lm-eval", LM_EVAL, ("--no-deps", LM_EVAL), NEEDS)
+    return python_with("lm-eval", " ".join((LM_EVAL, *NEEDS)), ("--no-deps", LM_EVAL), NEEDS)
 
 
 class LmEval:

@@ -80,13 +80,33 @@ def load_model(folder: str, batch_size: int, dtype: str, device: str, threads: i
     )
 
 
+def remote_model(request: dict[str, Any]) -> Any:
+    """A model behind an OpenAI-compatible API: `local-chat-completions` or `local-completions`."""
+    importlib.import_module("lm_eval.models")
+    registry = importlib.import_module("lm_eval.api.registry")
+    options = {
+        "model": request["served"],
+        "base_url": request["base_url"],
+        "num_concurrent": 8,
+        "max_retries": 1,
+        "max_gen_toks": request["max_tokens"],
+        "tokenized_requests": False,
+        "tokenizer": request["model"],
+    }
+    return registry.get_model(request["backend"]).create_from_arg_obj(options)
+
+
 def evaluate(request: dict[str, Any], data: Path) -> dict[str, Any]:
     """A whole evaluation by the hf backend: greedy, at most `max_tokens`, over the first `limit` rows.
 
-    `data` names another folder of rows.
+    `data` names another folder of rows, `backend` another backend than hf.
     """
-    model = load_model(
-        request["model"], request["batch_size"], request["dtype"], request["device"], request["threads"]
+    model = (
+        remote_model(request)
+        if "backend" in request
+        else load_model(
+            request["model"], request["batch_size"], request["dtype"], request["device"], request["threads"]
+        )
     )
     task = load_task(request["task"], Path(request.get("data", data)))
     task.set_config("num_fewshot", request["num_fewshot"])

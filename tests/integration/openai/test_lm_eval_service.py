@@ -1,0 +1,66 @@
+"""lm-eval's own OpenAI backends against the service: the verdicts of our own evaluation."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.openai.conftest import Service
+
+pytestmark = pytest.mark.integration
+
+PROBLEMS = 50
+MAX_TOKENS = 48
+FILTERS = ("strict-match", "flexible-extract")
+BACKENDS = {"local-chat-completions": "chat/completions", "local-completions": "completions"}
+
+
+def evaluated(service: "Service", rows: bytes, *, chat: bool) -> list[dict[str, Any]]:
+    """The samples of our own evaluation of the same problems, in their order."""
+    with httpx.Client(base_url=service.url, timeout=60) as http:
+        file = http.post("/v1/files", files={"file": ("rows.jsonl", rows)}).json()
+        spec = {
+            "kind": "evaluation",
+            "model": "tiny-qwen3",
+            "task": "gsm8k",
+            "dataset": {"file_id": file["id"]},
+            "apply_chat_template": chat,
+            "sampling": {"max_tokens": MAX_TOKENS},
+        }
+        job = http.post("/v1/jobs", json=spec)
+        assert job.status_code == 202, job.text
+        url = job.headers["location"]
+        while http.get(url).json()["status"] not in ("completed", "failed"):
+            time.sleep(0.05)
+        found: list[dict[str, Any]] = http.get(f"{url}/samples", params={"limit": 100}).json()["data"]
+    assert len(found) == PROBLEMS
+    return sorted(found, key=lambda sample: sample["index"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lm_eval_gives_our_verdicts(
+    service: "Service", lm_eval: Callable[..., list[dict[str, Any]]], shared: Path, backend: str
+) -> None:
+    chat = backend == "local-chat-completions"
+    lines = (shared / "data/gsm8k/test.jsonl").read_bytes().splitlines(keepends=True)
+    ours = evaluated(service, b"".join(lines[:PROBLEMS]), chat=chat)
+    (theirs,) = lm_eval(
+        {
+            "op": "evaluate", "backend": backend, "base_url": f"{service.url}/v1/{BACKENDS[backend]}",
+            "served": "tiny-qwen3", "model": str(shared / "models/tiny-qwen3"), "task": "gsm8k",
+            "limit": PROBLEMS, "num_fewshot": 0, "max_tokens": MAX_TOKENS, "chat": chat,
+        }
+    )  # fmt: skip
+    assert len(theirs["samples"]) == PROBLEMS
+    for sample, other in zip(ours, theirs["samples"], strict=True):
+        # a chat's text keeps the marks of thoughts, which this tokenizer counts as special
+        assert sample["completion"] == re.sub("</?think>", "", other["completion"]), sample["index"]
+        for name in FILTERS:
+            score = sample["scores"][f"exact_match,{name}"]
+            found = [score["answer"] if score["answer"] is not None else "[invalid]", score["value"]]
+            assert found == other["scores"][name], (sample["index"], name)
