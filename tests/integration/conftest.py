@@ -111,26 +111,43 @@ def lm_eval(
 INSPECT = "inspect_ai==0.3.285"
 
 
+#: the package, and what its OpenAI provider needs
+INSPECT_INSTALL = (INSPECT, "openai==3.52.0")
+
+
 @pytest.fixture(scope="session")
-def read_inspect_logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[dict[str, Any]]]:
-    """Has inspect_ai itself read the logs of a folder, in a virtual environment of its own."""
+def run_inspect(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script of ours with inspect_ai itself, in a virtual environment of its own."""
     try:
-        python = python_with("inspect", INSPECT, (INSPECT,))
+        python = python_with("inspect", " ".join(INSPECT_INSTALL), INSPECT_INSTALL)
     except Unavailable as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))
         pytest.skip(str(error))
     home = tmp_path_factory.mktemp("inspect-home")
-    script = Path(__file__).with_name("inspect_reference.py")
 
-    def read(folder: Path) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [str(python), str(script), str(folder)],
+    def run(script: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(python), str(script), *arguments],
             capture_output=True,
             text=True,
             check=False,
-            env={"PATH": os.environ["PATH"], "HOME": str(home)},
+            input=given,
+            env={"PATH": os.environ["PATH"], "HOME": str(home), "OPENAI_API_KEY": "none"},
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def read_inspect_logs(
+    run_inspect: Callable[..., subprocess.CompletedProcess[str]],
+) -> Callable[[Path], list[dict[str, Any]]]:
+    """Has inspect_ai itself read the logs of a folder."""
+    script = Path(__file__).with_name("inspect_reference.py")
+
+    def read(folder: Path) -> list[dict[str, Any]]:
+        done = run_inspect(script, str(folder))
         assert done.returncode == 0, done.stderr[-2000:]
         logs: list[dict[str, Any]] = json.loads(done.stdout)
         return logs
