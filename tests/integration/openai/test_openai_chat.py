@@ -1,5 +1,6 @@
 """`/v1/chat/completions` and `/v1/completions` as the openai package asks them."""
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -137,10 +138,10 @@ def test_token_ids_that_the_model_does_not_have_fail_their_own_request_alone(
             bad.result()
 
 
-def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(
+def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
     service: Any, eventually: Callable[..., None]
 ) -> None:
-    count = 16
+    count = 64
     service.works.clear()
 
     def ask(number: int) -> Any:
@@ -169,7 +170,7 @@ def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(
             answers = [one.result() for one in asked]
     finally:
         del service.engine.generate
-    assert batches == [count]  # a CPU runs 16 at once
+    assert batches == [16] * 4  # a CPU runs 16 at once
     assert len({answer.session_id for answer in answers}) == count
     for number, answer in enumerate(answers):
         (sample,) = service.samples(answer.run_id)
@@ -180,7 +181,8 @@ def test_chats_that_wait_together_are_one_batch_and_keep_their_own_activations(
         assert ids[: len(prompt)] == prompt
         assert len(ids) - len(prompt) == answer.usage.completion_tokens <= 4 + number
         shown = service.engine.model.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
-        assert shown == answer.choices[0].message.content
+        # the text keeps the marks of thoughts and calls, which this tokenizer counts as special
+        assert shown == re.sub(r"</?(think|tool_call|tool_response)>", "", answer.choices[0].message.content)
         width = service.engine.structure.hidden_size
         meta = answer.activations_meta["resid_post.0"]
         assert meta["shape"] == [len(ids) - 1, width]
