@@ -90,11 +90,16 @@ def ls(
 
 
 @app.command()
-def revoke(ctx: typer.Context, key: Annotated[str, typer.Argument(help="Its id, or a beginning.")]) -> None:
+def revoke(
+    ctx: typer.Context,
+    key: Annotated[str, typer.Argument(help="Its id, or a beginning.")],
+    output: FormatOption = Format.TABLE,
+) -> None:
     """End a key for good; what its owner has stays."""
     with closing(client_of(ctx)) as client:
         known = (one.id for one in client.api_keys())
-        emit(client.revoke_key(resolve(key, "key", known)).id)
+        revoked = client.revoke_key(resolve(key, "key", known))
+    emit(revoked.model_dump_json() if output is Format.JSON else revoked.id)
 
 
 def _row(key: "ApiKey", *, full: bool) -> list[str]:

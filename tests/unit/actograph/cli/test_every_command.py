@@ -18,7 +18,7 @@ from actograph.client import transport
 #: `up` and `demo` run a service, `chat` a conversation, `bench` another program's output
 WITHOUT_ANSWER = {"up", "demo", "chat", "bench"}
 #: always JSON lines: they are files for other programs
-ALWAYS_JSON = {"eval score"}
+ALWAYS_JSON = {"eval score", "batches results"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
