@@ -162,12 +162,6 @@ def busy_job_ids(session: Session) -> Sequence[str]:
     return [job_id for job_id in session.scalars(statement) if job_id is not None]
 
 
-def idle_models(session: Session) -> list[str]:
-    """The model of each worker that has nothing to do, repeated where several hold it."""
-    statement = sa.select(WorkerRow.model).where(WorkerRow.status == WorkerStatus.READY)
-    return [name for name in session.scalars(statement) if name is not None]
-
-
 def loaded_models(session: Session) -> set[str]:
     """Names of the models that a live worker holds."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))

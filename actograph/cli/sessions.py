@@ -3,7 +3,7 @@
 import time
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -38,9 +38,6 @@ from actograph.cli.session_filters import (
 )
 from actograph.cli.session_pull import pull
 from actograph.contract.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(no_args_is_help=True, help="Find and fetch what was captured.")
 
