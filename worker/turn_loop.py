@@ -137,7 +137,11 @@ class TurnLoop:
         further = None
         ended: ToolUseEnd = "length" if generation.finish_reason == "length" else "answer"
         if ended == "answer":
-            answer = self._runner.further_turn(lease, turns)
+            try:
+                answer = self._runner.further_turn(lease, turns)
+            except ActographError as error:
+                talk.running, talk.outcome = False, replace(talk.outcome, error=error)
+                return
             if isinstance(answer, str):
                 ended = answer
             elif len(answer.prompt.token_ids) + sampling.max_tokens > self._context_length:

@@ -68,9 +68,10 @@ class ToolFormat:
         written = self.ids(before, add_generation_prompt=False)
         end = self._tokenizer.eos_token_id
         turns = written.count(end)
-        if turns:
-            ends = [place for place, token in enumerate(prompt_ids) if token == end]
+        ends = [place for place, token in enumerate(prompt_ids) if token == end]
+        if 0 < turns <= len(ends):
             return ends[turns - 1] + 1
+        # a template that does not end its turns with that token: up to where the two differ
         pairs = zip(written, prompt_ids, strict=False)
         return next((place for place, (a, b) in enumerate(pairs) if a != b), len(written))
 

@@ -59,7 +59,10 @@ class Runner(Protocol):
         ...
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does."""
+        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+
+        Raises ActographError where this sample cannot be prompted again; the others go on.
+        """
         ...
 
     def tools_of(

@@ -5,7 +5,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import EvaluationSpec
 from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from worker.evals.tool_dialogue import Messages, ToolFormat, tool_use
@@ -22,6 +21,7 @@ class ToolTurns:
         tools = [TOOLS[name] for name in spec.tools]
         self._form = ToolFormat(tokenizer, tools, enable_thinking=spec.enable_thinking)
         self._tokenizer = tokenizer
+        self._text = text.SpokenText(tokenizer)
         self._max_turns = spec.max_turns
 
     def first(self, messages: Sequence[Any]) -> Prompt:
@@ -33,21 +33,21 @@ class ToolTurns:
 
         Args:
             messages: the conversation before the first turn.
+
+        Raises:
+            InvalidRequest: the chat template refuses what the model wrote.
         """
         added: Messages = []
         before: Messages = []
         for turn in turns:
-            said, results = self._form.after_turn(self._text(turn))
+            said, results = self._form.after_turn(self._text.of(turn))
             if not said:
                 return "answer"
             before = [*added, *said]
             added += [*said, *results]
         if len(turns) >= self._max_turns:
             return "max_turns"
-        try:
-            prompt = self.first([*messages, *added])
-        except InvalidRequest:
-            return "answer"  # a template that cannot render what the model wrote offers it no further turn
+        prompt = self.first([*messages, *added])
         return FurtherTurn(
             prompt=prompt,
             results_from=self._form.results_from(prompt.token_ids, [*messages, *before]),
@@ -55,22 +55,4 @@ class ToolTurns:
 
     def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
         """How the tools were used, and the turns and results as text."""
-        return tool_use(self._form, [self._text(turn) for turn in turns], ended=ended)
-
-    def _text(self, turn: Sequence[int]) -> str:
-        """The turn with its marks, without the token that ended it."""
-        ids = list(turn)
-        if ids and ids[-1] in self._tokenizer.all_special_ids and self._is_end(ids[-1]):
-            ids.pop()
-        decoded = self._tokenizer.decode(ids, skip_special_tokens=False)
-        assert isinstance(decoded, str)
-        return decoded
-
-    def _is_end(self, token: int) -> bool:
-        """Marks of calls and thoughts are special tokens too in some tokenizers; they do not end a turn."""
-        word = self._tokenizer.convert_ids_to_tokens(token)
-        return isinstance(word, str) and not any(
-            word == f"<{slash}{name}>"
-            for name in ("tool_call", "tool_response", "think")
-            for slash in ("", "/")
-        )
+        return tool_use(self._form, [self._text.of(turn) for turn in turns], ended=ended)

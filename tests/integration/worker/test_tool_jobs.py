@@ -199,6 +199,21 @@ def test_every_bad_end_is_a_scored_sample_with_its_reason(
         assert KEY in sample.scores
 
 
+def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer: Any = bench.engine.model.tokenizer
+    refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no results here') }}{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", refusing + tokenizer.chat_template)
+    bench.engine = Scripted(bench.engine, lambda turn: CALL.format("calculator"))  # type: ignore[assignment]
+    job_id = submit(bench, 2, capture=None)
+    bench.drain().run_slice(job_id)
+    for sample in bench.samples(job_id):
+        assert sample.status is SampleStatus.FAILED
+        assert sample.error is not None
+        assert "no results here" in sample.error.message
+
+
 class RunningOut:
     """The real engine, out of memory once in a second turn that several samples share."""
 

@@ -121,6 +121,20 @@ def test_results_are_rendered_as_the_template_wants_them(qwen: Any) -> None:
     assert form.after_turn("#### 24") == ([], [])
 
 
+def test_results_begin_after_the_turn_that_called(qwen: Any) -> None:
+    form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
+    turn, results = form.after_turn(CALL)
+    ids = form.ids([*asked, *turn, *results])
+    start = form.results_from(ids, [*asked, *turn])
+    assert qwen.decode(ids[start:]).startswith("\n<|im_start|>user\n<tool_response>\n24")
+    # a tokenizer whose end token the template does not write: what both have in common
+    other = AutoTokenizer.from_pretrained(qwen.name_or_path)
+    other.eos_token = "<|endoftext|>"
+    start = ToolFormat(other, [CALCULATOR], enable_thinking=False).results_from(ids, [*asked, *turn])
+    assert 0 < start < len(ids)
+
+
 def test_what_happened_is_counted(qwen: Any) -> None:
     form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
     unknown = CALL.replace("calculator", "clock")
