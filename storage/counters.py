@@ -6,18 +6,17 @@ worker is forgotten its rows are added to those of nobody.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from storage.models import CounterRow
+from storage.upsert import Upsert
 
 #: the source of what no live worker counts
 NOBODY = ""
 _TABLE = cast(sa.Table, CounterRow.__table__)
-_KEY = ("source", "name", "kind", "status")
 
 
 class Counter(NamedTuple):
@@ -28,13 +27,7 @@ class Counter(NamedTuple):
     status: str = ""
 
 
-def _upsert(dialect: Any) -> Any:
-    insert = dialect.insert(_TABLE)
-    grown = {"value": _TABLE.c.value + insert.excluded.value}
-    return insert.on_conflict_do_update(index_elements=list(_KEY), set_=grown)
-
-
-_UPSERTS = {"sqlite": _upsert(sqlite), "postgresql": _upsert(postgresql)}
+_grow = Upsert(_TABLE, lambda new: {"value": _TABLE.c.value + new.value})
 
 
 def add(session: Session, source: str, counts: Mapping[Counter, float]) -> None:
@@ -45,9 +38,7 @@ def add(session: Session, source: str, counts: Mapping[Counter, float]) -> None:
         for counter, count in sorted(counts.items())
         if count
     ]
-    if rows:
-        connection = session.connection()
-        connection.execute(_UPSERTS[connection.dialect.name], rows)
+    _grow(session, rows)
 
 
 def add_removed(session: Session, reason: str, *, sessions: int, size: int) -> None:

@@ -1,7 +1,7 @@
 """Every query about workers and the models that they hold."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -12,7 +12,11 @@ from actograph.contract.resources import SampleStatus, WorkerStatus
 from storage import counters
 from storage.database import changed, now
 from storage.models import ModelRow, SampleRow, WorkerRow
+from storage.upsert import Upsert
 
+_keep_structure = Upsert(
+    cast(sa.Table, ModelRow.__table__), lambda new: {"structure": new.structure, "loaded_at": new.loaded_at}
+)
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 # asked for each job that is submitted, so they are not put together anew each time
 _LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))
@@ -49,13 +53,11 @@ def register(
 def set_ready(session: Session, worker_id: str, structure: resources.ModelStructure) -> None:
     """The model is loaded and proved; its structure is what submissions are checked against."""
     moment = now(session)
-    stored = session.get(ModelRow, structure.model)
-    if stored is None:
-        session.add(
-            ModelRow(name=structure.model, structure=structure.model_dump(mode="json"), loaded_at=moment)
-        )
-    else:
-        stored.structure, stored.loaded_at = structure.model_dump(mode="json"), moment
+    # two workers may come to hold one model at once
+    _keep_structure(
+        session,
+        [{"name": structure.model, "structure": structure.model_dump(mode="json"), "loaded_at": moment}],
+    )
     _update(
         session,
         worker_id,

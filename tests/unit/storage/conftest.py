@@ -3,10 +3,13 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
 from storage import jobs, migrate, samples
@@ -62,3 +65,28 @@ def submit(database: Database, capture_spec: Callable[..., CaptureJobSpec]) -> C
         return row.id
 
     return make
+
+
+@pytest.fixture
+def at_once(database: Database) -> Callable[..., None]:
+    """Runs two pieces of work so that the second begins before the first is committed."""
+
+    def run(first: Callable[[Session], object], second: Callable[[Session], object]) -> None:
+        begun = Event()
+
+        def follow() -> None:
+            begun.set()
+            with database.write() as session:
+                second(session)
+
+        with ThreadPoolExecutor(1) as pool:
+            with database.write() as session:
+                first(session)
+                session.flush()
+                following = pool.submit(follow)
+                begun.wait()
+                time.sleep(0.2)  # time to come as far as the first's commit lets it
+                assert not following.done()
+            following.result()
+
+    return run

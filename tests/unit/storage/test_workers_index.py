@@ -164,3 +164,17 @@ def test_the_log_is_read_in_order_after_any_entry(database: Database, submit: Su
         assert events.after(session, job_id, log[-1].id) == []
         assert events.after(session, job_id, 2**63 - 1) == []
         assert [e.data["completed"] for e in events.last_progress(session, job_id, 3)] == [17, 18, 19]
+
+
+def test_two_workers_may_load_one_model_at_once(database: Database, at_once: Callable[..., None]) -> None:
+    start(database, A, ready=False)
+    start(database, B, ready=False)
+    at_once(
+        lambda session: workers.set_ready(session, A, structure(layers=2)),
+        lambda session: workers.set_ready(session, B, structure(layers=3)),
+    )
+    assert shown(database, A) == shown(database, B) == WorkerStatus.READY
+    with database.read() as session:
+        found = workers.structure(session, "demo")
+    assert found is not None
+    assert found.num_layers == 3  # as the last of them found it
