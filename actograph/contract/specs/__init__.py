@@ -1,0 +1,88 @@
+"""What a client sends: job specs, sampling, capture and dataset references.
+
+Every field but `kind`, `model` and the inputs has a default. Unknown fields are refused,
+so that a misspelt option is an error and not a silent default.
+"""
+
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from actograph.contract.specs.base import (
+    MAX_PROMPT_CHARS,
+    MAX_TAGS,
+    Name,
+    PromptText,
+    Spec,
+    Tag,
+    Text,
+    canonical_digest,
+)
+from actograph.contract.specs.capture import CaptureSpec, Dtype, ExtractCaptureSpec, LayerIndex, Layers
+from actograph.contract.specs.capture_job import CaptureJobSpec
+from actograph.contract.specs.conditions import CaptureCondition, Condition, Mode
+from actograph.contract.specs.datasets import (
+    DatasetFormat,
+    DatasetRef,
+    FileDataset,
+    Format,
+    HubDataset,
+    PathDataset,
+)
+from actograph.contract.specs.evaluation import EvaluationSpec, ToolName
+from actograph.contract.specs.extract_job import ExtractSpec
+from actograph.contract.specs.inputs import MAX_INPUTS, CaptureInput, InputJobSpec, Message
+from actograph.contract.specs.job_base import ExpiresAfter, GeneratingSpec, JobSpecBase, SampleTimeout
+from actograph.contract.specs.sampling import SamplingChange, SamplingSpec, sample_seed
+from actograph.contract.specs.session_update import SessionUpdate
+
+AnyJobSpec = EvaluationSpec | CaptureJobSpec | ExtractSpec
+#: values of `kind`
+JOB_KINDS = ("evaluation", "capture", "extract")
+JobSpec = Annotated[AnyJobSpec, Field(discriminator="kind")]
+job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
+
+__all__ = [
+    "JOB_KINDS",
+    "MAX_INPUTS",
+    "MAX_PROMPT_CHARS",
+    "MAX_TAGS",
+    "AnyJobSpec",
+    "CaptureCondition",
+    "CaptureInput",
+    "CaptureJobSpec",
+    "CaptureSpec",
+    "Condition",
+    "DatasetFormat",
+    "DatasetRef",
+    "Dtype",
+    "EvaluationSpec",
+    "ExpiresAfter",
+    "ExtractCaptureSpec",
+    "ExtractSpec",
+    "FileDataset",
+    "Format",
+    "GeneratingSpec",
+    "HubDataset",
+    "InputJobSpec",
+    "JobSpec",
+    "JobSpecBase",
+    "LayerIndex",
+    "Layers",
+    "Message",
+    "Mode",
+    "Name",
+    "PathDataset",
+    "PromptText",
+    "SampleTimeout",
+    "SamplingChange",
+    "SamplingSpec",
+    "SessionUpdate",
+    "Spec",
+    "Tag",
+    "Text",
+    "ToolName",
+    "canonical_digest",
+    "job_spec_adapter",
+    "sample_seed",
+]

@@ -1,0 +1,78 @@
+"""Which activations are kept."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from actograph.contract import hooks
+from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
+from actograph.contract.specs.base import Spec, canonical_digest
+
+Dtype = Literal["model", "float32", "float16", "bfloat16"]
+LayerIndex = Annotated[int, Field(ge=0)]
+Layers = list[LayerIndex] | Literal["all"] | hooks.LayerSlice
+
+
+class CaptureSpec(Spec):
+    """Which activations to keep. See docs/capture.md, and docs/hook-points.md for the names.
+
+    `points` x `layers` and the explicit `hooks` are joined. Points without a layer
+    (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half
+    and three quarters of the depth. Where neither `points` nor `hooks` is given, `resid_post`
+    is meant.
+    """
+
+    points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
+    layers: Layers | None = None
+    hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list, max_length=10_000, description="Hook names, or any accepted alias of one."
+    )
+    positions: Positions = Field(
+        "all",
+        description="Tokens whose rows are kept: a name, one segment or several, {stride: k}, or token "
+        "numbers (negative ones count from the end of the prompt).",
+    )
+    features: Features | None = Field(
+        None, description="Columns to keep of every hook, such as {first: 50} or {indices: [3, 700]}."
+    )
+    reduce: Reduce = Field(
+        "none", description="One row per hook and sample, of the chosen tokens, instead of a row for each."
+    )
+    stats: Stats = Field(
+        None, description="Per-channel statistics of the chosen tokens, beside the tensors or instead."
+    )
+    dtype: Dtype = Field(
+        "model", description="Stored dtype; `model` keeps what the model computed. Integers stay integers."
+    )
+    mode: Literal["generate", "prefill", "off"] = Field(
+        "generate", description="`prefill` reads the prompt and generates nothing; `off` captures nothing."
+    )
+
+    @model_validator(mode="after")
+    def _within_the_prompt(self) -> "CaptureSpec":
+        lacking = needs_generation(self.positions)
+        if self.mode == "prefill" and lacking is not None:
+            raise ValueError(f"positions {lacking} need generated tokens, and mode prefill generates none")
+        return self
+
+    @model_validator(mode="after")
+    def _reduced_or_dropped(self) -> "CaptureSpec":
+        if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
+            raise ValueError("reduce makes a tensor and stats.tensors: false keeps none; drop one of them")
+        return self
+
+    def digest(self) -> str:
+        """sha256 of the spec in canonical JSON, as recorded in each session's manifest."""
+        return canonical_digest(self.model_dump(mode="json"))
+
+
+class ExtractCaptureSpec(CaptureSpec):
+    """The capture spec of an extraction: every layer unless some are named, and always prefill."""
+
+    layers: Annotated[
+        Layers,
+        BeforeValidator(
+            lambda value: "all" if value is None else value, json_schema_input_type=Layers | None
+        ),
+    ] = Field("all", description="null means all.")
+    mode: Literal["prefill"] = "prefill"

@@ -1,0 +1,45 @@
+"""Named variants of a job."""
+
+from typing import Literal, TypeVar
+
+from pydantic import Field
+
+from actograph.contract.interventions import InterventionList
+from actograph.contract.specs.base import Name, Spec, Text
+from actograph.contract.specs.sampling import SamplingChange
+
+Mode = Literal["no_tools", "with_tools"]
+
+
+class Condition(Spec):
+    """A named variant of the prompt; all conditions of a job meet the same problems and seeds."""
+
+    name: Name
+    system: Text | None = Field(None, description="System message (chat template only).")
+    prefix: Text = Field("", description="Put before the question.")
+    suffix: Text = Field("", description="Put after the question, with one space between.")
+    mode: Mode | None = Field(None, description="With or without tools; null: as the job says.")
+    sampling: SamplingChange | None = Field(None, description="Other sampling than the job's.")
+    interventions: InterventionList = Field(
+        default_factory=list, description="Applied after the job's, to the samples of this condition alone."
+    )
+
+
+class CaptureCondition(Spec):
+    """A named variant of a capture job; all conditions meet the same inputs and seeds."""
+
+    name: Name
+    interventions: InterventionList = Field(
+        default_factory=list, description="Applied after the job's, to the samples of this condition alone."
+    )
+
+
+C = TypeVar("C", Condition, CaptureCondition)
+
+
+def distinct_names(value: list[C]) -> list[C]:
+    """A validator: no two conditions of a job have the same name."""
+    names = [c.name for c in value]
+    if len(set(names)) != len(names):
+        raise ValueError("condition names must differ")
+    return value

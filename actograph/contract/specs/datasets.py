@@ -1,0 +1,40 @@
+"""Where rows come from: an uploaded file, a path on the server, or the Hub."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from actograph.contract.specs.base import Spec
+
+DatasetFormat = Literal["jsonl", "csv", "parquet"]
+Format = Annotated[
+    DatasetFormat | None,
+    Field(description="null: by the file's name, which ends in .csv or .parquet; any other is JSONL."),
+]
+
+
+class FileDataset(Spec):
+    """A file of rows uploaded through /v1/files."""
+
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    format: Format = None
+
+
+class PathDataset(Spec):
+    """A file of rows on the server, under one of the allowed data roots."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    format: Format = None
+
+
+class HubDataset(Spec):
+    """A dataset on the Hugging Face Hub."""
+
+    hub: str = Field(
+        max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
+    )
+    config: str | None = Field(None, max_length=256)
+    split: str = Field("test", max_length=256)
+
+
+DatasetRef = FileDataset | PathDataset | HubDataset

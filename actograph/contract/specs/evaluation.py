@@ -1,0 +1,136 @@
+"""The evaluation job."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from actograph.contract.row_selection import Positions
+from actograph.contract.scorers import ScorerList
+from actograph.contract.specs.capture import CaptureSpec
+from actograph.contract.specs.conditions import Condition, Mode, distinct_names
+from actograph.contract.specs.datasets import DatasetRef
+from actograph.contract.specs.job_base import GeneratingSpec, SampleTimeout
+from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
+
+ToolName = Literal["calculator"]
+
+
+def _calculator() -> list[ToolName]:
+    return ["calculator"]
+
+
+class EvaluationSpec(GeneratingSpec):
+    """Run a task over a dataset, score every answer, keep the activations."""
+
+    kind: Literal["evaluation"]
+    task: TaskRef = Field(
+        "gsm8k", description="A task's name, one of your own, or a YAML file that holds one."
+    )
+    dataset: DatasetRef
+    fewshot_dataset: DatasetRef | None = Field(
+        None, description="Where few-shot examples come from; null takes them from `dataset`."
+    )
+    limit: int | None = Field(None, ge=1, description="Most problems to take; null takes all.")
+    offset: int = Field(0, ge=0, description="Problems to skip first.")
+    mode: Mode = Field("no_tools", description="Whether the model may call tools; see docs/tools.md.")
+    tools: list[ToolName] = Field(
+        default_factory=_calculator, min_length=1, max_length=1, description="Of `with_tools`."
+    )
+    max_turns: int = Field(
+        8, ge=1, le=64, description="Most turns of the model with tools; max_tokens is for each of them."
+    )
+    num_fewshot: int = Field(
+        0, ge=0, le=64, description="Examples to show; a task that brings its own shows all by default."
+    )
+    apply_chat_template: bool | None = Field(
+        None, description="null: use the tokenizer's chat template where it has one."
+    )
+    fewshot_as_multiturn: bool = Field(True, description="Few-shot examples as turns of the chat.")
+    sample_timeout_seconds: SampleTimeout = None
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+    scorers: ScorerList | None = Field(
+        None,
+        description="Names, or objects with parameters; the first gives the verdict. null: the task's own.",
+    )
+    conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
+        default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
+    )
+
+    @field_validator("capture")
+    @classmethod
+    def _answers(cls, value: CaptureSpec | None) -> CaptureSpec | None:
+        if value is not None and value.mode == "prefill":
+            raise ValueError(
+                "mode prefill generates nothing, so there would be no answers to score; send an extract or a "
+                "capture job"
+            )
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_own_examples(cls, value: Any) -> Any:
+        """The default of `num_fewshot` where the task brings its examples along, as in lm-eval."""
+        if not isinstance(value, dict) or "num_fewshot" in value:
+            return value
+        task = value.get("task")
+        if isinstance(task, str):
+            own = OWN_EXAMPLES.get(task, 0)
+        else:
+            fewshot = task.get("fewshot") if isinstance(task, dict) else None
+            samples = fewshot.get("samples") if isinstance(fewshot, dict) else None
+            own = len(samples) if isinstance(samples, list) else 0
+        return {**value, "num_fewshot": own} if own else value
+
+    @model_validator(mode="after")
+    def _enough_own_examples(self) -> "EvaluationSpec":
+        own = self.own_examples
+        if own and self.num_fewshot > own:
+            raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
+        if own and self.fewshot_dataset is not None:
+            raise ValueError("the task has examples of its own; leave fewshot_dataset out")
+        return self
+
+    @property
+    def own_examples(self) -> int:
+        """How many few-shot examples the task brings along; 0 where they come from a dataset."""
+        if isinstance(self.task, TaskSpec):
+            return len(self.task.fewshot.samples)
+        return OWN_EXAMPLES.get(self.task, 0) if isinstance(self.task, str) else 0
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether any condition has tools."""
+        return any(self.mode_of(condition) == "with_tools" for condition in self.conditions)
+
+    def mode_of(self, condition: Condition) -> Mode:
+        return condition.mode or self.mode
+
+    @model_validator(mode="after")
+    def _fits_its_tools(self) -> "EvaluationSpec":
+        if not self.uses_tools:
+            if self.max_turns != type(self).model_fields["max_turns"].default:
+                raise ValueError("max_turns needs mode: with_tools, of the job or of a condition")
+            return self
+        if self.apply_chat_template is False:
+            raise ValueError(
+                "tools are offered through the chat template; apply_chat_template cannot be false"
+            )
+        capture = self.capture
+        if capture is not None and (capture.reduce != "none" or capture.stats is not None):
+            raise ValueError("a sample with tools has several turns, which reduce and stats do not sum up")
+        if capture is not None and not _named(capture.positions):
+            raise ValueError(
+                "with tools, positions are all, prompt, generated, last_prompt or segments: a sample of "
+                "several turns has no single count of tokens"
+            )
+        changes = [*self.interventions, *(i for c in self.conditions for i in c.interventions)]
+        if any(change.positions != "all" for change in changes):
+            raise ValueError("with tools, interventions apply at positions: all")
+        return self
+
+
+def _named(positions: Positions) -> bool:
+    """Whether rows are chosen by a name that has a meaning in every turn."""
+    if isinstance(positions, str):
+        return positions != "last"
+    return isinstance(positions, list) and all(isinstance(name, str) for name in positions)

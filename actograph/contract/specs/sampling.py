@@ -1,0 +1,44 @@
+"""How tokens are chosen, and the seed of a sample."""
+
+from hashlib import sha256
+from typing import Annotated
+
+from pydantic import Field
+
+from actograph.contract.specs.base import Spec
+
+
+class SamplingSpec(Spec):
+    """How tokens are chosen. Temperature 0 is greedy decoding."""
+
+    temperature: float = Field(0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1, description="Keep the k likeliest tokens; null keeps all.")
+    max_tokens: int = Field(512, ge=1, le=1_000_000, description="Most tokens to generate per sample.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of the job; each sample's own seed is derived from it."
+    )
+    stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
+        default_factory=list, max_length=16, description="Generation ends after any of these strings."
+    )
+
+
+class SamplingChange(Spec):
+    """What a condition samples otherwise than its job; null keeps the job's."""
+
+    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1)
+
+    def applied(self, sampling: SamplingSpec) -> SamplingSpec:
+        """The job's sampling with these changes."""
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+
+def sample_seed(job_seed: int, sample_index: int, epoch: int) -> int:
+    """The seed of one sample: a function of job seed, sample index and epoch alone.
+
+    The condition takes no part, so that conditions are compared under the same noise.
+    """
+    digest = sha256(f"{job_seed}:{sample_index}:{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
