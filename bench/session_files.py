@@ -305,11 +305,14 @@ def main() -> None:
 
 
 def marks_of(writing: dict[str, Any], slices: dict[str, Any]) -> list[Mark]:
-    """Full durability against a plain write, and a slice against loading all."""
-    written = writing[f"session, {WRITERS} threads"]["ratio_to_plain"]
+    """Sessions against plain files of the same durability, and a slice against loading all.
+
+    A plain write without fsync ends in the page cache: it says how fast memory is, not the disk.
+    """
+    written = writing[f"session, {WRITERS} threads"]["ratio_to_plain_fsync"]
     return [
         Mark(
-            name=f"session write throughput / a plain sequential write, {WRITERS} threads",
+            name=f"session write throughput, {WRITERS} threads / a plain sequential write + fsync",
             measured=written["median"],
             at_least=0.8,
             quartiles=(written["q1"], written["q3"]),
