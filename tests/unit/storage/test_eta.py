@@ -74,7 +74,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("jobs", "samples", "events", "forecast", "workers"):
+    parts = [f"samples.{part}" for part in ("claims", "leases", "lost_workers", "results")]
+    for module in ("jobs", "events", "forecast", "workers", *parts):
         monkeypatch.setattr(f"storage.{module}.now", clock)
     return clock
 

@@ -259,7 +259,7 @@ def test_more_samples_than_one_insert_takes_keep_their_order(
     capture_spec: Callable[..., CaptureJobSpec],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(samples, "INSERT_BATCH", 4)
+    monkeypatch.setattr("storage.samples.insertion.INSERT_BATCH", 4)
     job_id = submit(10, epochs=3)
     stored = rows(database, job_id)
     wanted = list(

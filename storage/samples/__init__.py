@@ -1,0 +1,34 @@
+"""Every query about samples: claims, leases, commits and lists.
+
+A claim raises the sample's lease token. Whoever commits with an older token changes nothing
+and gets LeaseLost, so that a worker that was thought dead can do no harm.
+"""
+
+from storage.samples.claims import claim, is_any_pending
+from storage.samples.insertion import NewSample, insert
+from storage.samples.leases import LeasedSample, give_back, lock_jobs, release, renew
+from storage.samples.lists import find, get, resource
+from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_stalled
+from storage.samples.results import SampleResult, complete, fail, is_committed
+
+__all__ = [
+    "ALONE_AFTER_ATTEMPTS",
+    "MAX_ATTEMPTS",
+    "LeasedSample",
+    "NewSample",
+    "SampleResult",
+    "claim",
+    "complete",
+    "fail",
+    "find",
+    "get",
+    "give_back",
+    "give_up_stalled",
+    "insert",
+    "is_any_pending",
+    "is_committed",
+    "lock_jobs",
+    "release",
+    "renew",
+    "resource",
+]

@@ -1,0 +1,89 @@
+"""Claims: who asks gets the next samples that nobody runs."""
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import NotFound
+from actograph.contract.resources import SampleStatus
+from storage import jobs
+from storage.database import now
+from storage.models import SampleRow
+from storage.samples.leases import LeasedSample
+from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_lost
+
+
+def claim(
+    session: Session, job_id: str, *, worker_id: str, count: int, lease_seconds: float
+) -> list[LeasedSample]:
+    """Lease the next `count` samples that are pending or whose lease has run out.
+
+    Samples that already cost a worker are claimed one by one, and failed in the end, so that
+    one bad sample cannot kill workers for ever. Jobs that are not active yield nothing.
+    """
+    try:
+        job = jobs.lock(session, job_id)
+    except NotFound:
+        return []
+    moment = now(session)
+    if job.status not in jobs.ACTIVE:
+        return []
+    while True:
+        candidates = session.execute(
+            sa.select(SampleRow.id, SampleRow.attempts)
+            .where(SampleRow.job_id == job_id, _claimable(moment))
+            .order_by(SampleRow.position)
+            .limit(count)
+            .with_for_update(skip_locked=True)
+        ).all()
+        if not candidates or candidates[0].attempts < MAX_ATTEMPTS:
+            break
+        give_up_lost(session, job_id, candidates[0].id, candidates[0].attempts)
+        if jobs.status_of(session, job_id) not in jobs.ACTIVE:
+            return []
+    if candidates and candidates[0].attempts >= ALONE_AFTER_ATTEMPTS:
+        ids = [candidates[0].id]
+    else:
+        ids = [c.id for c in candidates if c.attempts < ALONE_AFTER_ATTEMPTS]
+    if not ids:
+        return []
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id.in_(ids), _claimable(moment))
+        .values(
+            status=SampleStatus.LEASED,
+            lease_token=SampleRow.lease_token + 1,
+            lease_until=moment + lease_seconds,
+            attempts=SampleRow.attempts + 1,
+            worker_id=worker_id,
+            started_at=moment,
+        )
+    )
+    rows = session.scalars(sa.select(SampleRow).where(SampleRow.id.in_(ids)).order_by(SampleRow.position))
+    return [
+        LeasedSample(
+            id=row.id,
+            job_id=row.job_id,
+            sample_index=row.sample_index,
+            condition=row.condition,
+            epoch=row.epoch,
+            input=row.input,
+            seed=row.seed or 0,
+            token=row.lease_token,
+        )
+        for row in rows
+    ]
+
+
+def is_any_pending(session: Session, job_id: str) -> bool:
+    """Whether the job has a sample that nobody holds."""
+    statement = sa.select(SampleRow.id).where(
+        SampleRow.job_id == job_id, SampleRow.status == SampleStatus.PENDING
+    )
+    return session.execute(statement.limit(1)).first() is not None
+
+
+def _claimable(moment: float) -> sa.ColumnElement[bool]:
+    return sa.or_(
+        SampleRow.status == SampleStatus.PENDING,
+        sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
+    )

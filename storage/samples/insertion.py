@@ -1,0 +1,58 @@
+"""The samples of a new job."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.resources import SampleStatus
+from storage.ids import new_sample_id
+from storage.models import SampleRow
+
+INSERT_BATCH = 1000
+_INSERT = sa.insert(cast(sa.Table, SampleRow.__table__))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSample:
+    sample_index: int
+    #: name of the condition, "" where the job has none
+    condition: str
+    epoch: int
+    input: dict[str, Any]
+    seed: int
+
+
+def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
+    """Insert a job's samples in the order in which they shall run; returns their number."""
+    count = 0
+    batch: list[dict[str, Any]] = []
+
+    connection = session.connection()
+
+    def flush() -> None:
+        if batch:
+            connection.execute(_INSERT, batch)
+            batch.clear()
+
+    for position, sample in enumerate(samples):
+        batch.append(
+            {
+                "id": new_sample_id(),
+                "job_id": job_id,
+                "position": position,
+                "sample_index": sample.sample_index,
+                "condition": sample.condition,
+                "epoch": sample.epoch,
+                "status": SampleStatus.PENDING,
+                "input": sample.input,
+                "seed": sample.seed,
+            }
+        )
+        count += 1
+        if len(batch) >= INSERT_BATCH:
+            flush()
+    flush()
+    return count

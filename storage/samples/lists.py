@@ -1,0 +1,75 @@
+"""Samples as they are read and shown."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import NotFound
+from actograph.contract.resources import SampleStatus
+from actograph.contract.tool_use import ToolMessage, ToolUse
+from storage import pages
+from storage.models import SampleRow
+
+
+def get(session: Session, sample_id: str) -> SampleRow:
+    """Raises NotFound."""
+    row = session.get(SampleRow, sample_id)
+    if row is None:
+        raise NotFound(f"no sample {sample_id}")
+    return row
+
+
+def find(
+    session: Session,
+    job_id: str,
+    *,
+    status: SampleStatus | None = None,
+    condition: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+    order: pages.Order = "asc",
+) -> tuple[Sequence[SampleRow], bool]:
+    """One page of a job's samples, in running order by default."""
+    statement = sa.select(SampleRow).where(SampleRow.job_id == job_id)
+    if status is not None:
+        statement = statement.where(SampleRow.status == status)
+    if condition is not None:
+        statement = statement.where(SampleRow.condition == condition)
+    return pages.fetch(
+        session,
+        statement,
+        key=SampleRow.position,
+        id_column=SampleRow.id,
+        after=after,
+        limit=limit,
+        order=order,
+    )
+
+
+def resource(row: SampleRow) -> resources.Sample:
+    """The sample as the API shows it."""
+    return resources.Sample(
+        id=row.id,
+        job_id=row.job_id,
+        index=row.sample_index,
+        condition=row.condition or None,
+        epoch=row.epoch,
+        status=SampleStatus(row.status),
+        input=row.input,
+        prompt=row.prompt,
+        completion=row.completion,
+        finish_reason=row.finish_reason,
+        prompt_tokens=row.prompt_tokens,
+        generated_tokens=row.generated_tokens,
+        seed=row.seed,
+        scores={k: resources.Score.model_validate(v) for k, v in (row.scores or {}).items()},
+        tool_use=ToolUse.model_validate(row.tool_use) if row.tool_use else None,
+        messages=[ToolMessage.model_validate(message) for message in row.messages or ()],
+        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        session_id=row.session_id,
+        attempts=row.attempts,
+        started_at=int(row.started_at) if row.started_at is not None else None,
+        finished_at=int(row.finished_at) if row.finished_at is not None else None,
+    )

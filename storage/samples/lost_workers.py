@@ -1,0 +1,70 @@
+"""Samples that cost workers: run alone after some claims without a result, failed after more.
+
+So that one bad sample cannot kill workers for ever.
+"""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ActographError, WorkerLost
+from actograph.contract.resources import SampleStatus
+from storage import counters, job_control, jobs
+from storage.counters import Counter
+from storage.database import now
+from storage.models import JobRow, SampleRow
+from storage.samples.leases import LeasedSample, lock_jobs, ours
+from storage.samples.results import fail
+
+#: a sample is run alone after so many claims that ended without a result ...
+ALONE_AFTER_ATTEMPTS = 2
+#: ... and failed after so many: it may be what kills the worker
+MAX_ATTEMPTS = 4
+
+
+def give_up_lost(session: Session, job_id: str, sample_id: str, attempts: int) -> None:
+    """Fail a sample whose workers ended `attempts` times. The caller holds its job."""
+    error = WorkerLost(f"the worker ended {attempts} times while it ran this sample; its log has the reason")
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id == sample_id)
+        .values(status=SampleStatus.FAILED, error=error.as_record(), finished_at=now(session))
+    )
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(failed=JobRow.failed + 1))
+    _count_failed(session, job_id)
+    job_control.follow_failures(session, job_id, [error])
+
+
+def give_up_stalled(session: Session, leases: Sequence[LeasedSample], error: ActographError) -> None:
+    """A unit hangs and its worker is about to end: its samples are run alone from now on.
+
+    One that hung although it was alone, and not for the first time, fails with `error`.
+    """
+    for lease in lock_jobs(session, leases):
+        attempts = session.execute(sa.select(SampleRow.attempts).where(*ours(lease))).scalar_one_or_none()
+        if attempts is None:
+            continue
+        if len(leases) == 1 and attempts > ALONE_AFTER_ATTEMPTS:
+            fail(session, lease, error)
+            jobs.count_finished(session, lease.job_id, completed=0, failed=1)
+            _count_failed(session, lease.job_id)
+            job_control.follow_failures(session, lease.job_id, [error])
+            jobs.end_if_done(session, lease.job_id)
+            continue
+        session.execute(
+            sa.update(SampleRow)
+            .where(*ours(lease))
+            .values(
+                status=SampleStatus.PENDING,
+                lease_until=0.0,
+                worker_id=None,
+                started_at=None,
+                attempts=max(attempts, ALONE_AFTER_ATTEMPTS),
+            )
+        )
+
+
+def _count_failed(session: Session, job_id: str) -> None:
+    kind = session.get_one(JobRow, job_id).kind
+    counters.add(session, counters.NOBODY, {Counter("samples", kind, SampleStatus.FAILED): 1})

@@ -1,0 +1,86 @@
+"""Commits: how a sample ended, written under its lease."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, LeaseLost
+from actograph.contract.resources import SampleStatus
+from actograph.contract.tool_use import ToolMessage, ToolUse
+from storage.database import changed, now
+from storage.models import SampleRow
+from storage.samples.leases import LeasedSample, ours
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleResult:
+    """What a worker commits for a completed sample."""
+
+    prompt: str
+    completion: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    scores: Mapping[str, resources.Score]
+    session_id: str | None
+    tool_use: ToolUse | None = None
+    messages: Sequence[ToolMessage] = ()
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+
+
+def complete(session: Session, lease: LeasedSample, result: SampleResult) -> None:
+    """Store a result under the lease.
+
+    Raises:
+        LeaseLost: another worker has claimed the sample since, or the job was deleted.
+    """
+    moved = session.execute(
+        sa.update(SampleRow)
+        .where(*ours(lease))
+        .values(
+            status=SampleStatus.COMPLETED,
+            prompt=result.prompt,
+            completion=result.completion,
+            finish_reason=result.finish_reason,
+            prompt_tokens=result.prompt_tokens,
+            generated_tokens=result.generated_tokens,
+            scores={key: score.model_dump() for key, score in result.scores.items()},
+            tool_use=result.tool_use.model_dump() if result.tool_use else None,
+            messages=[message.model_dump() for message in result.messages] or None,
+            logprobs=None if result.logprobs is None else list(result.logprobs),
+            session_id=result.session_id,
+            error=None,
+            finished_at=now(session),
+        )
+    )
+    if not changed(moved):
+        raise LeaseLost(f"sample {lease.id}: lease token {lease.token} is no longer valid")
+
+
+def fail(session: Session, lease: LeasedSample, error: ActographError, prompt: str | None = None) -> None:
+    """Store why a sample failed.
+
+    Raises:
+        LeaseLost: another worker has claimed the sample since, or the job was deleted.
+    """
+    moved = session.execute(
+        sa.update(SampleRow)
+        .where(*ours(lease))
+        .values(status=SampleStatus.FAILED, error=error.as_record(), prompt=prompt, finished_at=now(session))
+    )
+    if not changed(moved):
+        raise LeaseLost(f"sample {lease.id}: lease token {lease.token} is no longer valid")
+
+
+def is_committed(session: Session, lease: LeasedSample) -> bool:
+    """Whether a result was stored under this very lease: its commit's answer may have been lost."""
+    statement = sa.select(SampleRow.id).where(
+        SampleRow.id == lease.id,
+        SampleRow.lease_token == lease.token,
+        SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+    )
+    return session.execute(statement).first() is not None
