@@ -48,7 +48,7 @@ from bench import process_memory
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from storage.artifacts.store import open_store
 from storage.samples import LeasedSample
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import wrap_model
 from worker.engine.requests import BufferOptions, GenerationRequest
 from worker.engine.statistics import Statistics

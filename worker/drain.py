@@ -49,7 +49,7 @@ from storage.session_files import session_prefix
 from worker.chat_template import template_sha256, tokenizer_sha256
 from worker.commit import Committed, commit_unit
 from worker.datasets_of_job import DatasetReader
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder

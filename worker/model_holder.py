@@ -14,7 +14,7 @@ from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints,
 from actograph.contract.model_names import ServedModel
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.memory import capacity, memory_snapshot
 from worker.engine.model import LoadedModel, load_model

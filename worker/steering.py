@@ -23,7 +23,7 @@ from actograph.contract.interventions import (
 from storage import vectors
 from storage.manifest import AppliedIntervention
 from worker import row_choice
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 from worker.segments import Markup
 

@@ -25,7 +25,8 @@ from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.live_text import LiveTextWriter
 from storage.samples import LeasedSample
-from worker.engine.generate import Engine, OnBatch
+from worker.engine.engine import Engine
+from worker.engine.generate import OnBatch
 from worker.engine.memory import memory_snapshot
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk, RowShaping, RowSink
 from worker.lease import LeaseKeeper

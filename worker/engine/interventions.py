@@ -3,9 +3,8 @@
 A hook names a tensor, and a change of it is a change for everything that the model computes from
 it afterwards. So the rows are written in place, at the first location that shows the tensor:
 what reads it by another way (the residual stream around a norm) sees the change as well, which
-assigning `envoy.input` would not give. nnsight shows a value to a trace's caches in the order in
-which these were attached; the editor is attached first, so that what is read at the hook is the
-changed tensor.
+assigning `envoy.input` would not give. The editor is the first of a trace's observers, so that what is
+read at the hook is the changed tensor.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from nnsight.intervention.cache import Cache
-from nnsight.intervention.interleaver import Mediator
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed, InterventionFailed
@@ -95,8 +92,8 @@ class _Site:
         self.step = 0
 
 
-class Editor(Cache):  # type: ignore[misc]
-    """A cache, in nnsight's sense, that keeps nothing and writes.
+class Editor:
+    """Observes a trace and writes to what passes; attached before anything that reads.
 
     It also looks at the head's output: a model that was driven beyond its dtype's range puts out
     NaN, of which the choice of a token would make an answer like any other.
@@ -122,7 +119,6 @@ class Editor(Cache):  # type: ignore[misc]
         generated_ids: Sequence[Sequence[int]],
         head: str | None,
     ) -> None:
-        super().__init__(lm, modules=[], device=None)
         self._prompts = tuple(map(len, prompt_ids))
         self._flat = flat
         self._indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
@@ -152,16 +148,11 @@ class Editor(Cache):  # type: ignore[misc]
         """Paths of the modules whose hand-offs must be on."""
         return [site.place.path for site in self._sites.values()]
 
-    def attach(self) -> None:
-        """Subscribe; called from inside the `with` block of a trace, before anything that reads."""
-        Mediator.current("the editor").caches.append(self)
-
-    def subscriptions(self) -> dict[str, _Site]:
-        """nnsight's location -> what `observe_selected` gets with its value."""
+    def subscriptions(self) -> Mapping[str, _Site]:
         return {f"{self._path}.{s.place.path}.{s.place.side}": s for s in self._sites.values()}
 
     def observe_selected(self, selected: _Site, value: Any) -> None:
-        """Write to the tensor at one location; called inside the model's forward pass.
+        """Write to the tensor at one location.
 
         Raises:
             CaptureFailed: the tensor has not the shape that was proved when the model was loaded.

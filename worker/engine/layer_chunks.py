@@ -6,21 +6,20 @@ Every layer is computed once and the numbers are those of an undivided forward, 
 nothing is put back into the model.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from worker.engine import tracing
 from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
-from worker.engine.step_reader import PointReader
 
 Errors = dict[int, BaseException]
 
 
 class LayerChunks:
-    """Takes every point of the forward in order and opens a `RowStream` for each chunk in turn.
+    """Takes every point of the forward in order, opens a `RowStream` for each chunk in turn, and ends the
+    forward after the last point.
 
     Args:
         points: all of them, in order.
@@ -34,6 +33,7 @@ class LayerChunks:
     Attributes:
         errors: sample -> what its sink raised.
         cancelled: `should_stop` said so.
+        ended: the last point has passed, and all its rows are in the sink.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class LayerChunks:
     ) -> None:
         self.errors: Errors = {}
         self.cancelled = False
+        self.ended = False
         self._points = points
         self._layers = layers
         self._chunks = list(chunks)
@@ -70,6 +71,9 @@ class LayerChunks:
         self._stream.prefill(point - self._chunk.start, tensor, after=after)
         if point == self._chunk.stop - 1 and not after:
             self._complete()
+            if not self._chunks:
+                self.ended = True
+                tracing.stop()
 
     def look_for_cancel(self) -> None:
         """End the forward where the caller wants it to stop."""
@@ -97,40 +101,3 @@ class LayerChunks:
         self.look_for_cancel()
         if self._on_layer is not None:
             self._on_layer(layer)
-
-
-class ChunkReader(PointReader):
-    """Passes what one forward shows to `LayerChunks`, and ends the forward after the last point.
-
-    Args:
-        by_hand: path of a module whose values are shown by a caller, and not by the trace.
-    """
-
-    def __init__(
-        self,
-        lm: Any,
-        locations: Sequence[str],
-        chunks: LayerChunks,
-        *,
-        batch: int,
-        flat: Collection[str] = (),
-        copied: Collection[int] = (),
-        by_hand: str | None = None,
-    ) -> None:
-        super().__init__(lm, locations, batch=batch, flat=flat, copied=copied)
-        self._chunks = chunks
-        self._by_hand = {f"{lm.path}.{by_hand}.{side}" for side in ("input", "output")} if by_hand else set()
-        self.ended = False
-
-    def subscriptions(self) -> dict[str, Any]:
-        return {at: what for at, what in super().subscriptions().items() if at not in self._by_hand}
-
-    def got(self, point: int, value: torch.Tensor) -> None:
-        self._chunks.take(point, value)
-        if point == self._last:
-            self.finish()
-
-    def finish(self) -> None:
-        """All points are read: run the model no further."""
-        self.ended = True
-        tracing.stop()

@@ -12,11 +12,12 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.layer_order import LayerOrder, chunks_of
 from worker.engine import ladder, memory, tracing
 from worker.engine.interventions import Edit, Editor
-from worker.engine.layer_chunks import ChunkReader, Errors, LayerChunks
+from worker.engine.layer_chunks import Errors, LayerChunks
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
+from worker.engine.point_reader import PointReader
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -137,10 +138,10 @@ class Prefill:
         )
         head_path = place_of(self.head).path
         in_pieces = locations[-1] == self.head
-        reader = ChunkReader(
+        reader = PointReader(
             self.model.lm,
             locations,
-            chunks,
+            chunks.take,
             batch=len(chosen),
             flat=self.flat,
             copied=[i for i, point in enumerate(points) if point.changed_later],
@@ -161,7 +162,7 @@ class Prefill:
                 tracing.forward(self.model, inputs, observers, modules)
             if chunks.cancelled:
                 return {index: self._outcome(index, cancelled=True) for index in batch}
-            if not reader.ended:
+            if not chunks.ended:
                 raise CaptureFailed(f"the forward pass ended before {locations[-1]} was reached")
             return {index: self._outcome(index, chunks.errors.get(row)) for row, index in enumerate(batch)}
         finally:
@@ -209,7 +210,7 @@ class _HeadPieces:
     def __init__(
         self,
         job: Prefill,
-        reader: ChunkReader,
+        reader: PointReader,
         chunks: LayerChunks,
         *,
         editors: Sequence[Editor],
@@ -249,7 +250,6 @@ class _HeadPieces:
                 editor.edit_piece(self._job.head, piece, start=start, padded=padded)
             start += piece.shape[1]
             self._chunks.take(point, piece, after=padded - start)
-        self._reader.finish()
 
     def _take_input(self, hidden: torch.Tensor) -> None:
         """What the head takes in, where that is no tensor that was seen before."""

@@ -9,16 +9,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
-from nnsight.intervention.interleaver import EarlyStopException
+from nnsight.intervention.interleaver import EarlyStopException, Mediator
 
 from worker.engine.model import LoadedModel
 
 
 class Observer(Protocol):
-    """Sees, and may change, the tensors that pass a trace."""
+    """Sees, and may change, the tensors that pass a trace.
 
-    def attach(self) -> None:
-        """Subscribe; called from inside the `with` block of a trace."""
+    These are the two methods that nnsight calls of a trace's caches (`nnsight.intervention.cache`): a value
+    goes straight to those that subscribe to its location, after interventions have had it, and in the
+    order in which they were attached. `tracer.cache()` would keep the values of all steps until the end.
+    """
+
+    def subscriptions(self) -> Mapping[str, Any]:
+        """nnsight's location -> what `observe_selected` gets with its value."""
+        ...
+
+    def observe_selected(self, selected: Any, value: Any) -> None:
+        """Take the value at one location; called inside the model's forward pass."""
         ...
 
 
@@ -59,5 +68,5 @@ def _split(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _attach(observers: Sequence[Observer]) -> None:
-    for observer in observers:
-        observer.attach()
+    """Subscribe them; called from inside the `with` block of a trace."""
+    Mediator.current("an observer").caches.extend(observers)

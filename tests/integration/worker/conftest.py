@@ -21,7 +21,7 @@ from storage.artifacts.store import ArtifactStore, open_store
 from storage.database import Database
 from storage.sample_expansion import capture_samples, evaluation_samples
 from worker.drain import Drain
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model
 from worker.stop_signal import StopSignal
 

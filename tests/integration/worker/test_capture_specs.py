@@ -19,7 +19,7 @@ from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.samples import LeasedSample
 from storage.session_files import SessionReader
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest
 from worker.recording import Provenance, Recorded, UnitRecorder

@@ -7,7 +7,7 @@ import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage import workers
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

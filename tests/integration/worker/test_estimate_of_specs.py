@@ -16,7 +16,7 @@ from actograph.contract import hooks as grammar
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.store import open_store
 from storage.samples import LeasedSample
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model
 from worker.engine.requests import GenerationRequest
 from worker.recording import Provenance, Recorded, UnitRecorder

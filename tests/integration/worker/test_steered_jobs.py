@@ -19,7 +19,7 @@ from storage.database import Database
 from storage.sample_expansion import capture_samples, evaluation_samples
 from storage.session_files import SessionReader
 from worker.drain import Drain
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model
 from worker.stop_signal import StopSignal
 

@@ -12,7 +12,7 @@ from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
 from storage import job_results, jobs
 from storage.session_files import SessionReader
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest
 from worker.evals import tools
 

@@ -18,7 +18,7 @@ from storage.database import Database
 from storage.sample_expansion import capture_samples
 from storage.session_files import SessionReader
 from worker.chat_template import template_sha256, tokenizer_sha256
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import load_model
 from worker.lease import LeaseKeeper

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model, wrap_model
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 

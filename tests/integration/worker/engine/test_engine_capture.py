@@ -14,7 +14,7 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, Unk
 from actograph.contract.specs import SamplingSpec
 from worker.engine import generate as generate_module
 from worker.engine import memory
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, Positions
 from worker.engine.rows import RowStream

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine import memory
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3Config
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import wrap_model
 from worker.engine.requests import BufferOptions, GenerationRequest

@@ -13,11 +13,11 @@ from actograph.contract.errors import InterventionFailed, InvalidRequest, Unknow
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine import tracing
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
+from worker.engine.point_reader import PointReader
 from worker.engine.requests import Generation, GenerationRequest
 from worker.engine.sampling import GumbelSampler
-from worker.engine.step_reader import StepReader
 from worker.row_choice import TheseTokens
 
 pytestmark = pytest.mark.integration
@@ -448,7 +448,7 @@ def test_without_edits_nothing_is_traced(
     engine.generate([replace(requests[0], edits=(nothing,))], sampling=GREEDY)
     assert seen == []
     engine.generate(requests, sampling=GREEDY, hooks=["resid_post.1"], sink=keeping_sink())
-    assert [[type(o) for o in observers] for observers in seen] == [[StepReader]]
+    assert [[type(o) for o in observers] for observers in seen] == [[PointReader]]
 
 
 @pytest.mark.parametrize("capture", [False, True])

@@ -8,7 +8,7 @@ import torch
 
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine import memory
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.requests import BufferOptions
 

@@ -12,7 +12,7 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, Out
 from actograph.contract.layer_order import chunks_of
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from worker.engine import prefill
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, RowShaping, StatisticsOptions

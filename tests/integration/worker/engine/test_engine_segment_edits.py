@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest

@@ -12,7 +12,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
 from worker.engine import memory, placement
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.requests import GenerationRequest

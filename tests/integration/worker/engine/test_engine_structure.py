@@ -12,7 +12,7 @@ from transformers import GPT2Config, PreTrainedTokenizerBase
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model, resolve_device, wrap_model
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import torch
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec
 from worker.conversation import Conversation, TurnPrompt, TurnRows
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.evals.tool_dialogue import ToolFormat
 from worker.evals.tools import CALCULATOR

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 from worker.engine.model import load_model
 from worker.engine.requests import BufferOptions, GenerationRequest

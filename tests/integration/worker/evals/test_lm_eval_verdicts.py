@@ -10,7 +10,7 @@ import pytest
 
 from actograph.contract.resources import JobStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.model import load_model
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 
 _IDS: dict[str, Any] = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
 _COMMON: dict[str, Any] = {

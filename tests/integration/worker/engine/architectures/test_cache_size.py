@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ import torch
 
 from actograph.contract.interventions import READ_ONLY_POINTS
 from actograph.contract.specs import SamplingSpec
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ import pytest
 
 from actograph.contract import hooks as grammar
 from actograph.contract.resources import ModelStructure
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 

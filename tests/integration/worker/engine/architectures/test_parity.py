@@ -17,7 +17,7 @@ import torch
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine import prefill
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 from worker.engine.requests import BufferOptions, Generation
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from actograph.contract import hooks as grammar
 from actograph.contract.errors import UnknownHook
 from actograph.contract.specs import SamplingSpec
 from worker.engine import memory
-from worker.engine.generate import Engine
+from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 

@@ -1,16 +1,13 @@
-"""Reads the points of every step inside a trace and hands each step on as a whole."""
+"""Reads the points of every forward pass inside a trace, in their order."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from nnsight.intervention.cache import Cache
-from nnsight.intervention.interleaver import Mediator
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed
 from worker.engine.locations import place_of
-from worker.engine.rows import RowStream
 
 
 class _Reading(NamedTuple):
@@ -20,12 +17,9 @@ class _Reading(NamedTuple):
     points: list[tuple[int, int]]  # (point, element of a tuple), in the order of the points
 
 
-class PointReader(Cache):  # type: ignore[misc]
-    """A cache, in nnsight's sense, that keeps nothing.
+class PointReader:
+    """Observes a trace: takes the tensors of its points as they pass, and passes each of them on.
 
-    nnsight calls a trace's caches with every value at the locations that they subscribe to, after
-    interventions have had it. `tracer.cache()` would keep the values of all steps until the end;
-    a subclass passes them on in `got`.
     (`for step in tracer.iter[:]` does the same at 15 to 20 microseconds per value instead of 3,
     and leaves a reference cycle behind.)
 
@@ -33,24 +27,30 @@ class PointReader(Cache):  # type: ignore[misc]
         lm: nnsight's model.
         locations: as `place_of` reads them, in execution order, one per point;
             from the dry forward, never from a client's string.
+        take: gets each point's tensor, [batch, tokens, ...]; the points come in their order, pass by pass.
         batch: rows of the batch.
         flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
         copied: points whose tensors the model overwrites after they were read.
+        by_hand: path of a module whose values a caller shows by `show`, and not the trace.
     """
 
     def __init__(
         self,
         lm: Any,
         locations: Sequence[str],
+        take: Callable[[int, torch.Tensor], None],
         *,
         batch: int,
         flat: Collection[str] = (),
         copied: Collection[int] = (),
+        by_hand: str | None = None,
     ) -> None:
-        super().__init__(lm, modules=[], device=None)
+        self._take = take
         self._readings: dict[str, _Reading] = {}
         for i, location in enumerate(locations):
             path, side, part = place_of(location)
+            if path == by_hand:
+                continue
             reading = self._readings.setdefault(f"{lm.path}.{path}.{side}", _Reading(side == "input", []))
             reading.points.append((i, part))
         self._batch = batch
@@ -60,12 +60,11 @@ class PointReader(Cache):  # type: ignore[misc]
         self._last = len(locations) - 1
         self._next = 0
 
-    def subscriptions(self) -> dict[str, _Reading]:
-        """nnsight's location -> what `observe_selected` gets with its value."""
+    def subscriptions(self) -> Mapping[str, _Reading]:
         return self._readings
 
     def observe_selected(self, selected: _Reading, value: Any) -> None:
-        """Take the value at one location; called inside the model's forward pass."""
+        """Take the value at one location."""
         if selected.is_input:
             value = first_input(*value)
         for point, part in selected.points:
@@ -94,11 +93,7 @@ class PointReader(Cache):  # type: ignore[misc]
         if point in self._copied:
             value = value.clone()
         self._next = 0 if point == self._last else point + 1
-        self.got(point, value)
-
-    def got(self, point: int, value: torch.Tensor) -> None:
-        """One point's tensor, [batch, tokens, ...]; the points come in their order, step by step."""
-        raise NotImplementedError
+        self._take(point, value)
 
     def _unflatten(self, point: int, value: torch.Tensor) -> torch.Tensor:
         """[batch * tokens, ...] as [batch, tokens, ...]."""
@@ -108,42 +103,3 @@ class PointReader(Cache):  # type: ignore[misc]
                 f"which are not the tokens of {self._batch} samples"
             )
         return value.reshape(self._batch, -1, *value.shape[1:])
-
-    def attach(self) -> None:
-        """Subscribe; called from inside the `with` block of a trace."""
-        Mediator.current("a reader").caches.append(self)
-
-
-class StepReader(PointReader):
-    """Passes what a generation shows to a `RowStream`.
-
-    A prompt's tensors go one by one, so that no two layers' prompt rows are held on the device, a
-    decode step's together, for they are one row each.
-
-    Args:
-        locations: one per point of `stream`.
-    """
-
-    def __init__(
-        self,
-        lm: Any,
-        locations: Sequence[str],
-        stream: RowStream,
-        *,
-        batch: int,
-        flat: Collection[str] = (),
-    ) -> None:
-        super().__init__(lm, locations, batch=batch, flat=flat, copied=stream.copied_points)
-        self._stream = stream
-        self._values: list[torch.Tensor] = []
-        self._decoding = False
-
-    def got(self, point: int, value: torch.Tensor) -> None:
-        if not self._decoding:
-            self._stream.prefill(point, value)
-            self._decoding = point == self._last
-            return
-        self._values.append(value)
-        if point == self._last:
-            values, self._values = self._values, []
-            self._stream.decode(values)
