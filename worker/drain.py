@@ -8,21 +8,13 @@ database decides; a message that comes twice or late finds nothing to claim.
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.contract import batches, chat_job, hooks
-from actograph.contract.capture_checks import check_capture
-from actograph.contract.chat_job import batch_key
-from actograph.contract.errors import ActographError, ServiceUnavailable, UnknownModel
-from actograph.contract.model_loads import ModelLoadOptions
-from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
-from actograph.dataset_rows import DatasetRow
+from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
 from storage import (
     chat_batches,
@@ -31,7 +23,6 @@ from storage import (
     jobs,
     model_loads,
     queue_pause,
-    quotas,
     routing,
     samples,
     turns,
@@ -40,30 +31,17 @@ from storage import (
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database, is_away
-from storage.live_text import LiveTextWriter
 from storage.models import JobRow
-from storage.queue_state import disk_pause
-from storage.sample_expansion import evaluation_samples, extract_samples
-from storage.samples import LeasedSample, NewSample
+from storage.samples import LeasedSample
 from storage.session_files import session_prefix
-from worker.chat_template import template_sha256, tokenizer_sha256
 from worker.commit import Committed, commit_unit
-from worker.datasets_of_job import DatasetReader
-from worker.engine.engine import Engine
 from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder
-from worker.recording import Provenance
-from worker.runners.batch import BatchRunner
-from worker.runners.capture import CaptureRunner
-from worker.runners.chat import ChatRunner
-from worker.runners.evaluation import EvaluationRunner
-from worker.runners.runner import Runner
-from worker.segments import Markup
-from worker.steering import Steering, steering_of
+from worker.model_in_hand import ModelInHand
+from worker.pauses import Pauses
+from worker.slices import Slice, Slices
 from worker.stop_signal import StopSignal
-from worker.store_outage import StoreOutage
-from worker.unit import UnitRunner
 
 logger = logging.getLogger(__name__)
 
@@ -72,19 +50,6 @@ CALLED_AT_ONCE = 2
 
 #: a worker that had nothing to do for longer was idle: that time is no sample's
 IDLE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """One job, ready to be run for a while."""
-
-    job_id: str
-    model: str
-    priority: int
-    owner: str | None
-    units: UnitRunner
-    #: what the chats of its units have in common; None where it is no chat
-    chat: Mapping[str, Any] | None = None
 
 
 class Drain:
@@ -113,18 +78,17 @@ class Drain:
         self._worker_id = worker_id
         self._stop = stop
         self._grouping = ModelGrouping(settings.model_hold_seconds)
-        self._outage = StoreOutage(store)
-        self._live = LiveTextWriter(settings.broker_url)
-        self._loaded: str | None = None
+        self._pauses = Pauses(settings, database, store)
+        self._model = ModelInHand(models, database)
+        self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
         #: the last commit of this slice said that the worker has nothing to do
         self._is_shown_idle = False
         #: up to when the time of this slice was counted to its units
         self._measured_to = self._slice_ended_at = 0.0
-        self._datasets = DatasetReader(store, settings.data_roots)
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
-        self._engine_for(model)
+        self._model.engine_for(model)
 
     def run_slice(self, job_id: str) -> None:
         """Like `_run_slice`; where the database goes away meanwhile, the reconciler wakes the job again."""
@@ -146,13 +110,13 @@ class Drain:
         self._is_shown_idle = False
         if time.monotonic() - self._slice_ended_at > IDLE_SECONDS:
             self._measured_to = time.monotonic()
-        if self._is_paused():
+        if self._pauses.hold():
             return
         with self._database.write() as session:
             if jobs.status_of(session, job_id) not in jobs.ACTIVE:
                 return
             row = jobs.get(session, job_id)
-            held = self._held_owners(session)
+            held = self._pauses.held_owners(session)
             if row.owner in held:
                 return
             if row.kind == model_loads.KIND and not self._stop.is_set():
@@ -166,7 +130,10 @@ class Drain:
             self._broker.wake(job_id, row.priority)
             return
         if row.kind == model_loads.KIND:
-            self._load_as_asked(row)
+            try:
+                self._model.load_as_asked(row)
+            finally:
+                self._set_idle()
             return
         try:
             work_remains = self._run(chosen)
@@ -182,16 +149,16 @@ class Drain:
         None where other workers hold the job's model, so that its message goes on to them.
         """
         chosen, model = row.id, row.model
-        if self._loaded not in (None, row.model):
+        if self._model.name not in (None, row.model):
             if routing.is_held(session, row.model):
                 return None
             chosen = self._grouping.choose(
                 job_queue.WaitingJob(row.id, row.priority, row.model),
-                self._loaded,
+                self._model.name,
                 [job for job in job_queue.claimable(session, held) if job.kind != model_loads.KIND],
             )
-            if chosen != row.id and self._loaded is not None:
-                model = self._loaded
+            if chosen != row.id and self._model.name is not None:
+                model = self._model.name
         # a sibling has the same model
         chosen = turns.next_job(session, chosen, self._worker_id, held)
         turns.begin(session, chosen)
@@ -199,63 +166,21 @@ class Drain:
         workers.set_busy(session, self._worker_id, chosen, model)
         return chosen
 
-    def _load_as_asked(self, row: JobRow) -> None:
-        """Change the model; where the new one is refused, go on with the one that was there."""
-        previous, self._loaded = self._loaded, None
-        refused: ActographError | None = None
-        try:
-            try:
-                self._models.load(row.model, ModelLoadOptions.model_validate(row.spec))
-                self._loaded = row.model
-            except ActographError as error:
-                # the frames of the error hold what was loaded, which must go before anything else comes
-                error.__cause__ = error.__context__ = None
-                refused = error.with_traceback(None)
-            with self._database.write() as session:
-                if refused is None:
-                    model_loads.complete(session, row.id)
-                else:
-                    logger.warning("model %s is refused: %s", row.model, refused)
-                    model_loads.fail(session, row.id, refused)
-            if refused is not None and previous is not None:
-                self._load_again(previous)
-        finally:
-            self._set_idle()
-
     def _set_idle(self) -> None:
         """A worker that seemed busy for good would keep its job from being woken."""
         if self._is_shown_idle:
             return
         self._database.insist(
-            lambda session: workers.set_idle(session, self._worker_id, self._loaded or ""),
+            lambda session: workers.set_idle(session, self._worker_id, self._model.name or ""),
             give_up=self._stop.is_set,
         )
-
-    def _load_again(self, model: str) -> None:
-        try:
-            self._engine_for(model)
-        except ActographError as error:
-            logger.error("model %s, which was there before, cannot be loaded again: %s", model, error)
-
-    def _engine_for(self, model: str) -> Engine:
-        # where the new model is refused, the old one is gone all the same
-        held, self._loaded = self._loaded, None
-        try:
-            engine = self._models.engine_for(model)
-        except UnknownModel:
-            self._loaded = held
-            raise
-        self._loaded = model
-        if held != model:
-            self._measured_to = time.monotonic()  # a load is no part of what a sample takes
-        return engine
 
     def _run(self, job_id: str) -> bool:
         """Returns whether the job may have work left that nobody runs."""
         try:
-            current = self._prepare(job_id)
+            current = self._slices.prepare(job_id)
         except ServiceUnavailable as error:  # of the store that the dataset or a vector is read from
-            self._outage.note(error)
+            self._pauses.outage.note(error)
             return False
         except ActographError as error:
             logger.warning("job %s cannot run: %s", job_id, error)
@@ -263,12 +188,12 @@ class Drain:
                 jobs.fail(session, job_id, error)
             return False
         began, called = time.monotonic(), False
-        while not self._is_paused():
+        while not self._pauses.hold():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
                 if queue_pause.holds(session) or job_control.fail_overdue(session, job_id):
                     return False
-                if current.owner in self._held_owners(session):
+                if current.owner in self._pauses.held_owners(session):
                     return False
                 leases = self._claim(session, current)
                 if not leases:
@@ -296,7 +221,7 @@ class Drain:
             session,
             current.model,
             current.chat,
-            held=self._held_owners(session),
+            held=self._pauses.held_owners(session),
             worker_id=self._worker_id,
             count=count,
             lease_seconds=seconds,
@@ -317,112 +242,11 @@ class Drain:
             return True
         with self._database.read() as session:
             near = routing.within_reach(session, current.model, self._may_load)
-            held = self._held_owners(session)
+            held = self._pauses.held_owners(session)
             if job_queue.more_urgent_waits(session, current.job_id, current.priority, near, held=held):
                 return True
             late = seconds > self._settings.turn_seconds
             return late and turns.another_waits(session, current.job_id, held)
-
-    def _is_paused(self) -> bool:
-        reason = disk_pause(self._store, self._settings.disk_floor_bytes)
-        if reason is not None:
-            logger.warning("nothing new is begun: %s", reason)
-            return True
-        if self._outage.holds():
-            return True
-        with self._database.read() as session:
-            full = quotas.read(session, self._settings).pause()
-            if full is not None:
-                logger.warning("nothing new is begun: %s", full)
-            return full is not None or queue_pause.holds(session)
-
-    def _held_owners(self, session: Session) -> list[str]:
-        """Owners at their quota; nothing of theirs is begun."""
-        limits = quotas.read(session, self._settings)
-        held = limits.paused_owners()
-        for owner in held:
-            logger.info("nothing of this owner is begun: %s", limits.owner_pause(owner))
-        return held
-
-    def _prepare(self, job_id: str) -> Slice:
-        """Load the model if need be, read what the spec names, resolve its hooks.
-
-        Raises:
-            ActographError: the job cannot be run at all.
-        """
-        with self._database.read() as session:
-            row = jobs.get(session, job_id)
-        engine = self._engine_for(row.model)
-        runner = self._runner(row, engine)
-        with self._database.read() as session:
-            steering = steering_of(session, row.spec, row.model, engine)
-        provenance = self._provenance(row, engine, runner, steering)
-        units = UnitRunner(
-            settings=self._settings,
-            store=self._store,
-            engine=engine,
-            runner=runner,
-            provenance=provenance,
-            steering=steering,
-            time_limit=row.spec.get("sample_timeout_seconds") or None,
-            live=self._live if row.kind == chat_job.KIND else None,
-        )
-        return Slice(
-            job_id=job_id,
-            model=row.model,
-            priority=row.priority,
-            owner=row.owner,
-            units=units,
-            chat=batch_key(row.spec) if row.kind == chat_job.KIND else None,
-        )
-
-    def _runner(self, row: JobRow, engine: Engine) -> Runner:
-        if row.kind == "extract" and row.total is None:
-            extract = ExtractSpec.model_validate(row.spec)
-            self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
-        if row.kind == batches.KIND:
-            return BatchRunner(row.spec, engine.model.tokenizer, engine.structure)
-        if row.kind == chat_job.KIND:
-            return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
-        if row.kind != "evaluation":
-            return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
-        spec = EvaluationSpec.model_validate(row.spec)
-        if row.total is None:
-            self._insert_samples(row, lambda: evaluation_samples(spec, self._rows(spec)))
-        return EvaluationRunner(spec, engine.model.tokenizer, self._datasets.fewshot_pool(spec))
-
-    def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
-        return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)
-
-    def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
-        """Insert the samples of a dataset that the API could not read."""
-        found = list(read())
-        with self._database.write() as session:
-            current = jobs.get(session, row.id)
-            if current.total is None:  # another worker may have been faster
-                jobs.set_total(session, row.id, samples.insert(session, row.id, found))
-
-    def _provenance(
-        self, row: JobRow, engine: Engine, runner: Runner, steering: Steering
-    ) -> Provenance | None:
-        capture = CaptureSpec.model_validate(row.spec["capture"]) if row.spec["capture"] else None
-        if capture is None or capture.mode == "off":
-            return None
-        names = hooks.expand(capture.points, capture.layers, capture.hooks, engine.structure)
-        check_capture(capture, names, engine.structure)
-        if row.hooks != names:
-            with self._database.write() as session:
-                jobs.set_hooks(session, row.id, names)
-        return Provenance(
-            structure=engine.structure,
-            tokenizer_sha256=tokenizer_sha256(engine.model.tokenizer),
-            template_sha256=template_sha256(engine.model.tokenizer),
-            capture=capture,
-            hooks=names,
-            sampling=runner.sampling,
-            markup=Markup(engine.model.tokenizer),
-            steering=steering,
-        )
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
         """Returns whether to go on: not where the store is away, or the job has ended with this unit."""
@@ -440,14 +264,16 @@ class Drain:
         if outcomes is None:
             self._database.insist(lambda session: _give_back(session, leases), give_up=self._stop.is_set)
             return True
-        before, self._measured_to = self._measured_to, time.monotonic()
+        # a load is no part of what a sample takes
+        before = max(self._measured_to, self._model.changed_at)
+        self._measured_to = time.monotonic()
         took = self._measured_to - before
 
         def store(session: Session) -> Committed:
             done = commit_unit(session, outcomes, current.units.provenance, took, worker_id=self._worker_id)
             if done.is_end and current.chat is None:
                 # a transaction of its own would cost a small job as much as its claim
-                workers.set_idle(session, self._worker_id, self._loaded or "")
+                workers.set_idle(session, self._worker_id, self._model.name or "")
             return done
 
         done = self._database.insist(store, give_up=self._stop.is_set)
@@ -460,9 +286,9 @@ class Drain:
                 with suppress(ServiceUnavailable, OSError):
                     self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
         if done.outage is None:
-            self._outage.is_over()
+            self._pauses.outage.is_over()
             return not is_end
-        self._outage.note(done.outage)
+        self._pauses.outage.note(done.outage)
         return False
 
 

@@ -1,0 +1,45 @@
+"""What keeps a worker from beginning anything: a full disk, a store that is away, quotas, a pause."""
+
+import logging
+
+from sqlalchemy.orm import Session
+
+from actograph.settings import Settings
+from storage import queue_pause, quotas
+from storage.artifacts.store import ArtifactStore
+from storage.database import Database
+from storage.queue_state import disk_pause
+from worker.store_outage import StoreOutage
+
+logger = logging.getLogger(__name__)
+
+
+class Pauses:
+    def __init__(self, settings: Settings, database: Database, store: ArtifactStore) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        #: what units and preparations find out about the store is noted here
+        self.outage = StoreOutage(store)
+
+    def hold(self) -> bool:
+        """Whether nothing at all may be begun now; the log says why."""
+        reason = disk_pause(self._store, self._settings.disk_floor_bytes)
+        if reason is not None:
+            logger.warning("nothing new is begun: %s", reason)
+            return True
+        if self.outage.holds():
+            return True
+        with self._database.read() as session:
+            full = quotas.read(session, self._settings).pause()
+            if full is not None:
+                logger.warning("nothing new is begun: %s", full)
+            return full is not None or queue_pause.holds(session)
+
+    def held_owners(self, session: Session) -> list[str]:
+        """Owners at their quota; nothing of theirs is begun."""
+        limits = quotas.read(session, self._settings)
+        held = limits.paused_owners()
+        for owner in held:
+            logger.info("nothing of this owner is begun: %s", limits.owner_pause(owner))
+        return held

@@ -1,0 +1,139 @@
+"""What a slice needs before its first unit: the model, the runner of the job's kind, hooks and vectors."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actograph.contract import batches, chat_job, hooks
+from actograph.contract.capture_checks import check_capture
+from actograph.contract.chat_job import batch_key
+from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
+from actograph.dataset_rows import DatasetRow
+from actograph.settings import Settings
+from storage import jobs, samples
+from storage.artifacts.store import ArtifactStore
+from storage.database import Database
+from storage.live_text import LiveTextWriter
+from storage.models import JobRow
+from storage.sample_expansion import evaluation_samples, extract_samples
+from storage.samples import NewSample
+from worker.chat_template import template_sha256, tokenizer_sha256
+from worker.datasets_of_job import DatasetReader
+from worker.engine.engine import Engine
+from worker.model_in_hand import ModelInHand
+from worker.recording import Provenance
+from worker.runners.batch import BatchRunner
+from worker.runners.capture import CaptureRunner
+from worker.runners.chat import ChatRunner
+from worker.runners.evaluation import EvaluationRunner
+from worker.runners.runner import Runner
+from worker.segments import Markup
+from worker.steering import Steering, steering_of
+from worker.unit import UnitRunner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """One job, ready to be run for a while."""
+
+    job_id: str
+    model: str
+    priority: int
+    owner: str | None
+    units: UnitRunner
+    #: what the chats of its units have in common; None where it is no chat
+    chat: Mapping[str, Any] | None = None
+
+
+class Slices:
+    """Makes jobs ready to be run."""
+
+    def __init__(
+        self, *, settings: Settings, database: Database, store: ArtifactStore, model: ModelInHand
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._model = model
+        self._live = LiveTextWriter(settings.broker_url)
+        self._datasets = DatasetReader(store, settings.data_roots)
+
+    def prepare(self, job_id: str) -> Slice:
+        """Load the model if need be, read what the spec names, resolve its hooks.
+
+        Raises:
+            ActographError: the job cannot be run at all.
+        """
+        with self._database.read() as session:
+            row = jobs.get(session, job_id)
+        engine = self._model.engine_for(row.model)
+        runner = self._runner(row, engine)
+        with self._database.read() as session:
+            steering = steering_of(session, row.spec, row.model, engine)
+        provenance = self._provenance(row, engine, runner, steering)
+        units = UnitRunner(
+            settings=self._settings,
+            store=self._store,
+            engine=engine,
+            runner=runner,
+            provenance=provenance,
+            steering=steering,
+            time_limit=row.spec.get("sample_timeout_seconds") or None,
+            live=self._live if row.kind == chat_job.KIND else None,
+        )
+        return Slice(
+            job_id=job_id,
+            model=row.model,
+            priority=row.priority,
+            owner=row.owner,
+            units=units,
+            chat=batch_key(row.spec) if row.kind == chat_job.KIND else None,
+        )
+
+    def _runner(self, row: JobRow, engine: Engine) -> Runner:
+        if row.kind == "extract" and row.total is None:
+            extract = ExtractSpec.model_validate(row.spec)
+            self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
+        if row.kind == batches.KIND:
+            return BatchRunner(row.spec, engine.model.tokenizer, engine.structure)
+        if row.kind == chat_job.KIND:
+            return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
+        if row.kind != "evaluation":
+            return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
+        spec = EvaluationSpec.model_validate(row.spec)
+        if row.total is None:
+            self._insert_samples(row, lambda: evaluation_samples(spec, self._rows(spec)))
+        return EvaluationRunner(spec, engine.model.tokenizer, self._datasets.fewshot_pool(spec))
+
+    def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
+        return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)
+
+    def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
+        """Insert the samples of a dataset that the API could not read."""
+        found = list(read())
+        with self._database.write() as session:
+            current = jobs.get(session, row.id)
+            if current.total is None:  # another worker may have been faster
+                jobs.set_total(session, row.id, samples.insert(session, row.id, found))
+
+    def _provenance(
+        self, row: JobRow, engine: Engine, runner: Runner, steering: Steering
+    ) -> Provenance | None:
+        capture = CaptureSpec.model_validate(row.spec["capture"]) if row.spec["capture"] else None
+        if capture is None or capture.mode == "off":
+            return None
+        names = hooks.expand(capture.points, capture.layers, capture.hooks, engine.structure)
+        check_capture(capture, names, engine.structure)
+        if row.hooks != names:
+            with self._database.write() as session:
+                jobs.set_hooks(session, row.id, names)
+        return Provenance(
+            structure=engine.structure,
+            tokenizer_sha256=tokenizer_sha256(engine.model.tokenizer),
+            template_sha256=template_sha256(engine.model.tokenizer),
+            capture=capture,
+            hooks=names,
+            sampling=runner.sampling,
+            markup=Markup(engine.model.tokenizer),
+            steering=steering,
+        )
