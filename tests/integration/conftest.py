@@ -1,4 +1,4 @@
-"""A real redis-server for the integration tests: TCP on loopback, a folder of its own, no persistence."""
+"""What all integration tests share: a real redis-server, lm-eval and Inspect themselves, and a slow model."""
 
 import importlib.util
 import json
@@ -20,7 +20,10 @@ from bench.servers import Unavailable
 
 
 class RedisProcess:
-    """A redis-server that tests may end and start again on the same port."""
+    """A redis-server that tests may end and start again on the same port.
+
+    TCP on loopback, a folder of its own, no persistence.
+    """
 
     def __init__(self, executable: str, folder: Path) -> None:
         self._executable = executable
@@ -37,7 +40,7 @@ class RedisProcess:
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([self._executable, *options], stdout=log, stderr=log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         with redis.Redis(port=self.port) as client:
             while True:
                 try:
@@ -153,3 +156,20 @@ def read_inspect_logs(
         return logs
 
     return read
+
+
+@pytest.fixture
+def slow(engine: Any) -> Iterator[list[float]]:
+    """The model takes 5 ms more per step and never ends by itself; the moments of its steps."""
+    (eos,) = engine.model.eos_token_ids
+    steps: list[float] = []
+
+    def drag(_module: Any, _inputs: Any, logits: Any) -> Any:
+        steps.append(time.monotonic())
+        time.sleep(0.005)
+        logits[..., eos] = -1e4
+        return logits
+
+    handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
+    yield steps
+    handle.remove()

@@ -124,9 +124,7 @@ def test_the_stream_ends_when_the_service_stops(service: "Service", monkeypatch:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
     job_id = service.submit()
     threading.Timer(0.2, service.services.stopping.set).start()
-    started = time.monotonic()
     assert parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]["event"] == "job.queued"
-    assert time.monotonic() - started < 5
 
 
 def test_many_streams_hold_no_connection_between_looks(

@@ -188,7 +188,7 @@ def test_limits_and_unknown_files_are_refused_at_once(
 
 @pytest.fixture
 def half_done(
-    service: "Service", send: Callable[..., Any], slow: None, eventually: Eventually
+    service: "Service", send: Callable[..., Any], slow: list[float], eventually: Eventually
 ) -> Iterator[Callable[..., str]]:
     """A batch of which the first line has ended and the second never does in time."""
 

@@ -194,7 +194,7 @@ def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
 
 
 def test_a_client_that_goes_away_ends_its_job_and_leaves_the_others_alone(
-    service: Any, slow: None, eventually: Callable[..., None]
+    service: Any, slow: list[float], eventually: Callable[..., None]
 ) -> None:
     service.works.clear()
     results: dict[str, Any] = {}

@@ -46,7 +46,7 @@ def test_chunks_come_in_openai_s_order_and_make_up_the_answer(client: Any) -> No
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_the_text_comes_while_it_is_generated(service: Any, slow: None) -> None:
+def test_the_text_comes_while_it_is_generated(service: Any, slow: list[float]) -> None:
     with service.client() as client:
         chunks = client.chat.completions.create(
             model=MODEL, messages=ASKED, temperature=0, max_tokens=300, stream=True
@@ -104,7 +104,9 @@ def test_texts_are_streamed_too(client: Any) -> None:
     assert said == [choice.text for choice in whole.choices]
 
 
-def test_who_stops_reading_ends_the_job(service: Any, slow: None, eventually: Callable[..., None]) -> None:
+def test_who_stops_reading_ends_the_job(
+    service: Any, slow: list[float], eventually: Callable[..., None]
+) -> None:
     with service.client() as client:
         chunks = client.chat.completions.create(
             model=MODEL, messages=ASKED, temperature=0, max_tokens=1500, stream=True
@@ -122,7 +124,7 @@ def test_an_error_before_the_first_text_is_an_answer_of_its_own(client: Any) -> 
 
 
 def test_an_error_in_the_middle_is_an_error_of_the_stream(
-    service: Any, slow: None, eventually: Callable[..., None]
+    service: Any, slow: list[float], eventually: Callable[..., None]
 ) -> None:
     from storage import jobs
 
@@ -138,7 +140,7 @@ def test_an_error_in_the_middle_is_an_error_of_the_stream(
             list(chunks)
 
 
-def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, slow: None) -> None:
+def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, slow: list[float]) -> None:
     """Memory runs out in the middle, so that the sample begins anew and says everything once more."""
     lm_head = service.engine.model.hf.get_submodule("lm_head")
     steps, broke = [0], threading.Event()
@@ -168,7 +170,7 @@ def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, s
     assert texts(chunks) == {0: sample.completion}
 
 
-def test_a_broker_that_forgets_costs_the_live_text_alone(service: Any, slow: None) -> None:
+def test_a_broker_that_forgets_costs_the_live_text_alone(service: Any, slow: list[float]) -> None:
     with service.client() as client, redis.Redis.from_url(service.settings.broker_url) as broker:
         chunks = client.chat.completions.create(
             model=MODEL, messages=ASKED, temperature=0, max_tokens=200, stream=True

@@ -22,7 +22,7 @@ def test_a_message_that_could_not_be_acknowledged_is_not_counted(
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue("words", no_ack=False)
         queue.put("first")
-        message = queue.get(timeout=5)
+        message = queue.get(timeout=60)
         message.channel.qos.prefetch_count = 1
         assert not message.channel.qos.can_consume()
         server.stop()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,18 +143,3 @@ def bench(tmp_path: Path, engine: Engine) -> Iterator[Bench]:
     store = open_store(settings.effective_artifact_url)
     yield Bench(settings, database, store, engine, StopSignal.create(tmp_path))
     database.close()
-
-
-@pytest.fixture
-def slow(engine: Engine) -> Iterator[None]:
-    """The model takes 5 ms more per step and never ends by itself."""
-    (eos,) = engine.model.eos_token_ids
-
-    def drag(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.005)
-        logits[..., eos] = -1e4
-        return logits
-
-    handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
-    yield
-    handle.remove()

@@ -191,7 +191,7 @@ def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: A
     drain = bench.drain(**changes)
     thread = threading.Thread(target=drain.run_slice, args=[job_id])
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while SampleStatus.LEASED not in {s.status for s in bench.samples(job_id)}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -203,18 +203,17 @@ def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: A
 LONG = {"max_tokens": 1500}
 
 
-@pytest.mark.usefixtures("slow")
-def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(bench: "Bench") -> None:
+def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(
+    bench: "Bench", slow: list[float]
+) -> None:
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
-    took: list[float] = []
 
     def cancel() -> None:
         with bench.database.write() as session:
             jobs.cancel(session, job_id)
-        took.append(time.monotonic())
 
     run_until(bench, job_id, cancel)
-    assert time.monotonic() - took[0] < 5
+    assert len(slow) < LONG["max_tokens"], "it went on to the end"
     assert bench.status(job_id) is JobStatus.CANCELLED
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.CANCELLED}
     assert bench.stored_sessions() == set()

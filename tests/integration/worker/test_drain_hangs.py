@@ -51,7 +51,7 @@ def drain_to_its_end(bench: "Bench", job_id: str, engine: HangingEngine) -> None
     for number in range(10):
         worker_id = f"wrk_{number:032x}"
         bench.end_process = engine.end_process
-        drain = bench.drain(worker_id, stall_seconds=0.3, lease_seconds=3)
+        drain = bench.drain(worker_id, stall_seconds=1.5, lease_seconds=15)
         try:
             drain.run_slice(job_id)
         except ProcessEnded:

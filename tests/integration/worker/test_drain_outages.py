@@ -126,7 +126,7 @@ def test_a_database_that_goes_away_costs_nothing_that_was_done(
         real = bench.database
         bad = BadDatabase(real.url.render_as_string(hide_password=False))
         bench.database = bad
-        drain = bench.drain(batch_size=3, lease_seconds=0.2)
+        drain = bench.drain(batch_size=3, lease_seconds=0.6)
         bad.fails_after, bad.is_committed_first = moment, is_committed_first
         for _ in range(100):
             drain.run_slice(job_id)

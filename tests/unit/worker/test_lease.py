@@ -15,7 +15,7 @@ from storage.samples import LeasedSample
 from worker.lease import STALLED, LeaseKeeper
 from worker.stop_signal import StopSignal
 
-LEASE_SECONDS = 0.6
+LEASE_SECONDS = 1.5
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def keeper(
     )
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -100,7 +100,7 @@ def test_the_loss_of_every_lease_stops_the_unit(
 def test_a_stop_leaves_the_unit_its_grace_and_then_ends_it(
     database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 1.5)
     stop = StopSignal(tmp_path / "stop")
     with keeper(database, leases, stop) as held:
         stop.set()
@@ -159,8 +159,8 @@ def test_steps_keep_the_watchdog_quiet(
 ) -> None:
     ended: list[int] = []
     stop = StopSignal(tmp_path / "stop")
-    with keeper(database, leases, stop, stall_seconds=0.5, end_process=ended.append) as held:
-        for step in range(20):
+    with keeper(database, leases, stop, stall_seconds=2, end_process=ended.append) as held:
+        for step in range(25):
             held.progress(step)
-            time.sleep(0.05)
+            time.sleep(0.1)
     assert ended == []

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 def running(server: RedisServer) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not server.answers():
             assert process.poll() is None, "redis-server did not start"
             assert time.monotonic() < deadline
@@ -39,7 +39,7 @@ def running(server: RedisServer) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def connection(url: str) -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(url, socket_timeout=5)
+    client = redis.Redis.from_url(url, socket_timeout=60)
     try:
         yield client
     finally:
