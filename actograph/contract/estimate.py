@@ -21,6 +21,9 @@ _PREFILL_TENSORS = 16
 _EXPERT_TENSORS = 3
 #: float32 copies of one step's logits that sampling makes
 _LOGITS_COPIES = 3
+#: logits of prompts' tokens that are held at once where these are scored, see `scored_token_bytes`; a whole
+#: prompt's are never held
+SCORED_PIECE_BYTES = 128 << 20
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 _LONG_BYTES = 8
 #: mean, variance, min, max, rms and kurtosis of a channel
@@ -224,6 +227,11 @@ def run_bytes(structure: ModelStructure, kv_bytes: int, *, prompt_tokens: int, m
     tokens = min(prompt_tokens + max_tokens, structure.context_length)
     logits = _LOGITS_COPIES * 4 * structure.vocab_size
     return tokens * kv_bytes + logits + prefill_bytes(structure, prompt_tokens=prompt_tokens)
+
+
+def scored_token_bytes(vocab_size: int) -> int:
+    """Device memory of one token while its probability is taken: logits as computed, and float32 copies."""
+    return (_LOGITS_COPIES + 1) * 4 * vocab_size
 
 
 def prefill_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:

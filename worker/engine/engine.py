@@ -27,6 +27,7 @@ from worker.engine.requests import (
     RowShaping,
     RowSink,
 )
+from worker.engine.score import Score
 from worker.engine.structure import discover
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -59,6 +60,7 @@ class Engine:
         head = hf.get_output_embeddings()
         path = next(name for name, module in hf.named_modules() if module is head)
         self._head = f"{path}.output"
+        self._head_is_logits = "logits" in self.structure.hooks
         self._lock = threading.Lock()
 
     def plan_batch_size(
@@ -163,6 +165,7 @@ class Engine:
             flat=self._discovery.flat,
             edited_at=self._reads.edited_at,
             head=self._head,
+            head_is_logits=self._head_is_logits,
             requests=requests,
             sampling=sampling,
             reads=self._reads.of(hooks, [edit for request in requests for edit in request.edits]),
@@ -241,6 +244,36 @@ class Engine:
             layers_per_pass=max(1, layers_per_pass or len(self.structure.module_locations)),
             limit=self.prefill_limit,
             options=options,
+        )
+        with self._lock:
+            return job.run()
+
+    def score(
+        self, requests: Sequence[GenerationRequest], *, should_stop: Callable[[], bool] = _never
+    ) -> list[Generation]:
+        """The log probabilities of every text's own tokens, edits made; nothing is generated or captured.
+
+        As `prefill`: one batch without a cache, halved where memory runs out. The logits of no more than a
+        few tokens are held at once.
+
+        Args:
+            requests: each with `score_prompt`.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, UnknownHook: before anything is run.
+        """
+        if not requests:
+            return []
+        self._check(requests, 0, (), None)
+        job = Score(
+            model=self.model,
+            flat=self._discovery.flat,
+            edited_at=self._reads.edited_at,
+            head=self._head,
+            head_is_logits=self._head_is_logits,
+            requests=requests,
+            should_stop=should_stop,
+            limit=self.prefill_limit,
         )
         with self._lock:
             return job.run()

@@ -1,6 +1,7 @@
 """Generation: every prompt continued in one batch, rows of the hooks handed over on the way."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,8 @@ from worker.engine.locations import place_of
 from worker.engine.logprobs import LogprobRecorder
 from worker.engine.model import LoadedModel
 from worker.engine.point_reader import PointReader
+from worker.engine.prompt_scores import PromptScores, with_scores
+from worker.engine.request_edits import editor_of
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -41,6 +44,7 @@ class Generate:
     flat: frozenset[str]
     edited_at: Callable[[str], str]
     head: str  # location of its output
+    head_is_logits: bool
     requests: Sequence[GenerationRequest]
     sampling: SamplingSpec
     reads: Sequence[tuple[str, Point]]  # in execution order
@@ -119,24 +123,37 @@ class Generate:
         logprobs = LogprobRecorder(chosen) if any(r.top_logprobs is not None for r in chosen) else None
         inputs = generation_inputs(self.model, chosen, self.sampling, tracker, logprobs)
         editor = self._editor(chosen, tracker.tokens)
-        errors: dict[int, BaseException] = {}
+        scores = PromptScores.of_batch(
+            self.model, self.head, chosen, head_is_logits=self.head_is_logits, editor=editor
+        )
+        with nullcontext() if scores is None else scores.on():
+            errors = self._model_runs(batch, inputs | (scores.inputs() if scores else {}), editor, tracker)
+        if editor is not None:
+            errors.update(editor.errors([len(tokens) for tokens in tracker.tokens]))
+        found = self._generations(batch, tracker, errors, logprobs)
+        if scores is None:
+            return found
+        return {index: with_scores(found[index], scores, row) for row, index in enumerate(batch)}
+
+    def _model_runs(
+        self, batch: Sequence[int], inputs: Mapping[str, object], editor: Editor | None, tracker: RowTracker
+    ) -> dict[int, BaseException]:
+        """Generate, rows read on the way; row of the batch -> what its sink raised."""
         if self.reads and self.sink is not None:
             stream = self._stream(batch, tracker, self.sink)
             try:
-                self._trace(inputs, editor, stream, len(chosen))
+                self._trace(inputs, editor, stream, len(batch))
                 if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
-                    tracker.reasons[:] = ["cancelled"] * len(chosen)  # no sample's rows are complete
-                errors.update(stream.errors)
+                    tracker.reasons[:] = ["cancelled"] * len(batch)  # no sample's rows are complete
+                return dict(stream.errors)
             finally:
                 stream.close()
-        elif editor is not None:
+        if editor is not None:
             tracing.generate(self.model, inputs, [editor], editor.modules)
         else:
             with torch.inference_mode():
                 self.model.lm.generate(**inputs)
-        if editor is not None:
-            errors.update(editor.errors([len(tokens) for tokens in tracker.tokens]))
-        return self._generations(batch, tracker, errors, logprobs)
+        return {}
 
     def _tracker(self, batch: Sequence[int]) -> RowTracker:
         limits, stop, asked = [self._limit(i) for i in batch], self.sampling.stop, self.should_drop
@@ -196,15 +213,11 @@ class Generate:
         self, requests: Sequence[GenerationRequest], generated_ids: Sequence[Sequence[int]]
     ) -> Editor | None:
         """What makes the requests' edits; None where nothing is to be changed."""
-        edits = [[edit for edit in request.edits if not edit.changes_nothing] for request in requests]
-        if not any(edits):
-            return None
-        return Editor(
-            self.model.lm,
-            edits,
-            location_of={edit.hook: self.edited_at(edit.hook) for own in edits for edit in own},
+        return editor_of(
+            self.model,
+            requests,
+            edited_at=self.edited_at,
             flat=self.flat,
-            prompt_ids=[request.prompt_ids for request in requests],
             generated_ids=generated_ids,
             head=self.head,
         )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from nnsight.intervention.source import STATE, Controller
+from nnsight.intervention.source import STATE, Controller, run_body
 
 
 def restore(model: torch.nn.Module) -> None:
@@ -21,6 +21,15 @@ def restore(model: torch.nn.Module) -> None:
         state = module.__dict__.get(STATE)
         if state is not None:
             module.__dict__.setdefault("forward", Controller(module, state))
+
+
+def run_unseen(module: torch.nn.Module, *args: Any) -> Any:
+    """What a module makes of `args`, unseen by a trace that runs now.
+
+    accelerate's hook, which brings tensors and weights to one device, is called as always.
+    """
+    state = module.__dict__.get(STATE)
+    return module.forward(*args) if state is None else run_body(state, module, args, {})
 
 
 class Handoffs:

@@ -18,6 +18,7 @@ from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
 from worker.engine.point_reader import PointReader
+from worker.engine.request_edits import editor_of
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -172,20 +173,9 @@ class Prefill:
         """What makes the edits at the head's output, which comes in pieces, or those everywhere else."""
 
         def belongs(edit: Edit) -> bool:
-            return not edit.changes_nothing and (self.edited_at(edit.hook) == self.head) == at_head
+            return (self.edited_at(edit.hook) == self.head) == at_head
 
-        edits = [[edit for edit in request.edits if belongs(edit)] for request in requests]
-        if not any(edits):
-            return None
-        return Editor(
-            self.model.lm,
-            edits,
-            location_of={edit.hook: self.edited_at(edit.hook) for own in edits for edit in own},
-            flat=self.flat,
-            prompt_ids=[request.prompt_ids for request in requests],
-            generated_ids=[()] * len(requests),
-            head=None,
-        )
+        return editor_of(self.model, requests, edited_at=self.edited_at, flat=self.flat, belongs=belongs)
 
     def _outcome(
         self, index: int, error: BaseException | None = None, *, cancelled: bool = False

@@ -24,6 +24,7 @@ class GenerationRequest:
     edits: tuple[Edit, ...] = ()  # in the order in which they apply
     max_tokens: int | None = None  # most tokens to generate; None: the sampling's
     top_logprobs: int | None = None  # log probabilities of each token and so many likeliest; None: none
+    score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
 
 
@@ -54,6 +55,8 @@ class Generation:
     finish_reason: FinishReason
     error: BaseException | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None where not asked for
+    # of each id of the prompt, the first of which has none; None where not asked for
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,173 @@
+"""Log probabilities of prompts: those of a plain forward, in any batch, few logits at a time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Gemma2Config
+
+from actograph.contract.errors import InterventionFailed
+from actograph.contract.estimate import scored_token_bytes
+from actograph.contract.specs import SamplingSpec
+from worker.engine import prompt_scores
+from worker.engine.engine import Engine
+from worker.engine.handoffs import run_unseen
+from worker.engine.interventions import Edit
+from worker.engine.requests import Generation, GenerationRequest, TokenLogprobs
+
+pytestmark = pytest.mark.integration
+
+EngineOf = Callable[[str], Engine]
+PROMPTS = ["Tom has 34 books and Mia has 57 books. How many do they have?", "The cat", "a", "One day, a dog"]
+GREEDY = SamplingSpec(max_tokens=4)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About three tokens of the whole batch at a time."""
+    size = 3 * len(PROMPTS) * scored_token_bytes(512)
+    monkeypatch.setattr(prompt_scores, "SCORED_PIECE_BYTES", size)
+
+
+def asking(requests: list[GenerationRequest], top: int = 2) -> list[GenerationRequest]:
+    return [replace(request, score_prompt=True, top_logprobs=top) for request in requests]
+
+
+def forward(engine: Engine, ids: tuple[int, ...]) -> torch.Tensor:
+    """Log probabilities [tokens, vocab] of one plain forward."""
+    with torch.inference_mode():
+        logits = engine.model.hf(torch.tensor([ids])).logits[0]
+    found: torch.Tensor = logits.float().log_softmax(-1)
+    return found
+
+
+def scores_of(made: Generation) -> list[TokenLogprobs]:
+    assert made.error is None and made.prompt_logprobs is not None
+    first, *rest = made.prompt_logprobs
+    assert first is None and len(rest) == len(made.prompt_ids) - 1
+    return [score for score in rest if score is not None]
+
+
+def assert_right(made: Generation, wanted: torch.Tensor, top: int = 2) -> None:
+    for score, token, row in zip(scores_of(made), made.prompt_ids[1:], wanted, strict=False):
+        assert score.token_id == token
+        assert score.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        best = row.topk(top)
+        assert [i for i, _ in score.top] == best.indices.tolist()
+        assert [value for _, value in score.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["stories260k", "qwen3"])
+def test_scores_are_those_of_a_forward_alone_and_while_generating(
+    name: str, engine_of: EngineOf, requests_for: Any, keeping_sink: Any
+) -> None:
+    engine = engine_of(name)
+    requests = asking(requests_for(engine, PROMPTS))
+    hooks = ["resid_post.1", "final_norm", "logits"]
+    plain_sink, sink = keeping_sink(), keeping_sink()
+    plain = engine.generate(requests_for(engine, PROMPTS), sampling=GREEDY, hooks=hooks, sink=plain_sink)
+    made = engine.generate(requests, sampling=GREEDY, hooks=hooks, sink=sink)
+    scored = engine.score(requests)
+    assert [one.generated_ids for one in scored] == [()] * len(requests)
+    for i, (one, other, alone) in enumerate(zip(made, plain, scored, strict=True)):
+        wanted = forward(engine, one.prompt_ids)
+        assert_right(one, wanted)
+        assert_right(alone, wanted)
+        # what is generated and captured does not know of it
+        assert one.generated_ids == other.generated_ids and other.prompt_logprobs is None
+        assert one.logprobs is not None and len(one.logprobs) == len(one.generated_ids)
+        for hook in hooks:
+            torch.testing.assert_close(sink.rows(i, hook), plain_sink.rows(i, hook), atol=1e-5, rtol=1e-5)
+            assert sink.first_row(i, hook) == plain_sink.first_row(i, hook)
+
+
+def test_only_who_asks_is_scored_and_no_more_logits_are_held_than_said(
+    engine_of: EngineOf, requests_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of("qwen3")
+    plain = requests_for(engine, PROMPTS)
+    asked = asking(plain, top=0)
+    seen: list[tuple[int, ...]] = []
+
+    def noted(head: torch.nn.Module, piece: torch.Tensor) -> Any:
+        seen.append(tuple(piece.shape[:2]))
+        return run_unseen(head, piece)
+
+    monkeypatch.setattr(prompt_scores, "run_unseen", noted)
+    made = engine.generate([plain[0], asked[1], plain[2], asked[3]], sampling=GREEDY)
+    assert [one.prompt_logprobs is not None for one in made] == [False, True, False, True]
+    assert made[0].logprobs is None
+    longest = max(len(plain[1].prompt_ids), len(plain[3].prompt_ids))
+    assert {rows for rows, _ in seen} == {2} and sum(tokens for _, tokens in seen) == longest - 1
+    assert [score.top for score in scores_of(made[3])] == [()] * (len(plain[3].prompt_ids) - 1)
+    seen.clear()
+    engine.score(asked)
+    assert max(rows * tokens for rows, tokens in seen) == 3 * len(PROMPTS) and len(seen) > 2
+
+
+def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -> None:
+    engine = engine_of("qwen3")
+    context = engine.structure.context_length
+    full = tuple(3 + i % 200 for i in range(context))
+    requests = [
+        GenerationRequest(key=str(len(ids)), prompt_ids=ids, seed=0, top_logprobs=1, score_prompt=True)
+        for ids in (full, (7,))
+    ]
+    long, short = engine.score(requests)
+    assert_right(long, forward(engine, full), top=1)
+    assert short.prompt_logprobs == (None,)
+    (alone,) = engine.score(requests[1:])
+    assert alone.prompt_logprobs == (None,)
+
+
+def test_steered_prompts_have_the_scores_of_the_steered_model(
+    engine_of: EngineOf, requests_for: Any, keeping_sink: Any
+) -> None:
+    engine = engine_of("qwen3")
+    torch.manual_seed(1)
+    wide, words = (torch.randn(engine.width_of(hook)) for hook in ("resid_post.0", "logits"))
+    edits = (
+        Edit(hook="resid_post.0", op="add", vector=wide),
+        Edit(hook="final_norm", op="scale", coefficient=0.5, positions="prompt"),
+        Edit(hook="logits", op="add", vector=words),
+    )
+    plain = asking(requests_for(engine, PROMPTS))
+    steered = [replace(request, edits=edits) for request in plain]
+    sink = keeping_sink()
+    engine.prefill(steered, hooks=["logits"], sink=sink)
+    mixed = [steered[0], plain[1], steered[2], steered[3]]
+    for made in (engine.score(mixed), engine.generate(mixed, sampling=GREEDY)):
+        for i in (0, 2, 3):
+            assert_right(made[i], sink.rows(i, "logits").log_softmax(-1))
+        assert_right(made[1], forward(engine, plain[1].prompt_ids))
+    (alone,) = engine.score([steered[0]])
+    assert_right(alone, sink.rows(0, "logits").log_softmax(-1))
+
+    broken = [replace(plain[0], edits=(Edit(hook="resid_post.0", op="scale", coefficient=1e38),)), plain[1]]
+    bad, good = engine.score(broken)
+    assert isinstance(bad.error, InterventionFailed) and bad.prompt_logprobs is None
+    assert_right(good, forward(engine, plain[1].prompt_ids))
+
+
+def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(
+    shared: Any, random_engine_of: Any, requests_for: Any
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+    config = Gemma2Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, vocab_size=512, max_position_embeddings=160, bos_token_id=1,
+        eos_token_id=1, pad_token_id=0, final_logit_softcapping=2.0,
+    )  # fmt: skip
+    engine = random_engine_of(config, tokenizer, "gemma2")
+    assert "logits" not in engine.structure.hooks
+    requests = asking(requests_for(engine, PROMPTS))
+    for made in (engine.score(requests), engine.generate(requests, sampling=GREEDY)):
+        for one in made:
+            assert_right(one, forward(engine, one.prompt_ids))
+    edit = Edit(hook="lm_head.output", op="zero")
+    (flat,) = engine.score([replace(requests[0], edits=(edit,), top_logprobs=0)])
+    assert {round(score.logprob, 4) for score in scores_of(flat)} == {
+        round(-float(torch.tensor(512).log()), 4)
+    }
