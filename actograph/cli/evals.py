@@ -97,7 +97,7 @@ def score(
     """Score recorded completions without a service.
 
     Lines {"id", "completion", "gold"} become lines {"id", "scores": {scorer: {"answer", "correct"}}}.
-    A line at fault ends it, and then nothing is written.
+    A line at fault ends it, and then nothing is written. An id may stand in several lines.
     """
     from actograph.scoring.recorded import RecordedScores
     from actograph.scoring.scorers import GSM8K_SCORERS, ScorerSet
@@ -124,6 +124,8 @@ def score(
         else:
             _replace(output, waiting)
     note(_table(recorded.tallies))
+    if recorded.repeated_ids:
+        note(f"note: ids that stand in several lines: {recorded.repeated_ids}; each line is scored by itself")
 
 
 @app.command()

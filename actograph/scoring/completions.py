@@ -6,7 +6,15 @@ from collections.abc import Iterable
 OPEN, CLOSE = "<think>", "</think>"
 _THINK_TAG = re.compile(f"{OPEN}|{CLOSE}")
 #: ends of a turn that a tokenizer may leave in the text
-_TURN_END = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end)\|>|</s>|<end_of_turn>|<eos>")
+_TURN_END = re.compile(
+    r"<\|(?:im_end|im_start|endoftext|eot_id|eom_id|end_of_text|start_header_id|end|return|user)\|>"
+    r"|</s>|<end_of_turn>|<start_of_turn>|<eos>|<｜end▁of▁sentence｜>|<｜User｜>"
+)
+#: the beginning of the assistant's turn, which a recorded completion may have kept
+_TURN_BEGIN = re.compile(
+    r"\s*(?:<\|im_start\|>\s*assistant\b|<\|start_header_id\|>\s*assistant\s*<\|end_header_id\|>"
+    r"|<start_of_turn>\s*model\b)"
+)
 
 
 def cut_at_stop(completion: str, stop: Iterable[str]) -> str:
@@ -44,6 +52,8 @@ def without_thoughts(completion: str) -> str:
 
 
 def cut_at_turn_end(completion: str) -> str:
-    """What stands before the first end-of-turn token."""
-    found = _TURN_END.search(completion)
-    return completion[: found.start()] if found else completion
+    """What stands before the first end-of-turn token, without the mark that begins the turn."""
+    begun = _TURN_BEGIN.match(completion)
+    start = begun.end() if begun else 0
+    found = _TURN_END.search(completion, start)
+    return completion[start : found.start() if found else None]

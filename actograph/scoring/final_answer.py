@@ -3,10 +3,13 @@
 The first of these that is there decides:
 
 1. `#### 5` — the first one, GSM8K's own end of an answer; a heading (`#### Step 2`) is none;
-2. `\\boxed{5}` — the last one; one that holds no single number leaves the completion unparsed;
+2. `\\boxed{5}` — the last one;
 3. a stated answer — the last `the answer is 5`, `Answer: 5`, `**Final answer** 5`;
 4. the last result of an equation (`= 5`) or number in bold (`**5**`), whichever comes later;
 5. the last number.
+
+Where one of the first three holds a range or alternatives (`10-12`, `5 or 6`), and where a box holds no
+single number, the completion stays unparsed: a guess could be right by chance.
 
 Before that think blocks, calculator annotations (`<<3+2=5>>`) and everything from an end-of-turn
 token on are dropped, and so is everything from the heading of another problem (`Question:`) on once
@@ -26,22 +29,26 @@ _HASHES = re.compile(r"####+")
 #: `#### 2. Add them up` and `#### 2) ...` are headings
 _LIST_ITEM = re.compile(r"[.):]\s{1,3}[*_]{0,2}[A-Za-z]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
-_MAX_BOXES = 8
-_BOX_GOES_ON = re.compile(r"\s{0,3}(?:[,;:±]\s{0,3}[^\s}]|\{?\s?(?:and|or)\b)")
+_BOX_GOES_ON = re.compile(r"\s{0,3}(?:!|[,;:±]\s{0,3}[^\s}]|\{?\s?(?:and|or)\b)")
 _ANSWER = re.compile(
     r"\b(?:answer|ans)\b[^\n.:=?!\d]{0,80}?(?P<verb>\b(?:is|was|equals|be|becomes|comes\sto)\b|[:=]|\uff1a)"
     r"|^[ \t#*_>]{0,12}(?:the\s)?(?:final\s)?answer[ \t*_]{0,8}$",
     re.IGNORECASE | re.MULTILINE,
 )
 _NEGATED = re.compile(r"[\s*_]{0,4}not\b", re.IGNORECASE)
+#: the same between `answer` and its verb: `the answer cannot be 7`
+_DENIED = re.compile(r"\b(?:not|cannot|never)\b|n['’]t\b", re.IGNORECASE)
 #: what may stand between a marker and its number
 _FILLER = re.compile(
-    r"(?:[\s\u00a0*_`\"'“”(\[{:=~≈>$€£¥₹|\\-]|(?:is|was|a|an|the|about|around|exactly|approximately|only|just"
+    r"(?:[\s\u00a0*_`\"'“”(\[{}:=~≈>$€£¥₹|\\-]|(?:is|was|a|an|the|about|around|exactly|approximately|only|just"
     r"|therefore|thus|then|hence|simply|equal|equals|to|total|of|now|also|still|at|least|most|indeed"
     r"|final|number|amount|result|answer|[A-Za-z]\s?=)(?![A-Za-z]))*+",
     re.IGNORECASE,
 )
 _MAX_FILLER = 120
+#: between two numbers that are offered together; a hyphen only where the second is larger
+_OFFERED_WITH = re.compile(r"\s{0,3}(?P<word>or|to)\s{1,3}(?=[$€£]?[0-9])|-(?=[$€£]?[0-9])")
+_BETWEEN = re.compile(r"[\s*_]{0,4}(?:(?:is|was)\s)?(?:some(?:where|thing)\s)?between\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _EQUALS = re.compile(r"(?<![<>!≠≤≥=≈])[=≈]++>?")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
@@ -50,6 +57,10 @@ _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 def final_number(completion: str) -> Number | None:
     """The final answer, None where the completion has none that can be read."""
     return _Reader(cut_at_turn_end(without_thoughts(completion))).find()
+
+
+class _NoSingleAnswer(Exception):
+    """An answer is stated and is no one number: a range, or alternatives."""
 
 
 class _Reader:
@@ -67,13 +78,16 @@ class _Reader:
     def find(self) -> Number | None:
         if not self._places:
             return None
-        found = self._after_hashes()
-        if found is not None:
-            return found
-        boxes = [match.end() for match in _BOX.finditer(self._text)][-_MAX_BOXES:]
-        if boxes:
-            return self._in_box(boxes)
-        return self._stated() or self._result() or self._last()
+        try:
+            found = self._after_hashes()
+            if found is not None:
+                return found
+            boxes = [match.end() for match in _BOX.finditer(self._text)]
+            if boxes:
+                return self._in_box(boxes[-1])
+            return self._stated() or self._result() or self._last()
+        except _NoSingleAnswer:
+            return None
 
     def _after_hashes(self) -> Number | None:
         for marker in _HASHES.finditer(self._text):
@@ -82,8 +96,7 @@ class _Reader:
                 return self._evaluated(number, marker.end(), self._line_end(marker.end(), len(self._text)))
         return None
 
-    def _in_box(self, boxes: list[int]) -> Number | None:
-        start = boxes[-1]
+    def _in_box(self, start: int) -> Number | None:
         end = self._closing_brace(start)
         equation = self._text.rfind("=", start, end)
         number = self._adjacent(start if equation < 0 else equation + 1)
@@ -106,8 +119,10 @@ class _Reader:
         limit = len(self._text)
         for mark in reversed(marks):
             end, limit = limit, mark.start()
-            if _NEGATED.match(self._text, mark.end()) is not None:
+            if _NEGATED.match(self._text, mark.end()) is not None or _DENIED.search(mark[0]) is not None:
                 continue
+            if _BETWEEN.match(self._text, mark.end()) is not None:
+                raise _NoSingleAnswer
             number = self._after_statement(mark, end)
             if number is not None:
                 return number
@@ -135,11 +150,24 @@ class _Reader:
 
     def _evaluated(self, number: Number, start: int, end: int) -> Number | None:
         """The number itself, or the result of the equation that it begins."""
+        equation = self._text.rfind("=", start, end)
+        if equation < start or not self._numbers.goes_on(number):
+            self._check_is_alone(number)
         if not self._numbers.goes_on(number):
             return number
-        equation = self._text.rfind("=", start, end)
         result = self._adjacent(equation + 1) if equation >= 0 else None
         return None if result is None or self._numbers.goes_on(result) else result
+
+    def _check_is_alone(self, number: Number) -> None:
+        """Raises _NoSingleAnswer for the first of `10-12`, `10 to 12`, `5 or 6`."""
+        joint = _OFFERED_WITH.match(self._text, number.end)
+        second = self._adjacent(joint.end()) if joint is not None else None
+        if joint is None or second is None:
+            return
+        if number.value in (second.value, second.value * 100, second.value / 100):
+            return  # `0.5 or 50%`
+        if joint["word"] or second.value > number.value:
+            raise _NoSingleAnswer
 
     def _result(self) -> Number | None:
         equation = bold = None

@@ -1,9 +1,11 @@
 """Numbers as models write them, read exactly.
 
-English notation: a point before the decimals, and commas, apostrophes or (no-break, thin) spaces
-between groups of exactly three digits. Signs (ASCII or Unicode), currencies, percent signs, units,
-fractions, mixed numbers, powers of ten, scientific notation and `million` and its like are
-understood. A number that is only part of an expression (`2√3`, `5^2`, `1/0`) is not read.
+English notation: a point before the decimals, and commas, apostrophes, underscores or (no-break, thin)
+spaces between groups of exactly three digits; continental notation where it can be nothing else
+(`1.234,50`, `0,5`, `€12,50`). The digits of every script, signs (ASCII, Unicode or in words), currencies,
+percent signs, units, fractions, mixed numbers, powers of ten, scientific notation and `million` and its
+like are understood. A number that is only part of something else (`2√3`, `5^2`, `1/0`, `5:30`, a date) is
+not read.
 
 Every pattern here takes linear time: repetitions are possessive or bounded.
 """
@@ -13,41 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from actograph.scoring.spellings import CURRENCIES, spelled_plainly
+
 #: longer than any number that an answer may be; also what keeps arithmetic cheap
 MAX_CHARS = 200
 MAX_EXPONENT = 300
 
-_MINUS = "\u2212\ufe63\uff0d\u2012\u2013"
-_SPACES = "\u00a0\u2007\u2009\u202f"
-_FULLWIDTH_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
-_VULGAR = {
-    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
-    "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
-}  # fmt: skip
-_PLAIN = str.maketrans(
-    dict.fromkeys(_MINUS, "-")
-    | dict.fromkeys(_SPACES, "\u00a0")
-    | {chr(code): digit for code, digit in _FULLWIDTH_DIGITS.items()}
-    | {sign: f" {fraction}" for sign, fraction in _VULGAR.items()}
-    | {"\u2044": "/", "\u2019": "'", "\uff0c": ",", "\uff04": "$", "\uff05": "%", "\u2215": "/"}
+#: with commas as in India, and between groups of three
+_GROUPED = r"[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3}(?![0-9])|" + "|".join(
+    rf"[0-9]{{1,3}}(?:{mark}[0-9]{{3}}(?![0-9]))++" for mark in (",", "'", "_", "[ ]", "\u00a0")
 )
-_CALCULATOR = re.compile(r"<<[^<>\n]*+>>")
-_LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\\([$%#&_])"), r"\1"),
-    (re.compile(r"\\[,:;]"), "\u00a0"),
-    (re.compile(r"\\!|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle"), ""),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\[()\[\]]|\\ "), " "),
-    (re.compile(r"\\[dtc]frac"), r"\\frac"),
-    (re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s?\{"), "{"),
-    (re.compile(r"\\sqrt\s?(?:\{|(?=\[))?"), "√"),
-    (re.compile(r"\\pi(?![a-z])"), "π"),
-    (re.compile(r"\\(?:times|cdot)(?![a-z])"), "×"),
-    (re.compile(r"\\approx(?![a-z])"), "≈"),
-    (re.compile(r"\\(?:pm|mp)(?![a-z])"), "±"),
-)
-
-_GROUPED = "|".join(rf"[0-9]{{1,3}}(?:{mark}[0-9]{{3}}(?![0-9]))++" for mark in (",", "'", "[ ]", "\u00a0"))
 _WHOLE = rf"(?:{_GROUPED}|[0-9]++)"
 _BRACED = r"\{\s?(-?[0-9][0-9,]{0,40}(?:\.[0-9]{1,40})?)\s?\}"
 _LATEX_FRACTION = rf"\\frac\s?(?:{_BRACED}\s?{_BRACED}|([0-9])([0-9]))"
@@ -59,7 +36,7 @@ _NUMBER = re.compile(
     (?P<exponent>[eE][+-]?[0-9]{{1,6}}(?![0-9A-Za-z]))?
     (?:
         \s{{0,2}}(?P<latex_part>{_LATEX_FRACTION})
-      | \ (?P<numerator>[0-9]{{1,9}})/(?P<denominator>[0-9]{{1,9}})(?![0-9/])
+      | (?:\ {{1,2}}|\ and\ )(?P<numerator>[0-9]{{1,9}})/(?P<denominator>[0-9]{{1,9}})(?![0-9/])
       | /(?P<divisor>{_WHOLE}(?:\.[0-9]++)?)(?P<date>(?:/[0-9]++)*+)
       | \s?[×x*]\s?10\s?\^\s?(?:\{{\s?(?P<power>[+-]?[0-9]{{1,6}})\s?\}}|(?P<plain_power>[+-]?[0-9]{{1,6}}))
       | \s?\^\s?(?:\{{\s?(?P<raised>[+-]?[0-9]{{1,6}})\s?\}}|(?P<plain_raised>[+-]?[0-9]{{1,6}}))
@@ -67,16 +44,22 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-_SCALE = re.compile(r"[\s-]?(thousand|million|billion|trillion)s?\b", re.IGNORECASE)
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(r"[\s-]?(hundred|thousand|million|billion|trillion)s?\b(?!-[a-z])", re.IGNORECASE)
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+#: of amounts of money alone: elsewhere `5k` is a run and `5m` a length
+_MONEY_SCALE = re.compile(r"([kKmMbB]|mn|bn)(?![A-Za-z0-9])")
+_MONEY_SCALES = {"k": 10**3, "m": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9}
 
-_CURRENCIES = "$€£¥₹"
 _CURRENCY_CODE = re.compile(r"(?:USD|EUR|GBP|JPY|INR|CAD|AUD|CHF|US|Rs\.?|RM|R)\Z")
+_SPACED_CODE = re.compile(r"(?<![A-Za-z0-9])(?:USD|EUR|GBP|JPY|INR|CAD|AUD|CHF|Rs\.?)\s\Z")
+#: a sign in words; `minus` takes away where an operand may stand before it
+_SIGN_WORD = re.compile(r"(?:(?<![A-Za-z])negative|(?:^|\bis|[=:#({*])\s?minus)\s\Z", re.IGNORECASE)
 #: a number next to one of these is a part of something else
 _BINDS_BEFORE = "√^_±"
 _BINDS_AFTER = "√^π±²³⁴⁵⁶⁷⁸⁹⁰¹"
 _OPERATOR = re.compile(r"[\s\u00a0]{0,3}(?:[+×÷/=<>]|\*(?!\*)|-(?=\s?[0-9($])|[xX](?=\s?[0-9($]))")
 #: what ends an operand, so that a minus after it takes away
+_BEFORE_SPACED_SIGN = re.compile(r"(?:[=({#]|\bis)\s*\Z")
 _OPERAND_END = re.compile(r"[0-9)\]%°]\Z")
 
 
@@ -98,11 +81,7 @@ class NumberText:
     """A text in which numbers can be found by their place."""
 
     def __init__(self, text: str) -> None:
-        text = _CALCULATOR.sub("", text).translate(_PLAIN)
-        if "\\" in text or "{" in text:
-            for pattern, replacement in _LATEX:
-                text = pattern.sub(replacement, text)
-        self.text = text
+        self.text = spelled_plainly(text)
         self._places: list[int] | None = None
 
     @property
@@ -125,12 +104,16 @@ class NumberText:
         text = self.text
         if end < len(text) and text[end] in _BINDS_AFTER:
             return None
-        if (scale := _SCALE.match(text, end)) is not None:
-            value, end = value * _SCALES[scale[1].lower()], scale.end()
         start = _skip_currency(text, match.start())
         if start is None:
             return None
-        if start and text[start - 1] in "-+" and _is_sign(text, start - 1):
+        if (scale := _SCALE.match(text, end)) is not None:
+            value, end = value * _SCALES[scale[1].lower()], scale.end()
+        elif start < match.start() and (scale := _MONEY_SCALE.match(text, end)) is not None:
+            value, end = value * _MONEY_SCALES[scale[1].lower()], scale.end()
+        if (word := _SIGN_WORD.search(text[max(0, start - 16) : start])) is not None:
+            value, start = -value, start - (word.end() - word.start())
+        elif start and text[start - 1] in "-+" and _is_sign(text, start - 1):
             value = -value if text[start - 1] == "-" else value
             start = _skip_currency(text, start - 1) or start - 1
         elif start > 1 and text[start - 1] == " " and text[start - 2] == "-" and _is_spaced_sign(text, start):
@@ -179,7 +162,7 @@ def _value(match: re.Match[str]) -> tuple[Fraction, bool] | None:
     if written.count(".") > 1:  # a version, an address, a date
         return None
     try:
-        value = Fraction(re.sub(r"[, '\u00a0]", "", written))
+        value = Fraction(re.sub(r"[, '_\u00a0]", "", written))
     except ValueError:
         return None
     if match["exponent"]:
@@ -199,7 +182,7 @@ def _value(match: re.Match[str]) -> tuple[Fraction, bool] | None:
     elif match["divisor"] is not None:
         if match["date"]:
             return None
-        divisor = Fraction(re.sub(r"[, '\u00a0]", "", match["divisor"]))
+        divisor = Fraction(re.sub(r"[, '_\u00a0]", "", match["divisor"]))
         if divisor == 0:
             return None
         value /= divisor
@@ -230,19 +213,30 @@ def _skip_currency(text: str, place: int) -> int | None:
     """Where the currency before `place` begins, `place` where there is none, None inside a word."""
     if not place:
         return place
-    start = place - 1 if text[place - 1] == " " and place > 1 and text[place - 2] in _CURRENCIES else place
-    if text[start - 1] in _CURRENCIES:
+    start = place - 1 if text[place - 1] == " " and place > 1 and text[place - 2] in CURRENCIES else place
+    if text[start - 1] in CURRENCIES:
         start -= 1
-    if start and (text[start - 1].isalpha() or text[start - 1] in _BINDS_BEFORE):
+    if start == place and (spaced := _SPACED_CODE.search(text[max(0, place - 5) : place])) is not None:
+        return place - len(spaced[0])
+    if start and (text[start - 1].isalpha() or _binds_before(text, start - 1)):
         code = _CURRENCY_CODE.search(text[max(0, start - 4) : start])
         if code is None:
             # `$` closes a formula before this number, or the number belongs to a word
-            return start if start < place and text[start - 1] not in _BINDS_BEFORE else None
+            return start if start < place and not _binds_before(text, start - 1) else None
         begins = start - len(code[0])
         if begins and text[begins - 1].isalnum():
             return None
         return begins
     return start
+
+
+def _binds_before(text: str, place: int) -> bool:
+    """Whether the sign at `place` makes what follows a part of something: `x_5` is, `_5_` is emphasis."""
+    if text[place] != "_":
+        return text[place] in _BINDS_BEFORE
+    while place and text[place - 1] == "_":
+        place -= 1
+    return place > 0 and (text[place - 1].isalnum() or text[place - 1] in ")}]")
 
 
 def _is_sign(text: str, place: int) -> bool:
@@ -256,5 +250,5 @@ def _is_sign(text: str, place: int) -> bool:
 
 
 def _is_spaced_sign(text: str, start: int) -> bool:
-    """`= - 5` and `(- 5`: elsewhere a minus before a space is a dash or takes away."""
-    return text[max(0, start - 6) : start - 2].rstrip().endswith(("=", "("))
+    """`= - 5`, `(- 5`, `is - 5`, `#### - 5`: elsewhere a minus before a space is a dash or takes away."""
+    return _BEFORE_SPACED_SIGN.search(text[max(0, start - 8) : start - 2]) is not None

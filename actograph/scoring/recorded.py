@@ -6,7 +6,9 @@ from 0 to 1 where a scorer's verdict is not just right or wrong.
 """
 
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -20,14 +22,44 @@ _BOM = b"\xef\xbb\xbf"
 _RIGHT_OR_WRONG = ("exact_match", "includes")
 
 
+class _Ids:
+    """How many ids came more than once; kept on disk, so that memory does not grow with the lines."""
+
+    def __init__(self) -> None:
+        # "" is a temporary database, which SQLite keeps in memory up to its cache and then in a file
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, lines INT) WITHOUT ROWID")
+        self._database.execute("BEGIN")
+
+    def add(self, identifier: str | int) -> None:
+        # as JSON, in which 1 and "1" differ and a lone surrogate can be stored
+        self._database.execute(
+            "INSERT INTO ids VALUES (?, 1) ON CONFLICT DO UPDATE SET lines = lines + 1",
+            (json.dumps(identifier),),
+        )
+
+    def repeated(self) -> int:
+        (count,) = self._database.execute("SELECT count(*) FROM ids WHERE lines > 1").fetchone()
+        return int(count)
+
+    def close(self) -> None:
+        self._database.close()
+
+
 class RecordedScores:
-    """Scores line after line; what they add up to stands in `tallies`."""
+    """Scores line after line; what they add up to stands in `tallies`.
+
+    An id may stand in several lines, as where a model answered several times: each is scored by itself,
+    and `repeated_ids` counts such ids once all lines have been read.
+    """
 
     def __init__(self, scorers: ScorerSet, names: Mapping[str, str]) -> None:
         """`names`: metric key -> what the scorer is called in the output."""
         self._scorers = scorers
         self._names = names
         self.tallies = {name: Tally() for name in names.values()}
+        self.repeated_ids = 0
 
     def lines(self, stream: Iterable[bytes]) -> Iterator[str]:
         """The output lines of `stream`, without line ends. Blank lines are passed over.
@@ -36,15 +68,19 @@ class RecordedScores:
             InvalidDataset: a line is not what it must be, or there is none; the message has its number.
         """
         found = False
-        for number, line in enumerate(stream, start=1):
-            text = line.removeprefix(_BOM) if number == 1 else line
-            if not text.strip():
-                continue
-            found = True
-            try:
-                yield self._score(_parse(text))
-            except ActographError as error:
-                raise InvalidDataset(f"line {number}: {error.message}") from None
+        with closing(_Ids()) as ids:
+            for number, line in enumerate(stream, start=1):
+                text = line.removeprefix(_BOM) if number == 1 else line
+                if not text.strip():
+                    continue
+                found = True
+                try:
+                    record = _parse(text)
+                    yield self._score(record)
+                except ActographError as error:
+                    raise InvalidDataset(f"line {number}: {error.message}") from None
+                ids.add(record[0])
+            self.repeated_ids = ids.repeated()
         if not found:
             raise InvalidDataset("there are no completions")
 

@@ -93,6 +93,32 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert [line["id"] for line in read(capsys.readouterr().out)] == ["a", 2, "c"]
 
 
+def test_ids_in_several_lines_are_scored_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = jsonl(tmp_path / "in.jsonl", [*LINES, LINES[0], LINES[0], LINES[2], LINES[0] | {"id": "2"}])
+    assert main(["eval", "score", str(source), "--scorer", "numeric"]) == 0
+    said = capsys.readouterr()
+    assert [line["id"] for line in read(said.out)] == ["a", 2, "c", "a", "a", "c", "2"]
+    assert said.err.splitlines()[-1] == (
+        "note: ids that stand in several lines: 2; each line is scored by itself"
+    )
+
+
+def test_line_ends_of_windows_and_characters_of_any_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [
+        LINES[0] | {"id": "\ud800"},
+        LINES[1] | {"completion": "it is\u2028\x85 \x00 5 🍎"},
+        LINES[1] | {"gold": -1234.50, "completion": "#### \u22121,234.5"},
+    ]
+    source.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(line).encode() for line in lines))
+    assert main(["eval", "score", str(source), "--scorer", "numeric"]) == 0
+    scored = read(capsys.readouterr().out)
+    assert [line["id"] for line in scored] == ["\ud800", 2, 2]
+    assert [line["scores"]["numeric"]["correct"] for line in scored] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
@@ -154,10 +180,12 @@ def test_an_empty_and_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """40 MB of completions, and not 20 MB more than the imports take."""
-    line = json.dumps({"id": 1, "completion": "word " * 1000 + "#### 5", "gold": 5}) + "\n"
+    """40 MB of completions and of ids, and not 20 MB more than the imports take."""
     source = tmp_path / "in.jsonl"
-    source.write_text(line * 8000)
+    with source.open("w") as stream:
+        for number in range(8000):
+            line = {"id": f"{number:02000}", "completion": "word " * 600 + "#### 5", "gold": 5}
+            stream.write(json.dumps(line) + "\n")
     program = (
         "import resource, sys\n"
         "from actograph.cli.main import main\n"

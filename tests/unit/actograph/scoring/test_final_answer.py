@@ -184,7 +184,7 @@ STYLES: list[Case] = [
     ("1,2345", "12345", "2345", False),
     ("1, 234", "1234", "234", False),
     ("in 2020 100 people", "100", "100", True),
-    ("0,5", "5", "5", True),
+    ("0,5", "0.5", "0.5", True),
     # decimals
     ("5.0", "5", "5", True),
     ("5.00", "5", "5", True),
@@ -356,7 +356,8 @@ def test_a_megabyte_of_anything_takes_linear_time() -> None:
         "the answer is ", "answer ", "answer: 1 ", "answer is 1+", "answer is x 1/0 ", "#### 2. A ", "**",
         "<<",
         "Question:", "-", " ", "\n", "\\frac{1}{", "1/2/", "a=1+", "([", "is ", "of ", "1.1.", "5 1/", ",123",
-        "=", "{", "1e", "10^", "$ ",
+        "=", "{", "1e", "10^", "$ ", "\u2212 ", "1.234.", "0,5", "12,", "1:2:", "10\u00b2", "2**",
+        "1 or ", "is minus ", "negative ", "1,23,", "2024-05-", "the answer is between ", "\\color{a}",
     ]  # fmt: skip
     for piece in pieces:
         final_number(piece * (200_000 // len(piece)) + "5")

@@ -1,0 +1,108 @@
+"""One spelling for what completions write in several: digits, signs, spaces, LaTeX, continental notation.
+
+Places in the result are not places in the text. Every pattern here takes linear time: repetitions are
+possessive or bounded.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+#: the Basic and the first supplementary plane: digits and currency signs stand nowhere else
+_PLANES = range(0x20000)
+CURRENCIES = frozenset(sign for sign in map(chr, _PLANES) if unicodedata.category(sign) == "Sc")
+
+_MINUS = "\u2212\ufe63\uff0d\u2012\u2013"
+_SPACES = "\u00a0\u2007\u2009\u202f"
+#: of every script but ASCII: Arabic, Devanagari, full-width, mathematical bold and so on
+_DIGITS = {
+    sign: str(unicodedata.decimal(sign))
+    for sign in map(chr, _PLANES[0x80:])
+    if unicodedata.category(sign) == "Nd"
+}
+_VULGAR = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
+    "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+_PLAIN = str.maketrans(
+    dict.fromkeys(_MINUS, "-")
+    | dict.fromkeys(_SPACES, "\u00a0")
+    | _DIGITS
+    | {sign: f" {fraction}" for sign, fraction in _VULGAR.items()}
+    | {
+        "\u2044": "/",
+        "\u2019": "'",
+        "\uff0c": ",",
+        "\uff0e": ".",
+        "\uff04": "$",
+        "\uff05": "%",
+        "\u2215": "/",
+    }
+    | {"\u066b": ".", "\u066c": ",", "\u066a": "%"}
+)
+_CALCULATOR = re.compile(r"<<[^<>\n]*+>>")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_POWER_OF_TEN = re.compile(r"(?<![0-9.,])10(\u207b?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,6})")
+_PYTHON_POWER = re.compile(r"(?<![*0-9])([0-9]{1,20})\*\*(?=[0-9])")
+#: a minus that says so, unlike a hyphen, with a space before its number and nothing to take away from
+_SPACED_MINUS = re.compile(r"(?<![0-9)\]%°])(?<![0-9)\]%°] )\u2212[ ](?=[$€£]?[0-9])")
+#: `5:30`, `3:4`, `2024-05-06`: numbers in it are none of their own
+_CLOCK_OR_RATIO = re.compile(r"(?<![0-9.,])[0-9]{1,4}(?::[0-9]{1,4}){1,2}(?![0-9.,]?[0-9])")
+_ISO_DATE = re.compile(r"(?<![0-9-])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9-])")
+_NO_MORE = r"(?![0-9.,]?[0-9])"
+#: points between groups, as nobody writes decimals; then commas before decimals, as nobody writes groups
+_POINTED_GROUPS = re.compile(
+    rf"(?<![0-9.,])[0-9]{{1,3}}(?:(?:\.[0-9]{{3}}){{1,12}},[0-9]{{1,2}}|(?:\.[0-9]{{3}}){{2,12}}){_NO_MORE}"
+)
+_DECIMAL_COMMA = re.compile(
+    rf"(?<![0-9.,])0,[0-9]{{1,20}}{_NO_MORE}|(?<=[€$£])\s?[0-9]{{1,20}},[0-9]{{2}}{_NO_MORE}"
+    r"|(?<![0-9.,])[0-9]{1,20},[0-9]{2}(?=\s?€)"
+)
+_Replacement = str | Callable[[re.Match[str]], str]
+_TEXT: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
+    (_ISO_DATE, "@"),
+    (_CLOCK_OR_RATIO, "@"),
+    (_PYTHON_POWER, r"\1^"),
+    (_POINTED_GROUPS, lambda found: found[0].replace(".", "").replace(",", ".")),
+    (_DECIMAL_COMMA, lambda found: found[0].replace(",", ".")),
+)
+_LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\([$%#&_])"), r"\1"),
+    (re.compile(r"\\[,:;]"), "\u00a0"),
+    (re.compile(r"\\!|\\left(?![a-z])|\\right(?![a-z])"), ""),
+    (re.compile(r"\\(?:bf|it|rm|large|Large|huge|displaystyle|boldsymbol|bm)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:begin|end|color)\s?\{[a-zA-Z*]{1,20}\}"), ""),
+    (re.compile(r"\\(?:textcolor|colorbox)\s?\{[a-zA-Z]{1,20}\}\s?\{"), "{"),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[()\[\]]|\\ "), " "),
+    (re.compile(r"\\[dtc]frac"), r"\\frac"),
+    (
+        re.compile(
+            r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|sf|it|tt)|[mh]box|emph|underline|operatorname)\s?\{"
+        ),
+        "{",
+    ),
+    (re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|\\degree(?![a-z])"), "°"),
+    (re.compile(r"\.\s?\\(?:overline|bar|dot)(?![a-z])"), "√"),
+    (re.compile(r"\\sqrt\s?(?:\{|(?=\[))?"), "√"),
+    (re.compile(r"\\pi(?![a-z])"), "π"),
+    (re.compile(r"\\(?:times|cdot)(?![a-z])"), "×"),
+    (re.compile(r"\\approx(?![a-z])"), "≈"),
+    (re.compile(r"\\(?:pm|mp)(?![a-z])"), "±"),
+)
+
+
+def spelled_plainly(text: str) -> str:
+    """The text in ASCII digits and English notation, without calculator annotations and LaTeX's dress.
+
+    Times, ratios and ISO dates become `@`, since the numbers in them are no answers.
+    """
+    text = _SPACED_MINUS.sub("-", _CALCULATOR.sub("", text))
+    text = _POWER_OF_TEN.sub(lambda found: f"10^{{{found[1].translate(_SUPERSCRIPTS)}}}", text)
+    text = text.translate(_PLAIN)
+    for pattern, plain in _TEXT:
+        text = pattern.sub(plain, text)
+    if "\\" in text or "{" in text:
+        for pattern, replacement in _LATEX:
+            text = pattern.sub(replacement, text)
+    return text
