@@ -1,10 +1,15 @@
 """Jobs and their results as tables."""
 
+import json
 import time
 from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
 
 from actograph.cli import tables
 from actograph.contract.resources import Job, JobResults, JobStatus
+from actograph.contract.specs import job_spec_adapter
 
 HEADERS = ("JOB ID", "KIND", "MODEL", "STATUS", "ETA", "PRIORITY", "AGE", "TAGS")
 RESULT_HEADERS = ("Tasks", "Condition", "Filter", "n-shot", "Metric", "Value", "Stderr", "Samples", "Failed")
@@ -68,10 +73,22 @@ def describe(job: Job) -> str:
         "metadata": ", ".join(f"{key}={value}" for key, value in job.metadata.items()),
     }
     lines = [f"{name + ':':<10} {tables.clean(text)}" for name, text in fields.items() if text]
-    shown = {key: value for key, value in job.spec.items() if value not in (None, [], {})}
-    lines.append("spec:")
-    lines += [f"  {key}: {tables.clean(str(value))}" for key, value in shown.items()]
+    lines.append("spec:       (fields that are not the default)")
+    lines += [
+        f"  {key}: {tables.clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
+        for key, value in _stated(job.spec).items()
+    ]
     return "\n".join(lines)
+
+
+def _stated(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a spec says beyond the defaults and what stands above it; all of it where it has another form."""
+    try:
+        found = job_spec_adapter.validate_python(spec).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError:
+        found = spec
+    told = ("kind", "model", "priority", "tags", "metadata")
+    return {key: value for key, value in found.items() if key not in told and value not in (None, [], {})}
 
 
 def _row(job: Job, *, full: bool) -> list[str]:

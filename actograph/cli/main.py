@@ -1,19 +1,33 @@
 """`actograph`: every command, and how failures are told."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from actograph import __version__
-from actograph.cli import batches, evals, exit_codes, exports, jobs, keys, models, queue, sessions, store
+from actograph.cli import (
+    batches,
+    evals,
+    examples,
+    exit_codes,
+    exports,
+    jobs,
+    keys,
+    models,
+    queue,
+    sessions,
+    store,
+)
 from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
 from actograph.cli.comparisons import compare
+from actograph.cli.completion_scripts import completion
 from actograph.cli.demo import demo
 from actograph.cli.estimate import estimate
 from actograph.cli.options import GlobalOptions
 from actograph.cli.output import emit, note
+from actograph.cli.samples import samples
 from actograph.cli.up import up
 from actograph.cli.workers import workers
 from actograph.contract.errors import ActographError
@@ -24,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Evaluate language models and keep their activations.",
 )
+jobs.app.command()(samples)
 jobs.app.command()(compare)
 jobs.app.command()(exports.export)
 app.add_typer(jobs.app, name="jobs")
@@ -41,6 +56,8 @@ app.command()(workers)
 app.command()(up)
 app.command(context_settings=PASSED_ON)(bench)
 app.command()(demo)
+app.command()(completion)
+examples.show(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,19 +90,43 @@ def common(
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = GlobalOptions()
+    typed = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=sys.argv[1:] if arguments is None else arguments, prog_name="actograph", obj=options)
+        code = app(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
     except exit_codes.Ended as ended:
         return ended.code
-    except SystemExit as ended:
-        # a usage error's 2 means "cancelled" with us
-        return exit_codes.ERROR if ended.code == 2 else int(ended.code or 0)
+    except SystemExit as ended:  # of the options about completion
+        return int(ended.code or 0)
+    except _UsageError as error:
+        return _tell_usage(error)
+    except typer.Abort:
+        return exit_codes.ERROR
     except (ActographError, OSError) as error:
         if options.debug:
             raise
         note(f"error: {_one_line(error)}")
         return exit_codes.of_error(error)
-    return exit_codes.OK
+    return code if isinstance(code, int) else exit_codes.OK
+
+
+#: click's error about what was typed; newer versions of typer bring a click of their own along
+_UsageError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
+
+
+def _tell_usage(error: Any) -> int:
+    """One line, and where to read on; a group of commands alone shows its help.
+
+    Not click's status 2, which means "cancelled" with us.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return exit_codes.ERROR
+    message = " ".join(str(error.format_message()).split()).removesuffix(".")
+    command = error.ctx.command_path if error.ctx is not None else "actograph"
+    note(f"error: {message[:1].lower()}{message[1:]}; see: {command} --help")
+    return exit_codes.ERROR
 
 
 def _one_line(error: Exception) -> str:

@@ -29,6 +29,14 @@ def clean(text: str) -> str:
     return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
 
 
+def cut(text: str, columns: int) -> str:
+    """The text in one line of at most so many columns, which says so where it is cut."""
+    line = clean(text)
+    while _width(line) > columns:
+        line = line[: max(0, min(len(line) - 2, columns - 1))] + "…"
+    return line
+
+
 def shorten(identifier: str, *, full: bool = False) -> str:
     """`job_0123456789ab` for a whole id."""
     prefix, separator, digits = identifier.partition("_")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actograph.cli import comparisons, exit_codes, job_tables
+from actograph.cli import comparisons, exit_codes, job_tables, tables
 from actograph.cli.output import Format, emit, emit_json_lines, note
 from actograph.cli.progress import RateMeter, view
 from actograph.client import Client
@@ -40,9 +40,12 @@ def follow(client: Client, job: Job) -> Watched:
     """Show a job's progress until it ends."""
     watched, meter = Watched(), RateMeter()
     status = job_tables.status_text(job) if job.status is JobStatus.QUEUED else str(job.status)
-    done, failed, total = 0, 0, job.progress.total
+    so_far = job.progress
+    done, failed, total = 0, 0, so_far.total
     with view() as shown:
-        shown.update(status, 0, 0, total, None)
+        if not job.status.is_terminal():
+            ended = so_far.completed + so_far.failed
+            shown.update(status, ended, so_far.failed, total, job.samples_per_second)
         for event in client.events(job.id):
             status = _STATUS_OF.get(event.event, status)
             done, failed, total = _numbers(event, done, failed, total)
@@ -68,7 +71,7 @@ def conclude(client: Client, job_id: str, output: Format = Format.TABLE) -> int:
     if job.progress.failed and job.status is not JobStatus.FAILED:
         note(
             f"{job.progress.failed} of {job.progress.total} samples failed; "
-            f"the reasons: GET {client.base_url}/v1/jobs/{job.id}/samples?status=failed"
+            f"the reasons: actograph jobs samples {tables.shorten(job.id)} --status failed"
         )
     if job.error is not None:
         note(f"job {job.id} {job.status}: {' '.join(job.error.message.split())}")

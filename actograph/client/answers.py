@@ -38,7 +38,7 @@ def validate(form: type[M], value: Any) -> M:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        raise unexpected(form.__name__, error) from error
+        raise unexpected(_name_of(form), error) from error
 
 
 def read_text(form: type[M], text: str) -> M:
@@ -46,7 +46,11 @@ def read_text(form: type[M], text: str) -> M:
     try:
         return form.model_validate_json(text)
     except ValidationError as error:
-        raise unexpected(form.__name__, error) from error
+        raise unexpected(_name_of(form), error) from error
+
+
+def _name_of(form: type[BaseModel]) -> str:
+    return form.__name__.partition("[")[0]  # of a generic one: ListPage[Any]
 
 
 def unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:

@@ -1,11 +1,15 @@
 """What a call to the service can end in, besides an answer."""
 
+import socket
+import ssl
 from collections.abc import Sequence
 from typing import Any
+from urllib.request import getproxies
 
 import httpx
 from pydantic import ValidationError
 
+from actograph.client.transport import is_loopback_host
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Problem, ProblemItem
 
@@ -35,9 +39,11 @@ class ApiError(ActographError):
         self.errors = list(errors)
 
     def __str__(self) -> str:
-        """The message and every field at fault, on one line."""
-        details = "; ".join(f"{item.pointer}: {item.detail}" for item in self.errors)
-        return f"{self.message} ({details})" if details and details not in self.message else self.message
+        """The message, and what it does not say yet of the fields at fault, on one line."""
+        details = "; ".join(
+            f"{item.pointer}: {item.detail}" for item in self.errors if item.detail not in self.message
+        )
+        return f"{self.message} ({details})" if details else self.message
 
 
 class ServiceUnreachable(ActographError):
@@ -71,7 +77,28 @@ def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
     """The error for a connection that failed or broke off."""
     if isinstance(cause, httpx.ReadTimeout | httpx.WriteTimeout | httpx.PoolTimeout):
         return ServiceUnreachable(f"no answer from the service at {base_url} in time")
-    return ServiceUnreachable(f"cannot reach the service at {base_url}; start it with: actograph up")
+    reason = _root_of(cause)
+    if isinstance(cause, httpx.ProxyError):
+        return ServiceUnreachable(f"the proxy of the environment does not lead to {base_url}: {reason}")
+    if isinstance(reason, ssl.SSLError):
+        hint = "; does it speak http:// alone?" if reason.reason == "WRONG_VERSION_NUMBER" else ""
+        return ServiceUnreachable(f"no secure connection to the service at {base_url}: {reason}{hint}")
+    if isinstance(reason, socket.gaierror):
+        host = httpx.URL(base_url).host
+        return ServiceUnreachable(f"cannot reach the service at {base_url}: no address is known of {host!r}")
+    if isinstance(cause, httpx.ProtocolError | httpx.ReadError | httpx.WriteError):
+        return ServiceUnreachable(f"the service at {base_url} broke off the connection: {cause}")
+    if is_loopback_host(httpx.URL(base_url).host):
+        return ServiceUnreachable(f"cannot reach the service at {base_url}; start it with: actograph up")
+    way = " through a proxy of the environment" if httpx.URL(base_url).scheme in getproxies() else ""
+    return ServiceUnreachable(f"cannot reach the service at {base_url}{way}: {cause}")
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """What began it, below the layers that each raised an error of their own."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
 
 
 def from_response(response: httpx.Response) -> ApiError:

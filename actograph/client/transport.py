@@ -1,10 +1,13 @@
 """What both transports share: what may be sent again, and how long to wait before it is."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address
 
 import httpx
+
+from actograph.contract.errors import InvalidRequest
 
 Params = Mapping[str, str | int | float | bool | None]
 
@@ -25,6 +28,36 @@ def is_loopback_host(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def trusts_environment(base_url: str) -> bool:
+    """Whether the environment's proxies are asked: never about this machine's own services.
+
+    Raises:
+        InvalidRequest: not the URL of a service.
+    """
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"{base_url!r} is no URL of a service: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidRequest(f"{base_url!r} is no URL of a service, such as http://127.0.0.1:8420")
+    return not is_loopback_host(url.host)
+
+
+@contextmanager
+def environment_at_fault() -> Iterator[None]:
+    """Proxies and certificates of the environment are read when the connection pool is made.
+
+    Raises:
+        InvalidRequest: one of them cannot be used.
+    """
+    try:
+        yield
+    except (ImportError, ValueError, OSError) as error:
+        raise InvalidRequest(
+            f"the environment's proxy or certificates (ALL_PROXY, SSL_CERT_FILE, ...): {error}"
+        ) from error
 
 
 def backoff(tries: int) -> float:

@@ -24,7 +24,6 @@ from actograph.client.aio.store_calls import StoreCalls
 from actograph.client.aio.transport import Transport
 from actograph.client.aio.vector_calls import VectorCalls
 from actograph.client.artifact_stores import open_store
-from actograph.contract.errors import InvalidRequest
 from actograph.settings import Settings
 
 
@@ -71,10 +70,6 @@ class AsyncClient(
             settings = Settings()
             base_url = settings.effective_url if base_url is None else base_url
             api_key = settings.api_key if api_key is None else api_key
-        if not base_url.startswith(("http://", "https://")):
-            raise InvalidRequest(
-                f"{base_url!r} is no URL of a service; it must start with http:// or https://"
-            )
         self.base_url = base_url.rstrip("/")
         self._store = None if store is None else open_store(store)
         self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)

@@ -114,9 +114,11 @@ class JobHandle(resources.Job):
         """See `Client.retry`."""
         return await self._client.retry(self.id)
 
-    def samples(self, *, status: str | None = None) -> AsyncIterator[resources.Sample]:
-        """Its samples, in the order of the dataset."""
-        return self._client.samples(self.id, status=status)
+    def samples(
+        self, *, status: str | None = None, condition: str | None = None
+    ) -> AsyncIterator[resources.Sample]:
+        """Its samples that fit, in the order of the dataset."""
+        return self._client.samples(self.id, status=status, condition=condition)
 
     def sessions(self, **wanted: Unpack[SessionChoice]) -> AsyncIterator[SessionHandle]:
         """Its sessions that fit the filters, newest first."""
@@ -136,12 +138,13 @@ class JobHandle(resources.Job):
         limit: int | None = None,
         parallel: int = 8,
         max_bytes: int = 4 << 30,
+        progress: bool = False,
         **wanted: Unpack[SessionChoice],
     ) -> Matrix:
         """Rows of one hook over its sessions; see `Client.matrix`."""
         return await self._client.matrix(
             self, hook, rows=rows, reduce=reduce, label=label, limit=limit, parallel=parallel,
-            max_bytes=max_bytes, **wanted,
+            max_bytes=max_bytes, progress=progress, **wanted,
         )  # fmt: skip
 
     async def frame(self) -> Any:

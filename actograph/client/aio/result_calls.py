@@ -23,10 +23,15 @@ class ResultCalls(Calls):
     """Samples, scores and comparisons of a job."""
 
     def samples(
-        self, job_id: str, *, status: str | None = None, page_size: int = PAGE_SIZE
+        self,
+        job_id: str,
+        *,
+        status: str | None = None,
+        condition: str | None = None,
+        page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[resources.Sample]:
-        """Every sample of a job, in the order of the dataset."""
-        params = {"status": status, "order": "asc", "limit": page_size}
+        """Every sample of a job that fits, in the order of the dataset."""
+        params = {"status": status, "condition": condition, "order": "asc", "limit": page_size}
         return self._items(path_of("/v1/jobs", job_id, "samples"), resources.Sample, params)
 
     async def results(self, job_id: str) -> resources.JobResults:

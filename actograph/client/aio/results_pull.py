@@ -4,7 +4,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from actograph.client.aio import downloads
-from actograph.client.aio.runtime import each, sleep
+from actograph.client.aio.runtime import each_of, sleep
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of, read
 from actograph.client.errors import ApiError, ServiceUnreachable
@@ -52,7 +52,7 @@ async def pull(
         async def fetch(session: SessionFolder) -> None:
             await _fetch_session(transport, session)
 
-        async for _ in each(fetch, sessions, parallel):
+        async for _ in each_of(fetch, sessions, parallel):
             fetched += 1
             on_progress("sessions", fetched, len(sessions))
     return results.end(fetched)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -21,12 +21,12 @@ async def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def each_of(
-    work: Callable[[A], Awaitable[T]], items: AsyncIterator[A], at_once: int
+    work: Callable[[A], Awaitable[T]], items: AsyncIterable[A] | Iterable[A], at_once: int
 ) -> AsyncIterator[T]:
     """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
     pending: deque[asyncio.Future[T]] = deque()
     try:
-        async for item in items:
+        async for item in _awaited(items):
             pending.append(asyncio.ensure_future(work(item)))
             if len(pending) >= at_once:
                 yield await pending.popleft()
@@ -38,30 +38,15 @@ async def each_of(
         await asyncio.gather(*pending, return_exceptions=True)
 
 
+async def _awaited(items: AsyncIterable[A] | Iterable[A]) -> AsyncIterator[A]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
 def whole(tensor: Any) -> Any:
     """numpy cannot wait for rows that are fetched."""
     raise TypeError(f"{tensor!r} is fetched by coroutines: np.asarray(await tensor.numpy())")
-
-
-async def each(
-    work: Callable[[T], Awaitable[None]], items: Iterable[T], parallel: int
-) -> AsyncIterator[None]:
-    """Do the work for every item, so many at a time; yields whenever one is done.
-
-    The first error ends it, and what has begun with it.
-    """
-    places = asyncio.Semaphore(parallel)
-
-    async def one(item: T) -> None:
-        async with places:
-            await work(item)
-
-    tasks = [asyncio.ensure_future(one(item)) for item in items]
-    try:
-        for done in asyncio.as_completed(tasks):
-            await done
-            yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

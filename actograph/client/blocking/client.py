@@ -25,7 +25,6 @@ from actograph.client.blocking.session_calls import SessionCalls
 from actograph.client.blocking.store_calls import StoreCalls
 from actograph.client.blocking.transport import Transport
 from actograph.client.blocking.vector_calls import VectorCalls
-from actograph.contract.errors import InvalidRequest
 from actograph.settings import Settings
 
 
@@ -72,10 +71,6 @@ class Client(
             settings = Settings()
             base_url = settings.effective_url if base_url is None else base_url
             api_key = settings.api_key if api_key is None else api_key
-        if not base_url.startswith(("http://", "https://")):
-            raise InvalidRequest(
-                f"{base_url!r} is no URL of a service; it must start with http:// or https://"
-            )
         self.base_url = base_url.rstrip("/")
         self._store = None if store is None else open_store(store)
         self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)

@@ -26,6 +26,7 @@ from actograph.client.errors import ApiError
 from actograph.client.hook_names import absent, stored_name
 from actograph.client.matrix import SEVERAL_TOKENS, Gathered, Matrix, Piece, Skipped
 from actograph.client.optional import package
+from actograph.client.progress import counter
 from actograph.client.queries import SessionChoice
 from actograph.contract import hooks, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -53,6 +54,7 @@ class MatrixCalls(Calls):
         limit: int | None = None,
         parallel: int = 8,
         max_bytes: int = 4 << 30,
+        progress: bool = False,
         **wanted: Unpack[SessionChoice],
     ) -> Matrix:
         """Rows of one hook over a job's sessions: features, labels, and where each row comes from.
@@ -69,6 +71,7 @@ class MatrixCalls(Calls):
             limit: most sessions to read, the oldest first.
             parallel: sessions that are read at once.
             max_bytes: most bytes of features; more is an error.
+            progress: show a bar with rate and ETA on stderr, or lines where that is no terminal.
             wanted: filters of `SessionChoice`, as `condition` or `correct`.
 
         Raises:
@@ -96,9 +99,12 @@ class MatrixCalls(Calls):
                 return Skipped(session.id, error.message)
 
         gathered = Gathered(hook, max_bytes)
+        total = (self._own().session_stats(job=job, **wanted)).sessions if progress else 0
         found = self._own().sessions(order="asc", job=job, **wanted)
-        for piece in each_of(rows_of, self._prepared(found, hook, location_of, limit), parallel):
-            gathered.add(piece)
+        with counter("sessions", min(total, limit or total), show=progress) as count:
+            for piece in each_of(rows_of, self._prepared(found, hook, location_of, limit), parallel):
+                gathered.add(piece)
+                count()
         if not gathered.sessions:
             reason = f": {gathered.skipped[0].reason}" if gathered.skipped else ": none fits the filters"
             raise NotFound(f"no session gave rows of {hook}{reason}")

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from actograph.client.answers import path_of, read
 from actograph.client.blocking import downloads
-from actograph.client.blocking.runtime import each, sleep
+from actograph.client.blocking.runtime import each_of, sleep
 from actograph.client.blocking.transport import Transport
 from actograph.client.errors import ApiError, ServiceUnreachable
 from actograph.client.results_folder import (
@@ -53,7 +53,7 @@ def pull(
         def fetch(session: SessionFolder) -> None:
             _fetch_session(transport, session)
 
-        for _ in each(fetch, sessions, parallel):
+        for _ in each_of(fetch, sessions, parallel):
             fetched += 1
             on_progress("sessions", fetched, len(sessions))
     return results.end(fetched)

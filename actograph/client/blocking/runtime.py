@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -21,7 +21,7 @@ def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return work(*args, **kwargs)
 
 
-def each_of(work: Callable[[A], T], items: Iterator[A], at_once: int) -> Iterator[T]:
+def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterator[T]:
     """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
     pending: deque[Future[T]] = deque()
     with ThreadPoolExecutor(at_once, thread_name_prefix="actograph-client") as pool:
@@ -40,18 +40,3 @@ def each_of(work: Callable[[A], T], items: Iterator[A], at_once: int) -> Iterato
 def whole(tensor: Any) -> Any:
     """Every row of a tensor."""
     return tensor.read(0, len(tensor))
-
-
-def each(work: Callable[[T], None], items: Iterable[T], parallel: int) -> Iterator[None]:
-    """Do the work for every item, in so many threads; yields whenever one is done.
-
-    The first error ends it, once what has begun is done.
-    """
-    with ThreadPoolExecutor(parallel) as pool:
-        running = [pool.submit(work, item) for item in items]
-        try:
-            for done in as_completed(running):
-                done.result()
-                yield
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)

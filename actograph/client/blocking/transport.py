@@ -15,9 +15,10 @@ from actograph.client.transport import (
     RETRY_STATUS,
     Params,
     backoff,
-    is_loopback_host,
+    environment_at_fault,
     retry_after,
     stated,
+    trusts_environment,
 )
 
 
@@ -28,15 +29,16 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self.retries = retries
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            headers=headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
-            # presigned redirects lead to the object store; httpx drops our key on another origin
-            follow_redirects=True,
-            # a proxy named in the environment has no business with this machine's own services
-            trust_env=not is_loopback_host(httpx.URL(self.base_url).host),
-        )
+        trust_env = trusts_environment(self.base_url)
+        with environment_at_fault():
+            self._http = httpx.Client(
+                base_url=self.base_url,
+                headers=headers,
+                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
+                # presigned redirects lead to the object store; httpx drops our key on another origin
+                follow_redirects=True,
+                trust_env=trust_env,
+            )
 
     def close(self) -> None:
         self._http.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import actograph
 from actograph.cli.main import main
 from actograph.client import transport
 from actograph.contract import resources
@@ -371,9 +372,24 @@ def test_debug_shows_the_traceback(run: Run) -> None:
 
 
 def test_usage_errors_are_not_exit_2(run: Run) -> None:
-    code, _, err = run("jobs", "frobnicate")
-    assert code == 1
-    assert "frobnicate" in err
+    for typed, told in [
+        ("jobs frobnicate", "error: no such command 'frobnicate'; see: actograph jobs --help\n"),
+        ("jobs show", "error: missing argument 'JOB'; see: actograph jobs show --help\n"),
+        ("jobs ls --nope", "error: no such option: --nope; see: actograph jobs ls --help\n"),
+    ]:
+        assert run(*typed.split()) == (1, "", told)
+
+
+def test_a_group_alone_shows_its_help(run: Run) -> None:
+    code, out, err = run("jobs")
+    assert code == 1 and "Submit jobs and follow them." in out + err
+
+
+def test_the_command_as_a_module() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "actograph", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"actograph {actograph.__version__}\n"
 
 
 def test_a_setting_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,12 @@ import click
 import pytest
 import typer
 
+from actograph.cli import examples
 from actograph.cli.main import app, main
 from actograph.client import transport
 
-#: `up` and `demo` run a service, `chat` a conversation, `bench` another program's output
-WITHOUT_ANSWER = {"up", "demo", "chat", "bench"}
+#: `up` and `demo` run a service, `chat` a conversation, `bench` another program's output, a shell's script
+WITHOUT_ANSWER = {"up", "demo", "chat", "bench", "completion"}
 #: always JSON lines: they are files for other programs
 ALWAYS_JSON = {"eval score", "batches results"}
 
@@ -34,7 +35,7 @@ ALL = dict(commands(typer.main.get_command(app)))
 
 def test_the_nouns_and_verbs_are_there() -> None:
     verbs = {
-        "jobs": "submit ls show watch cancel retry export",
+        "jobs": "submit ls show samples watch cancel retry export",
         "sessions": "ls show pull rm",
         "queue": "info pause resume",
         "models": "ls load structure",
@@ -49,6 +50,17 @@ def test_every_command_answers_as_a_table_or_as_json(name: str) -> None:
     options = {option: p for p in ALL[name].params for option in p.opts}
     assert "--format" in options, name
     assert options["--format"].default == "table"
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_every_command_has_examples_under_its_help(name: str) -> None:
+    assert examples.EXAMPLES[name]
+    epilog = str(ALL[name].epilog).replace("\\[", "[")
+    assert all(f"$ {line}" in epilog for line in examples.EXAMPLES[name])
+
+
+def test_no_example_is_of_a_command_that_is_gone() -> None:
+    assert set(examples.EXAMPLES) == set(ALL)
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""`actograph jobs samples`: verdicts, errors, and texts that end where the terminal does."""
+
+import json
+from typing import Any
+
+import pytest
+
+from actograph.cli import tables
+from actograph.cli.main import main
+from actograph.contract import resources
+
+
+@pytest.fixture
+def job(service: Any, monkeypatch: pytest.MonkeyPatch) -> resources.Job:
+    """Right, wrong, failed."""
+    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+    job: resources.Job = service.add_job(1)
+
+    def sample(index: int, **fields: Any) -> resources.Sample:
+        return resources.Sample(
+            id=f"smp_{index:032x}", job_id=job.id, index=index, condition="plain", input={}, **fields
+        )
+
+    scores = {"exact_match,strict-match": resources.Score(value=1.0, answer="3")}
+    done = resources.SampleStatus.COMPLETED
+    service.samples[job.id] = [
+        sample(0, status=done, completion="so it is\n#### 3", scores=scores, generated_tokens=5),
+        sample(
+            1,
+            status=done,
+            completion="答" * 200,
+            scores={"exact_match,strict-match": resources.Score(value=0.0)},
+            session_id="ses_" + "a" * 32,
+        ),
+        sample(
+            2,
+            status=resources.SampleStatus.FAILED,
+            error=resources.ErrorRecord(type="context_length_exceeded", message="too long"),
+        ),
+    ]
+    return job
+
+
+def test_a_line_for_each_sample(
+    job: resources.Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    assert main(["jobs", "samples", job.id]) == 0
+    head, right, wrong, failed = capsys.readouterr().out.splitlines()
+    assert head.split()[:5] == ["INDEX", "CONDITION", "EPOCH", "STATUS", "CORRECT"]
+    assert right.split()[:6] == ["0", "plain", "0", "completed", "yes", "5"] and "so it is #### 3" in right
+    assert "ses_aaaaaaaaaaaa" in wrong and wrong.endswith("答…")
+    assert "context_length_exceeded: too long" in failed
+
+
+def test_samples_by_verdict(job: resources.Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job_id = job.id
+    assert main(["jobs", "samples", job_id, "--limit", "1"]) == 0
+    assert "the first 1; more with --all or --limit" in capsys.readouterr().err
+    for options, expected in [((), [0, 1, 2]), (("--correct",), [0]), (("--incorrect",), [1])]:
+        assert main(["jobs", "samples", job_id, *options, "--format", "json"]) == 0
+        assert [json.loads(line)["index"] for line in capsys.readouterr().out.splitlines()] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "expected"),
+    [
+        ("short", 5, "short"),
+        ("longer", 5, "long…"),
+        ("two\nlines", 20, "two lines"),
+        ("答案在此", 5, "答案…"),
+    ],
+)
+def test_a_text_is_cut_by_the_columns_that_it_takes(text: str, columns: int, expected: str) -> None:
+    assert tables.cut(text, columns) == expected

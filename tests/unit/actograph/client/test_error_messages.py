@@ -1,0 +1,92 @@
+"""What is told where a service cannot be reached: one line that says what is wrong and where."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actograph.client import ApiError, Client, ServiceUnreachable
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import ProblemItem
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def rude() -> Iterator[str]:
+    """Says something that is no HTTP, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
+
+
+def told(url: str) -> str:
+    with Client(url, "", retries=0) as client, pytest.raises(ServiceUnreachable) as caught:
+        client.job("job_1")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_https_on_a_port_that_speaks_http(service: Any) -> None:
+    url = service.url.replace("http://", "https://")
+    assert f"no secure connection to the service at {url}" in told(url)
+
+
+def test_what_speaks_no_http(rude: str) -> None:
+    assert f"the service at http://{rude} broke off the connection" in told(f"http://{rude}")
+
+
+def test_a_name_that_nobody_knows() -> None:
+    assert "no address is known of 'nowhere.invalid'" in told("http://nowhere.invalid")
+
+
+def test_a_proxy_that_is_not_there_is_named_as_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert "cannot reach the service at http://lab.example through a proxy" in told("http://lab.example")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("all_proxy", "carrier://pigeon"), ("SSL_CERT_FILE", "/nowhere/certificates.pem")]
+)
+def test_an_environment_that_cannot_be_used(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequest, match="the environment's proxy or certificates"):
+        Client("https://lab.example", "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "lab.example", "127.0.0.1:8420", "ftp://lab.example", "http://", "http://[::1", "http://a:b:c"],
+)
+def test_what_is_no_url_of_a_service(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no URL of a service"):
+        Client(url, "")
+
+
+def test_a_field_is_named_once() -> None:
+    def error(*items: ProblemItem) -> str:
+        return str(ApiError("layer 9: there are 2", status=422, code="invalid_request", errors=items))
+
+    same = ProblemItem(detail="layer 9: there are 2", pointer="/capture/layers")
+    assert error(same) == "layer 9: there are 2"
+    assert error(same, ProblemItem(detail="no such task", pointer="/task")) == (
+        "layer 9: there are 2 (/task: no such task)"
+    )
