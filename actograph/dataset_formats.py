@@ -1,12 +1,13 @@
 """CSV and Parquet datasets as records, one mapping per row; JSONL is read by `dataset_rows` itself.
 
 A record that is an `InvalidDataset` says why its row cannot be read, so that `check_rows` and
-`check_texts` name the row. Memory is bounded by one record of a CSV file, and by what the chosen
-columns of one row group of a Parquet file take.
+`check_texts` name the row. Memory is bounded by one record of a CSV file, and by the pages of one row group
+and one row of a Parquet file.
 """
 
 import csv
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -14,10 +15,11 @@ from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import DatasetFormat
 from actograph.dataset_rows import MAX_LINE_BYTES
 
-#: rows of a Parquet file that are Python objects at the same time
-_BATCH_ROWS = 256
-#: a row group that takes more uncompressed is refused
+#: a row group that takes more uncompressed is refused, and one of more rows: they may be in the way of others
 MAX_ROW_GROUP_BYTES = 1 << 30
+MAX_ROW_GROUP_ROWS = 1 << 21
+#: what one reading decodes, the rows before the first one in its row group included
+MAX_DECODED_BYTES = 4 << 30
 _MAX_COLUMNS = 10_000
 
 # The module's own limit holds for the whole process; without it fields end at 131,072 characters.
@@ -119,32 +121,77 @@ class _Text:
             raise InvalidDataset(f"not UTF-8 (byte {error.start})") from None
 
 
-def parquet_records(file: BinaryIO, columns: Collection[str] | None = None) -> Iterator[object]:
+class ParquetRecords:
     """Rows of a Parquet file that can be sought in.
 
-    Args:
-        columns: that the file must have, and all that are read; None reads every column.
-
-    Raises:
-        InvalidDataset: not Parquet, damaged, a column is missing, or a row group is too large.
-        OSError: the file cannot be read.
+    What is stored in a few bytes can stand for any number of rows and characters, so that rows are decoded
+    one at a time and counted.
     """
+
+    def __init__(self, file: BinaryIO, columns: Collection[str] | None = None) -> None:
+        """
+        Args:
+            columns: that the file must have, and all that are read; None reads every column.
+
+        Raises:
+            InvalidDataset: not Parquet, damaged, a column is missing, or a row group is too large.
+            OSError: the file cannot be read.
+        """
+        try:
+            from pyarrow import parquet
+        except ImportError as error:
+            raise InvalidDataset(
+                "Parquet files need pyarrow, which is not installed here; send the rows as JSONL or CSV",
+                param="dataset",
+            ) from error
+        with _telling():
+            self._opened: Any = parquet.ParquetFile(file, pre_buffer=False)
+            present = self._opened.schema_arrow.names
+            _require(columns, present)
+            self._columns = [name for name in present if columns is None or name in columns]
+            _check_row_groups(self._opened.metadata, self._columns)
+
+    def __iter__(self) -> Iterator[object]:
+        return self.from_row(0)
+
+    def from_row(self, start: int) -> Iterator[object]:
+        """Rows from the one with this number on; row groups before it are not decoded.
+
+        Raises:
+            InvalidDataset: damaged, or the rows take more than may be decoded.
+            OSError: the file cannot be read.
+        """
+        metadata = self._opened.metadata
+        group = 0
+        while group < metadata.num_row_groups and start >= metadata.row_group(group).num_rows:
+            start -= metadata.row_group(group).num_rows
+            group += 1
+        decoded = 0
+        with _telling():
+            batches = self._opened.iter_batches(
+                1, row_groups=range(group, metadata.num_row_groups), columns=self._columns, use_threads=False
+            )
+            for batch in batches:
+                decoded += batch.nbytes
+                if decoded > MAX_DECODED_BYTES:
+                    raise InvalidDataset(
+                        f"the rows take more than {MAX_DECODED_BYTES} bytes once they are decoded; choose "
+                        "fewer with offset and limit, or write the file in smaller row groups",
+                        param="dataset",
+                    )
+                if start:
+                    start -= batch.num_rows
+                    continue
+                yield from batch.to_pylist()
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """What pyarrow finds wrong with a file, as an InvalidDataset."""
+    import pyarrow
+
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise InvalidDataset(
-            "Parquet files need pyarrow, which is not installed here; send the rows as JSONL or CSV",
-            param="dataset",
-        ) from error
-    try:
-        opened: Any = parquet.ParquetFile(file, pre_buffer=False)
-        present = opened.schema_arrow.names
-        _require(columns, present)
-        chosen = [name for name in present if columns is None or name in columns]
-        _check_row_groups(opened.metadata, chosen)
-        for batch in opened.iter_batches(_BATCH_ROWS, columns=chosen, use_threads=False):
-            yield from batch.to_pylist()
+        yield
     except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's; pyarrow's own, of a damaged file, have no number
@@ -161,6 +208,12 @@ def _check_row_groups(metadata: Any, columns: Collection[str]) -> None:
             for chunk in chunks
             if chunk.path_in_schema.partition(".")[0] in columns
         )
+        if described.num_rows > MAX_ROW_GROUP_ROWS:
+            raise InvalidDataset(
+                f"row group {group} has {described.num_rows} rows, at most {MAX_ROW_GROUP_ROWS} are read; "
+                "write the file in smaller row groups",
+                param="dataset",
+            )
         if size > MAX_ROW_GROUP_BYTES:
             raise InvalidDataset(
                 f"row group {group} takes {size} bytes, at most {MAX_ROW_GROUP_BYTES} are read; write the "

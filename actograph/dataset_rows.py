@@ -9,13 +9,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import MAX_PROMPT_CHARS
 
 MAX_LINE_BYTES = 4_000_000
 MAX_REPORTED = 10
+#: of the rows of one job, which are in memory together
+MAX_HELD_CHARS = 1 << 29
 #: what rows of GSM8K's form have
 GSM8K_COLUMNS = ("question", "answer")
 
@@ -64,6 +66,13 @@ class TextRow:
 
     index: int
     text: str
+
+
+@runtime_checkable
+class CanSkip(Protocol):
+    """Records that can be read from a row on without reading those before it."""
+
+    def from_row(self, start: int, /) -> Iterator[Any]: ...
 
 
 def read_rows(
@@ -168,6 +177,8 @@ def _records(lines: Iterable[bytes], limit: int | None, offset: int) -> Iterator
 
 
 def _window(rows: Iterable[T], limit: int | None, offset: int) -> Iterator[T]:
+    if isinstance(rows, CanSkip):
+        rows, offset = rows.from_row(offset), 0
     return islice(rows, offset, None if limit is None else offset + limit)
 
 
@@ -216,6 +227,7 @@ def _collect(
     """
     rows: list[tuple[int, Mapping[str, Any]]] = []
     faults: list[str] = []
+    held = 0
     unreported = 0
     for index, record in enumerate(records, start=offset):
         if isinstance(record, InvalidDataset):
@@ -229,6 +241,13 @@ def _collect(
             if not faults:
                 assert isinstance(record, Mapping)
                 rows.append((index, record))
+                held += sum(len(value) for value in record.values() if isinstance(value, str))
+                if held > MAX_HELD_CHARS:
+                    raise InvalidDataset(
+                        f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with "
+                        "offset and limit",
+                        param="dataset",
+                    )
             continue
         room = max(0, MAX_REPORTED - len(faults))
         faults += [f"row {index}: {fault}" for fault in found[:room]]
@@ -263,7 +282,9 @@ def text_fault(value: object) -> str | None:
     # Neither can be stored in the index or encoded by a tokenizer.
     if "\0" in value:
         return "contains a NUL character"
-    if any("\ud800" <= char <= "\udfff" for char in value):
+    try:
+        value.encode()
+    except UnicodeEncodeError:
         return "contains a lone surrogate, which is not Unicode text"
     return None
 

@@ -156,11 +156,11 @@ def _standing(now: Gauges) -> Iterator[Metric]:
     )
     yield _gauge("queue_paused", "1 while somebody holds the queue.", {(): now.is_paused})
     yield _gauge("workers", "Workers known.", {(s,): n for s, n in now.workers.items()}, ("status",))
-    own = {one: (one.id, one.hostname, one.model, one.device) for one in now.live}
+    own = [(one, (one.id, one.hostname, one.model, one.device)) for one in now.live]
     yield _gauge(
         "worker_heartbeat_age_seconds",
         "Since a live worker last showed that it lives.",
-        {labels: one.silent_seconds for one, labels in own.items()},
+        {labels: one.silent_seconds for one, labels in own},
         _WORKER,
     )
     yield _gauge(
@@ -169,7 +169,7 @@ def _standing(now: Gauges) -> Iterator[Metric]:
         "those of its last batch.",
         {
             (*labels, key.removesuffix("_bytes")): size
-            for one, labels in own.items()
+            for one, labels in own
             for key, size in one.memory.items()
             if key.endswith("_bytes")
         },

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.dataset_formats import csv_records, format_of, parquet_records
+from actograph.dataset_formats import ParquetRecords, csv_records, format_of
 from actograph.dataset_rows import (
     GSM8K_COLUMNS,
     DatasetRow,
@@ -78,7 +78,7 @@ def _rows(
     store: ArtifactStore,
     data_roots: Sequence[str],
     columns: Sequence[str] | None,
-) -> Iterator[tuple[Iterator[bytes], Iterator[object] | None]]:
+) -> Iterator[tuple[Iterator[bytes], Iterable[object] | None]]:
     """Lines of JSON and None, or no lines and records; `columns` are needed, and no others."""
     with ExitStack() as opened:
         if isinstance(ref, PathDataset):
@@ -94,7 +94,7 @@ def _rows(
             else:
                 file = cast(BinaryIO, _ChunkReader(chunks))
         if written == "parquet":
-            yield iter(()), parquet_records(file, columns)
+            yield iter(()), ParquetRecords(file, columns)
         elif written == "csv":
             yield iter(()), csv_records(bounded_lines(file), columns)
         else:

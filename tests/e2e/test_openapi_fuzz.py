@@ -1,7 +1,7 @@
 """The whole OpenAPI document, fuzzed against the real service: no 5xx, nothing undocumented.
 
 Schemathesis makes requests from the document, valid and not, and follows ids from one answer to the
-next request.
+next request: once with an admin's key, once with one that sees its owner's things alone.
 """
 
 import os
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
@@ -26,21 +27,49 @@ CHECKS = (
 #: an event stream of a job that waits does not end; tests/integration/api/test_event_stream.py reads those
 ENDLESS = "follow_job"
 LEAST_CASES = 2000
-EXAMPLES = os.environ.get("ACTOGRAPH_TEST_FUZZ_EXAMPLES", "20")
+EXAMPLES = os.environ.get("ACTOGRAPH_TEST_FUZZ_EXAMPLES", "10")
+#: for a longer search than CI's; without it the same requests are made each time
+SEED = os.environ.get("ACTOGRAPH_TEST_FUZZ_SEED")
+ROOT_KEY = "the-fuzzers-key"
+#: against a hang alone: what is slow must not fail
+REQUEST_SECONDS = "180"
+RUN_SECONDS = 3600
 
 
-def test_no_request_breaks_the_service(up: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["admin", "submit"])
+def test_no_request_breaks_the_service(
+    role: str, up: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a request that made the first key would end the search: all others would be answered 401
+    monkeypatch.setenv("ACTOGRAPH_API_KEYS", ROOT_KEY)
+    # the queue gets paused, and then no chat is answered
+    monkeypatch.setenv("ACTOGRAPH_CHAT_TIMEOUT_SECONDS", "2")
     service = up()
     service.await_ready()
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {ROOT_KEY}"}) as root:
+        paths = root.get("/openapi.json").json()["paths"]
+        key = root.post("/v1/keys", json={"name": "fuzz", "role": role}).json()["key"]
+    left_out = {
+        operation["operationId"]
+        for operations in paths.values()
+        for operation in operations.values()
+        if role != "admin" and operation.get("x-role") == "admin"
+    }
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json"),
-        *("--checks", ",".join(CHECKS), "--exclude-operation-id", ENDLESS),
-        *("--max-examples", EXAMPLES, "--generation-deterministic", "--continue-on-failure"),
-        *("--request-timeout", "30", "--no-color", "--suppress-health-check", "all"),
+        *("--header", f"Authorization: Bearer {key}", "--checks", ",".join(CHECKS)),
+        *(part for name in (ENDLESS, *sorted(left_out)) for part in ("--exclude-operation-id", name)),
+        *(("--seed", SEED) if SEED else ("--generation-deterministic",)),
+        *("--max-examples", EXAMPLES, "--continue-on-failure", "--suppress-health-check", "all"),
+        *("--request-timeout", REQUEST_SECONDS, "--no-color"),
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500, check=False)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=RUN_SECONDS, check=False
+    )
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
     generated = re.search(r"(\d+) generated", ran.stdout)
     assert generated is not None, ran.stdout[-3000:]
     assert int(generated[1]) >= LEAST_CASES
     assert "Stateful" in ran.stdout
+    # routes that let nobody in were not tried
+    assert "Authentication failed" not in ran.stdout, ran.stdout[-3000:]

@@ -13,6 +13,7 @@ from api import metrics
 from api.app import create_app
 from storage import counters
 from storage.counters import Counter
+from storage.models import WorkerRow
 from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ def test_the_queue_and_what_was_counted(service: "Service") -> None:
     assert found["actograph_samples_total"] == {(("kind", "capture"), ("status", "failed")): 5}
     assert found["actograph_database_up"][()] == found["actograph_broker_up"][()] == 1
     assert lease.id not in str(found) and waiting not in str(found)
+
+
+def test_a_live_worker_is_shown_with_its_memory(service: "Service") -> None:
+    worker_id = service.load_model()
+    with service.database.write() as session:
+        session.get_one(WorkerRow, worker_id).memory = {"peak_bytes": 7, "batch_cap": 2}
+    found = read(service.client)
+    labels = {"worker": worker_id, "hostname": "here", "model": "demo", "device": "cpu"}
+    assert list(found["actograph_worker_heartbeat_age_seconds"]) == [tuple(sorted(labels.items()))]
+    shown = tuple(sorted((labels | {"what": "peak"}).items()))
+    assert found["actograph_worker_memory_bytes"] == {shown: 7}
 
 
 def test_requests_are_counted_by_the_pattern_of_their_route(service: "Service") -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from actograph import dataset_formats
+from actograph import dataset_formats, dataset_rows
 from actograph.contract.errors import InvalidDataset
-from actograph.dataset_formats import csv_records, format_of, parquet_records
+from actograph.dataset_formats import ParquetRecords, csv_records, format_of
 from actograph.dataset_rows import (
     GSM8K_COLUMNS,
     MAX_LINE_BYTES,
@@ -61,8 +61,8 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
     table["id"] = list(range(len(records)))
     for row_group in (None, 100):
         file = in_parquet(table, row_group_size=row_group, compression="zstd")
-        assert check_rows(parquet_records(file, GSM8K_COLUMNS)) == expected
-    assert check_rows(parquet_records(file, GSM8K_COLUMNS), limit=3, offset=700) == expected[700:703]
+        assert check_rows(ParquetRecords(file, GSM8K_COLUMNS)) == expected
+    assert check_rows(ParquetRecords(file, GSM8K_COLUMNS), limit=3, offset=700) == expected[700:703]
 
 
 @given(
@@ -133,7 +133,7 @@ def test_long_fields_are_read() -> None:
 def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(file: io.BytesIO) -> str:
         with pytest.raises(InvalidDataset) as caught:
-            check_rows(parquet_records(file, GSM8K_COLUMNS))
+            check_rows(ParquetRecords(file, GSM8K_COLUMNS))
         return caught.value.message
 
     good: dict[str, list[Any]] = {"question": ["q", "r"], "answer": ["#### 1", "#### 2"]}
@@ -148,14 +148,14 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "row 0: answer is not a string" in refused(in_parquet({**good, "answer": [1, 2]}))
     monkeypatch.setattr(dataset_formats, "MAX_ROW_GROUP_BYTES", 1000)
     big = in_parquet({**good, "unused": ["x" * 4000, "y" * 4000]}, use_dictionary=False)
-    assert len(check_rows(parquet_records(big, GSM8K_COLUMNS))) == 2
+    assert len(check_rows(ParquetRecords(big, GSM8K_COLUMNS))) == 2
     message = refused(in_parquet({"question": ["x" * 4000], "answer": ["#### 1"]}))
     assert re.search(r"row group 0 takes \d+ bytes, at most 1000", message)
 
 
 def test_texts_of_a_column() -> None:
     table: dict[str, list[Any]] = {"body": [f"text {i}" for i in range(600)], "n": list(range(600))}
-    found = check_texts(parquet_records(in_parquet(table), ("body",)), "body", limit=2, offset=400)
+    found = check_texts(ParquetRecords(in_parquet(table), ("body",)), "body", limit=2, offset=400)
     assert [(row.index, row.text) for row in found] == [(400, "text 400"), (401, "text 401")]
     found = check_texts(csv_records(lines(b"n,body\n1,one\n"), ("body",)), "body")
     assert [row.text for row in found] == ["one"]
@@ -167,3 +167,29 @@ def test_texts_of_a_column() -> None:
 )
 def test_formats_by_name(name: str, found: str) -> None:
     assert format_of(name) == found
+
+
+def test_row_groups_before_the_first_row_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = in_parquet({"question": [f"q{i}" for i in range(100)]}, row_group_size=10)
+    records = ParquetRecords(file, ["question"])
+    # a row takes about 12 bytes: room for the nine before it in its group, not for those of the groups before
+    monkeypatch.setattr(dataset_formats, "MAX_DECODED_BYTES", 200)
+    assert next(records.from_row(59)) == {"question": "q59"}
+    assert list(records.from_row(98)) == [{"question": "q98"}, {"question": "q99"}]
+    assert list(records.from_row(100)) == list(records.from_row(10**9)) == []
+    with pytest.raises(InvalidDataset, match="take more than 200 bytes once they are decoded"):
+        list(records)
+
+
+def test_few_bytes_that_stand_for_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 3000, "int32"), ["x" * 100_000])
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": rows}), file, compression="zstd")
+    assert file.tell() < 20_000
+    monkeypatch.setattr(dataset_rows, "MAX_HELD_CHARS", 5_000_000)
+    assert len(check_texts(ParquetRecords(file), "text", limit=50)) == 50
+    with pytest.raises(InvalidDataset, match="more than 5000000 characters together"):
+        check_texts(ParquetRecords(file), "text")
+    monkeypatch.setattr(dataset_formats, "MAX_ROW_GROUP_ROWS", 2999)
+    with pytest.raises(InvalidDataset, match="row group 0 has 3000 rows, at most 2999"):
+        ParquetRecords(file)

@@ -148,12 +148,37 @@ def test_a_task_file() -> None:
         (b"a: !!python/object/apply:os.system [ls]", "not YAML"),
         (b"a: &x [1]\nb: *x", "aliases"),
         (b"x" * 1_000_001, "larger than"),
-        (b"[" * 100_000, "not YAML"),
+        (b"[" * 100_000, "nested more than 64 deep"),
+        (b"- ? " * 100_000, "nested more than 64 deep"),
+        (b"a: !!int " + b":".join([b"1"] * 300_000), "tags .* are not allowed"),
+        (b"a: !!binary " + b"A" * 900_000, "tags .* are not allowed"),
+        (b"a: " + b"9" * 900_000, "not YAML"),
+        (b"a: 2001-99-99", "not YAML"),
     ],
 )
 def test_what_is_no_task_file(content: bytes, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         read_task_file(content)
+
+
+def test_numbers_of_a_task_file_are_decimal() -> None:
+    """Base-60 numbers of YAML 1.1 take quadratic time, and large ones overflow."""
+    long = ":".join(["1"] * 200_000)
+    content = f"a: {long}\nb: {long}.0\nc: 1:30\nd: 1_000\ne: 1.5e+3\nf: 0x1f\ng: -3\nh: .inf\ni: 012"
+    read = read_task_file(content.encode())
+    assert (read.pop("a"), read.pop("b")) == (long, f"{long}.0")
+    infinite = float("inf")
+    assert read == {"c": "1:30", "d": 1000, "e": 1500.0, "f": 31, "g": -3, "h": infinite, "i": 10}
+
+
+def test_a_row_nested_deeper_than_others_can_read_is_refused() -> None:
+    form = RowForm(task_from({"name": "t", "prompt": "{{a|length}}", "target": "x{{b}}"}))
+    nested: object = 1
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(InvalidDataset, match="nested more than 64 deep"):
+        form(0, {"a": nested, "b": 1})
+    assert form(0, {"a": [[1]], "b": 1}).columns == {"a": [[1]]}
 
 
 def test_wrong_fields_of_a_task_file_are_named() -> None:
