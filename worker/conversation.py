@@ -9,11 +9,11 @@ turn those after the shared beginning. A turn's manifest entry says how long tha
 Token numbers below are of that sequence; places are of one turn's own tokens, prompt first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.row_selection import Positions
+from actograph.contract.row_selection import Positions, Stride
 from storage.manifest import Segment, Turn
 from worker.engine.requests import Generation
 from worker.segments import Markup, SegmentFollower, runs
@@ -131,6 +131,10 @@ class Conversation:
         """Tokens that the model ran."""
         return len(self.token_ids) - len(self._unrun)
 
+    def first_prompt(self, begun: TurnPrompt) -> int:
+        """Tokens of the first turn's prompt, where `begun` may be that turn."""
+        return self.turns[0].prompt_tokens if self.turns else len(begun.ids)
+
     def due_tokens(self, positions: Positions, *, tail_only: bool) -> list[int]:
         """The tokens whose rows a hook must have, ascending, counted from the finished turns.
 
@@ -138,61 +142,32 @@ class Conversation:
             tail_only: the hook has rows from the last token of a turn's prompt on.
 
         Raises:
-            CaptureFailed: these positions mean nothing in a sample of several turns.
+            CaptureFailed: `positions` lists a token that the sample does not have or the model never ran.
         """
         ran = [number for number in range(len(self.token_ids)) if number not in self._unrun]
-        if tail_only:
-            ran = sorted(set(self._tail))
+        has = sorted(set(self._tail)) if tail_only else ran
         match positions:
             case "all":
-                return ran
+                return has
+            case "last":
+                return has[-1:]
             case "last_prompt":
                 return [self.prompt_tokens - 1]
             case "generated":
                 chosen = self.chosen
-                return [number for number in ran if number in chosen]
+                return [number for number in has if number in chosen]
             case str():
-                return [number for number in ran if self._names[number] == positions]
+                return [number for number in has if self._names[number] == positions]
+            case Stride():
+                return [number for number in has if number % positions.stride == 0]
             case [str(), *_]:
-                return [number for number in ran if self._names[number] in positions]
-        raise CaptureFailed(f"positions {positions} cannot be taken from a sample of several turns")
-
-
-@dataclass(frozen=True, eq=False)
-class TurnRows:
-    """Chooses the rows of one turn for the engine, place by place: a `RowChooser`."""
-
-    conversation: Conversation
-    begun: TurnPrompt
-    positions: Positions
-    markup: Markup
-
-    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        begun, names = self.begun, self.conversation.prompt_names(self.begun)
-        first_turn = not self.conversation.turns
-        chosen = self.conversation.chosen
-
-        def wanted(place: int) -> bool:
-            match self.positions:
-                case "all":
-                    return True
-                case "last_prompt":
-                    return first_turn and place == len(begun.ids) - 1
-                case "generated":
-                    return begun.numbers[place] in chosen
-            return names[place] in self._names
-
-        return [place for place in range(begun.first_row, len(begun.ids)) if wanted(place)]
-
-    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
-        if self.positions in ("all", "generated"):
-            return lambda place, token_id: True
-        if self.positions == "last_prompt":
-            return lambda place, token_id: False
-        follower = SegmentFollower(self.markup, prompt_ids)
-        return lambda place, token_id: follower.next(token_id) in self._names
-
-    @property
-    def _names(self) -> frozenset[str]:
-        named = [self.positions] if isinstance(self.positions, str) else self.positions
-        return frozenset(str(name) for name in named)
+                return [number for number in has if self._names[number] in positions]
+        listed = {self.prompt_tokens + int(p) if int(p) < 0 else int(p) for p in positions}
+        missing = sorted(listed.difference(ran))
+        if missing:
+            raise CaptureFailed(
+                f"positions lists token {missing[0]}, which the model did not run in this sample: it has "
+                f"{len(self.token_ids)} tokens in {len(self.turns)} turns, {self.prompt_tokens} of them in "
+                "the first prompt, and the last of a turn is run only where the next turn keeps it"
+            )
+        return sorted(listed.intersection(has))

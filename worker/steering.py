@@ -1,7 +1,7 @@
 """A job's interventions, made ready for a model: what is done to the samples of each condition."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from storage.manifest import AppliedIntervention
 from worker import row_choice
 from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
+from worker.engine.row_chooser import RowChooser
 from worker.segments import Markup
 
 
@@ -41,9 +42,18 @@ class Steering:
 
     _edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
     _records: Mapping[str, tuple[AppliedIntervention, ...]] = field(default_factory=dict)
+    _positions: Mapping[str, tuple[Positions, ...]] = field(default_factory=dict)
 
     def edits(self, condition: str) -> tuple[Edit, ...]:
         return self._edits.get(condition, ())
+
+    def edits_where(self, condition: str, chooser: Callable[[Positions], RowChooser]) -> tuple[Edit, ...]:
+        """The same edits, at tokens that `chooser` chooses for their positions."""
+        pairs = zip(self.edits(condition), self._positions.get(condition, ()), strict=True)
+        return tuple(
+            edit if positions == "all" else replace(edit, positions="all", chooser=chooser(positions))
+            for edit, positions in pairs
+        )
 
     def records(self, condition: str) -> tuple[AppliedIntervention, ...]:
         """What the manifest of a session of this condition says."""
@@ -71,12 +81,15 @@ def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: E
     ]
     own, rest = ready[: len(job)], ready[len(job) :]
     found: dict[str, Sequence[tuple[Edit, AppliedIntervention]]] = {} if conditions else {"": own}
+    positions = {} if conditions else {"": tuple(one.positions for one in job)}
     for condition in conditions:
         count = len(condition.interventions)
         found[condition.name], rest = [*own, *rest[:count]], rest[count:]
+        positions[condition.name] = tuple(one.positions for one in [*job, *condition.interventions])
     return Steering(
         {name: tuple(edit for edit, _ in pairs) for name, pairs in found.items()},
         {name: tuple(record for _, record in pairs) for name, pairs in found.items()},
+        positions,
     )
 
 

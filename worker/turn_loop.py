@@ -1,19 +1,27 @@
 """Samples that take several turns: a batch of all that are not done, turn after turn."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec, sample_seed
 from actograph.contract.tool_use import ToolUseEnd
-from worker.conversation import Conversation, TurnPrompt, TurnRows
-from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowSink
+from worker.conversation import Conversation, TurnPrompt
+from worker.engine.requests import (
+    EarlierRows,
+    Generation,
+    GenerationRequest,
+    RowChunk,
+    RowSink,
+)
+from worker.engine.statistics import SummedRows
 from worker.outcome import Outcome, by_sampling
 from worker.recording import UnitRecorder
 from worker.runners.runner import Prompt, Runner
 from worker.segments import Markup
 from worker.steering import Steering
+from worker.turn_rows import TurnTokens
 
 #: requests of one batch, their sampling and sink -> what came of them
 Generate = Callable[[Sequence[GenerationRequest], SamplingSpec, RowSink | None], list[Generation]]
@@ -28,6 +36,10 @@ class _Talk:
     prompt: Prompt
     results_from: int | None = None
     running: bool = True
+    #: what the job sums up, of the rows of the turns so far
+    summed: Mapping[str, SummedRows] = field(default_factory=dict)
+    #: rows that a further turn replaces: what is summed up, and the last row
+    latest: dict[str, RowChunk] = field(default_factory=dict)
 
 
 class TurnLoop:
@@ -35,6 +47,7 @@ class TurnLoop:
 
     Args:
         positions: which rows are kept; None where nothing is captured.
+        summarises: whether rows are summed up, then over those of all turns.
         generate: runs one batch.
         error_of: why a generation is no result, None where it is one.
     """
@@ -47,6 +60,7 @@ class TurnLoop:
         markup: Markup,
         context_length: int,
         positions: Positions | None,
+        summarises: bool = False,
         recorder: UnitRecorder | None,
         generate: Generate,
         error_of: Callable[[Generation], ActographError | None],
@@ -56,6 +70,7 @@ class TurnLoop:
         self._markup = markup
         self._context_length = context_length
         self._positions = positions
+        self._summarises = summarises
         self._recorder = recorder
         self._generate = generate
         self._error_of = error_of
@@ -101,11 +116,12 @@ class TurnLoop:
         requests = [self._request(talk, begun[place]) for place, talk in group.items()]
         sink = None
         if self._recorder is not None:
-            sink = _TurnSink(self._recorder, list(begun.items()), torn, is_first=_is_first(group))
+            turns = [(place, group[place], prompt) for place, prompt in begun.items()]
+            sink = _TurnSink(self._recorder, turns, torn, last_only=self._positions == "last")
         generations = self._generate(requests, sampling, sink)
         if any(g.finish_reason == "cancelled" for g in generations):
             return False
-        for (place, talk), generation in zip(group.items(), generations, strict=True):
+        for (place, talk), request, generation in zip(group.items(), requests, generations, strict=True):
             error = self._error_of(generation)
             if error is not None or place in torn:
                 talk.running = False
@@ -114,24 +130,32 @@ class TurnLoop:
                     torn.discard(place)  # alone or not, it has failed
                 continue
             talk.conversation.end(begun[place], generation)
-            self._follow(talk, generation, sampling)
+            if request.earlier is not None:
+                talk.summed = request.earlier.after
+            self._follow(place, talk, generation, sampling)
         return True
 
     def _request(self, talk: _Talk, begun: TurnPrompt) -> GenerationRequest:
         lease, turn = talk.outcome.lease, len(talk.conversation.turns)
-        chooser = None
-        if self._positions is not None:
-            chooser = TurnRows(talk.conversation, begun, self._positions, self._markup)
+        conversation, markup = talk.conversation, self._markup
+        chooser, last_only = None, self._positions == "last"
+        if self._positions is not None and not last_only:
+            # rows that an earlier turn has are not kept again
+            chooser = TurnTokens(conversation, begun, self._positions, markup, begun.first_row)
         return GenerationRequest(
             key=lease.id,
             prompt_ids=begun.ids,
             # the same noise in every turn would tie their choices together
             seed=lease.seed if turn == 0 else sample_seed(lease.seed, turn, 0),
-            edits=self._steering.edits(lease.condition),
+            # a token that several turns run is changed in each of them, so that its rows stay its rows
+            edits=self._steering.edits_where(
+                lease.condition, lambda positions: TurnTokens(conversation, begun, positions, markup)
+            ),
             chooser=chooser,
+            earlier=EarlierRows(talk.summed) if self._summarises and not last_only else None,
         )
 
-    def _follow(self, talk: _Talk, generation: Generation, sampling: SamplingSpec) -> None:
+    def _follow(self, place: int, talk: _Talk, generation: Generation, sampling: SamplingSpec) -> None:
         """Prepare the next turn, or note that there is none and why."""
         lease, turns = talk.outcome.lease, [g.generated_ids for g in talk.conversation.generations]
         further = None
@@ -152,6 +176,12 @@ class TurnLoop:
             talk.prompt, talk.results_from = further.prompt, further.results_from
             return
         talk.running = False
+        if self._recorder is not None and talk.latest:
+            try:
+                self._recorder.write(place, talk.latest)
+            except Exception as error:  # noqa: BLE001 (as the engine does: it fails this sample alone)
+                talk.outcome = replace(talk.outcome, error=self._error_of(replace(generation, error=error)))
+                return
         talk.outcome = replace(
             talk.outcome,
             generation=generation,
@@ -160,32 +190,44 @@ class TurnLoop:
         )
 
 
-def _is_first(group: Mapping[int, _Talk]) -> bool:
-    return all(not talk.conversation.turns for talk in group.values())
-
-
 @dataclass(frozen=True)
 class _TurnSink:
-    """Hands the rows of one turn on, under the samples' places and the numbers of their tokens."""
+    """Hands the rows of one turn on, under the samples' places and the numbers of their tokens.
+
+    Attributes:
+        turns: place in the unit, the sample, the turn that is run.
+        last_only: of a turn's rows just the last is kept, and of the turns' the last turn's.
+    """
 
     recorder: UnitRecorder
-    begun: Sequence[tuple[int, TurnPrompt]]
+    turns: Sequence[tuple[int, _Talk, TurnPrompt]]
     torn: set[int]
-    is_first: bool
+    last_only: bool
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        place, begun = self.begun[index]
-        if place not in self.torn:
-            self.recorder.write(place, {hook: _numbered(chunk, begun) for hook, chunk in rows.items()})
+        place, talk, begun = self.turns[index]
+        if place in self.torn:
+            return
+        at_once: dict[str, RowChunk] = {}
+        for hook, chunk in rows.items():
+            if chunk.over is not None:
+                talk.latest[hook] = chunk
+            else:
+                (talk.latest if self.last_only else at_once)[hook] = _numbered(chunk, begun)
+        if at_once:
+            self.recorder.write(place, at_once)
 
     def reset(self, index: int) -> None:
-        place, _ = self.begun[index]
+        place, talk, _ = self.turns[index]
         self.recorder.reset(place)
-        if not self.is_first:
+        talk.latest.clear()
+        if talk.conversation.turns:
             self.torn.add(place)
 
 
 def _numbered(chunk: RowChunk, begun: TurnPrompt) -> RowChunk:
-    assert chunk.tokens is not None  # TurnRows chooses token by token
-    tokens = tuple(begun.number(place) for place in chunk.tokens)
+    places = chunk.tokens
+    if places is None:
+        places = tuple(range(chunk.first_row, chunk.first_row + len(chunk.tensor)))
+    tokens = tuple(begun.number(place) for place in places)
     return replace(chunk, first_row=next(iter(tokens), 0), tokens=tokens)

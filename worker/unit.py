@@ -264,6 +264,7 @@ class UnitRunner:
             markup=origin.markup if origin else Markup(self._engine.model.tokenizer),
             context_length=self._engine.structure.context_length,
             positions=origin.capture.positions if origin else None,
+            summarises=origin is not None and origin.shaping.summarises,
             recorder=recorder,
             generate=generate,
             error_of=self._error_of,

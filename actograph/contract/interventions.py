@@ -52,6 +52,9 @@ class TokenRange(_Sent):
             raise ValueError("stop must be larger than start")
         return self
 
+    def holds(self, token: int) -> bool:
+        return self.start <= token and (self.stop is None or token < self.stop)
+
 
 def _known_in_the_pass(value: Any) -> Any:
     """Refuse the one kind of capture positions of which nobody knows in the pass that they have come."""

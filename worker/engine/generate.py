@@ -184,6 +184,7 @@ class Generate:
             prompt_ids=[r.prompt_ids for r in chosen],
             generated_ids=tracker.tokens,
             choosers=[r.chooser for r in chosen] if any(r.chooser for r in chosen) else (),
+            earlier=[r.earlier for r in chosen] if any(r.earlier for r in chosen) else (),
             options=self.options,
             sink=sink,
             ended_at=tracker.ended_at,

@@ -36,6 +36,12 @@ class Edit:
     chooser: RowChooser | None = None  # instead of `positions`, for tokens that need not be consecutive
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What edits have in common that are made as one; their choosers may differ from row to row."""
+        vector = None if self.vector is None else id(self.vector)
+        return (self.hook, self.op, self.coefficient, vector, self.positions, self.chooser is None)
+
+    @property
     def changes_nothing(self) -> bool:
         """Such an edit is left out, so that not even the sign of a zero changes."""
         if self.op in ("add", "project_out"):
@@ -75,11 +81,7 @@ class _Planned:
             return tuple(row for row in self.rows if choices[row].holds(step - 1))
         if isinstance(positions, str):
             return self.rows if positions in ("all", "generated") else ()
-        return tuple(row for row in self.rows if _holds(positions, prompts[row] + step - 1))
-
-
-def _holds(positions: TokenRange, token: int) -> bool:
-    return positions.start <= token and (positions.stop is None or token < positions.stop)
+        return tuple(row for row in self.rows if positions.holds(prompts[row] + step - 1))
 
 
 class _Site:
@@ -124,21 +126,23 @@ class Editor:
         self._indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
         self._path = lm.path
         self._sites: dict[str, _Site] = {}
-        chosen: dict[RowChooser, dict[int, FollowedChoice]] = {}
-        alike: dict[tuple[Edit, ...], list[int]] = {}
+        followed: dict[tuple[RowChooser, int], FollowedChoice] = {}
+
+        def choice(chooser: RowChooser, row: int) -> FollowedChoice:
+            key = (chooser, row)
+            if key not in followed:
+                followed[key] = FollowedChoice(chooser, prompt_ids[row], generated_ids[row])
+            return followed[key]
+
+        alike: dict[tuple[object, ...], list[int]] = {}
         for row, own in enumerate(edits):
-            alike.setdefault(tuple(own), []).append(row)
-        for group, rows in alike.items():
-            for edit in group:
-                location = location_of[edit.hook]
-                choices = None
-                if edit.chooser is not None:
-                    choices = chosen.setdefault(edit.chooser, {})
-                    for row in rows:
-                        if row not in choices:
-                            choices[row] = FollowedChoice(edit.chooser, prompt_ids[row], generated_ids[row])
-                site = self._sites.setdefault(location, _Site(location))
-                site.edits.append(_Planned(_change(edit), edit.positions, tuple(rows), choices))
+            alike.setdefault(tuple(edit.kind for edit in own), []).append(row)
+        for rows in alike.values():
+            for place, edit in enumerate(edits[rows[0]]):
+                choosers = {row: edits[row][place].chooser for row in rows}
+                choices = {row: choice(one, row) for row, one in choosers.items() if one is not None}
+                site = self._sites.setdefault(location_of[edit.hook], _Site(location_of[edit.hook]))
+                site.edits.append(_Planned(_change(edit), edit.positions, tuple(rows), choices or None))
         self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device
         self._first_bad = torch.full((len(self._prompts),), _NEVER)

@@ -1,13 +1,14 @@
 """What goes into the engine and what comes out of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 
 from worker.engine.interventions import Edit
 from worker.engine.row_chooser import RowChooser
+from worker.engine.statistics import SummedRows
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
@@ -26,6 +27,20 @@ class GenerationRequest:
     top_logprobs: int | None = None  # log probabilities of each token and so many likeliest; None: none
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
+    earlier: "EarlierRows | None" = None  # rows that what is summed up counts in, of earlier generations
+
+
+@dataclass(slots=True, eq=False)
+class EarlierRows:
+    """Carries what a shaping sums up from one generation of a sample to its next.
+
+    Attributes:
+        before: hook -> what the generations before came to; empty before the first.
+        after: the same with this generation, once it is over.
+    """
+
+    before: Mapping[str, SummedRows] = field(default_factory=dict)
+    after: dict[str, SummedRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from actograph.contract.errors import CaptureFailed
 from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.columns import Columns
 from worker.engine.host_memory import host_copy
-from worker.engine.requests import BufferOptions, Positions, RowShaping, RowSink
+from worker.engine.requests import BufferOptions, EarlierRows, Positions, RowShaping, RowSink
 from worker.engine.row_chooser import RowChooser
 from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
 from worker.engine.step_blocks import Group, StepBlocks, groups_of
@@ -46,6 +46,7 @@ class RowStream:
         ended_at: live view of the tokens after which each sample ended, None while it runs.
         prompt_ids, generated_ids: per sample, the latter a live view; for a chooser alone.
         choosers: per sample, before the shaping's.
+        earlier: per sample, rows that what is summed up counts in.
         should_stop: polled while decoding has to wait for the writer.
         errors: takes what the sink raises, by sample; nothing is written of a sample that is in it.
 
@@ -68,6 +69,7 @@ class RowStream:
         prompt_ids: Sequence[Sequence[int]] = (),
         generated_ids: Sequence[Sequence[int]] = (),
         choosers: Sequence[RowChooser | None] = (),
+        earlier: Sequence[EarlierRows | None] = (),
         should_stop: Callable[[], bool] = lambda: False,
         errors: dict[int, BaseException] | None = None,
     ) -> None:
@@ -85,7 +87,7 @@ class RowStream:
         )
         self._keeps_rows = shaping.keeps_rows
         self._summaries = (
-            Summaries(self._points, batch=len(self._prompts), shaping=shaping, dtype=dtype)
+            Summaries(self._points, batch=len(self._prompts), shaping=shaping, dtype=dtype, earlier=earlier)
             if shaping.summarises
             else None
         )

@@ -19,6 +19,14 @@ Summary = dict[str, torch.Tensor]
 STATISTICS = ("count", "mean", "variance", "min", "max", "rms", "kurtosis", "over")
 
 
+@dataclass(frozen=True, slots=True)
+class SummedRows:
+    """What is known of some rows of one hook of one sample, on the host."""
+
+    count: int
+    summaries: tuple[Summary, ...]  # of each summariser, [1, 1, width or 1]
+
+
 class Summariser(Protocol):
     """A way to sum up rows."""
 

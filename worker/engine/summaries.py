@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.requests import Reduce, RowChunk, RowShaping
+from worker.engine.requests import EarlierRows, Reduce, RowChunk, RowShaping
 from worker.engine.row_writer import Point, stored_dtype
-from worker.engine.statistics import Last, Max, Mean, Statistics, Summariser, Summary
+from worker.engine.statistics import Last, Max, Mean, Statistics, Summariser, Summary, SummedRows
 
 #: of one float64 copy of the rows in hand; a longer block is summed up in pieces
 _PIECE_BYTES = 32 << 20
@@ -21,11 +21,19 @@ class Summaries:
         points: of the stream.
         batch: samples.
         dtype: to store reduced rows in; None keeps that of the rows. Statistics are float64 and int64.
+        earlier: per sample, rows that count in; empty where no sample has any.
     """
 
     def __init__(
-        self, points: Sequence[Point], *, batch: int, shaping: RowShaping, dtype: torch.dtype | None
+        self,
+        points: Sequence[Point],
+        *,
+        batch: int,
+        shaping: RowShaping,
+        dtype: torch.dtype | None,
+        earlier: Sequence[EarlierRows | None] = (),
     ) -> None:
+        self._earlier = earlier
         self._points = points
         self._batch = batch
         self._dtype = dtype
@@ -121,18 +129,50 @@ class Summaries:
                 known[(point,)] = self._nothing(point)
         for points, summaries in known.items():
             counts = torch.tensor([self._counts[p] for p in points]).T.unsqueeze(2)  # [batch, points, 1]
-            for kind, summary in zip(self._kinds, summaries, strict=True):
-                on_host = {name: value.cpu() for name, value in summary.items()}
-                for name, values in kind.finished(on_host, counts).items():
+            on_host = [{name: value.cpu() for name, value in summary.items()} for summary in summaries]
+            if self._earlier:
+                on_host = self._with_earlier(points, on_host, counts)
+            for kind, summary in zip(self._kinds, on_host, strict=True):
+                for name, values in kind.finished(summary, counts).items():
                     for place, point in enumerate(points):
-                        self._place(made, point, name, values[:, place])
+                        self._place(made, point, name, values[:, place], counts[:, place, 0].tolist())
         return made
 
-    def _place(self, made: list[dict[str, RowChunk]], point: int, name: str, values: torch.Tensor) -> None:
+    def _with_earlier(
+        self, points: Sequence[int], summaries: Sequence[Summary], counts: torch.Tensor
+    ) -> list[Summary]:
+        """The summaries and (in place) the counts with the earlier rows, which is noted for what follows."""
+        merged = [{name: value.clone() for name, value in summary.items()} for summary in summaries]
+        for sample, earlier in enumerate(self._earlier):
+            if earlier is None:
+                continue
+            for place, point in enumerate(points):
+                hook = self._points[point].hooks[0]
+                here = (slice(sample, sample + 1), slice(place, place + 1))
+                own = [{name: value[here].clone() for name, value in summary.items()} for summary in merged]
+                before = earlier.before.get(hook)
+                if before is not None:
+                    counts[sample, place] += before.count
+                    parts = zip(self._kinds, before.summaries, own, strict=True)
+                    own = [kind.merged(first, later) for kind, first, later in parts]
+                    for target, summary in zip(merged, own, strict=True):
+                        for name, value in summary.items():
+                            target[name][here] = value
+                earlier.after[hook] = SummedRows(int(counts[sample, place]), tuple(own))
+        return merged
+
+    def _place(
+        self,
+        made: list[dict[str, RowChunk]],
+        point: int,
+        name: str,
+        values: torch.Tensor,
+        counts: Sequence[int],
+    ) -> None:
         if not name:
             values = values.to(stored_dtype(self._made_of[point][1], self._dtype))
         for sample, chunk in enumerate(made):
-            count = self._counts[point][sample]
+            count = counts[sample]
             row = values[sample : sample + min(count, 1)].contiguous()
             for hook in self._points[point].hooks:
                 chunk[f"{hook}.{name}" if name else hook] = RowChunk(0, row, over=count)

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from actograph.contract.row_selection import Positions
 from actograph.contract.scorers import ScorerList
 from actograph.contract.specs.capture import CaptureSpec
 from actograph.contract.specs.conditions import Condition, Mode, distinct_names
@@ -115,22 +114,4 @@ class EvaluationSpec(GeneratingSpec):
             raise ValueError(
                 "tools are offered through the chat template; apply_chat_template cannot be false"
             )
-        capture = self.capture
-        if capture is not None and (capture.reduce != "none" or capture.stats is not None):
-            raise ValueError("a sample with tools has several turns, which reduce and stats do not sum up")
-        if capture is not None and not _named(capture.positions):
-            raise ValueError(
-                "with tools, positions are all, prompt, generated, last_prompt or segments: a sample of "
-                "several turns has no single count of tokens"
-            )
-        changes = [*self.interventions, *(i for c in self.conditions for i in c.interventions)]
-        if any(change.positions != "all" for change in changes):
-            raise ValueError("with tools, interventions apply at positions: all")
         return self
-
-
-def _named(positions: Positions) -> bool:
-    """Whether rows are chosen by a name that has a meaning in every turn."""
-    if isinstance(positions, str):
-        return positions != "last"
-    return isinstance(positions, list) and all(isinstance(name, str) for name in positions)

@@ -8,12 +8,13 @@ import torch
 
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec
-from worker.conversation import Conversation, TurnPrompt, TurnRows
+from worker.conversation import Conversation, TurnPrompt
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.evals.tool_dialogue import ToolFormat
 from worker.evals.tools import CALCULATOR
 from worker.segments import Markup
+from worker.turn_rows import TurnTokens
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink
@@ -71,7 +72,7 @@ class Talk:
             requests = [
                 GenerationRequest(
                     key=str(i), prompt_ids=b.ids, seed=i,
-                    chooser=TurnRows(talks[i], b, self.positions, self.markup),
+                    chooser=TurnTokens(talks[i], b, self.positions, self.markup, b.first_row),
                 )
                 for i, b in zip(running, begun, strict=True)
             ]  # fmt: skip
