@@ -1,0 +1,36 @@
+"""Python in the docs can be compiled, and what it takes from the client is there."""
+
+import ast
+import importlib
+import importlib.util
+from typing import Any
+
+from actograph.client import AsyncClient, Client
+from actograph.client.blocking.handles import JobHandle, SessionHandle
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Names taken from the package; each must be there."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "actograph":
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                there = hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}")
+                assert there, f"{node.module} has no {name.name}"
+                found.add(name.name)
+    return found
+
+
+def test_python(python_block: Any) -> None:
+    tree = ast.parse(python_block.text)
+    compile(tree, python_block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    names = imported(tree)
+    if not names:  # then `client` is another package's
+        return
+    client = AsyncClient if "AsyncClient" in names else Client
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            of = {"client": client, "job": JobHandle, "session": SessionHandle}.get(node.value.id)
+            fields = getattr(of, "model_fields", {})
+            assert of is None or hasattr(of, node.attr) or node.attr in fields, ast.unparse(node)
