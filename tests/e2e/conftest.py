@@ -89,10 +89,20 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     """Starts services; those that a test leaves running are ended."""
+    yield from _starter(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Up]]:
+    """`up` for a service that all tests of a module share."""
+    yield from _starter(tmp_path_factory.mktemp("service"))
+
+
+def _starter(folder: Path) -> Iterator[Callable[..., Up]]:
     made: list[Up] = []
 
     def start(*arguments: str, home: Path | None = None, model: str = f"demo={MODEL_DIR}") -> Up:
-        made.append(Up(home or tmp_path / "home", f"--model={model}", *arguments))
+        made.append(Up(home or folder / "home", f"--model={model}", *arguments))
         return made[-1]
 
     yield start

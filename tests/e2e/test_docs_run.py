@@ -1,0 +1,197 @@
+"""Blocks of the docs under `<!-- run -->` are run as they stand, against one service with the demo's model.
+
+Only what a reader fills in is filled in: ids, `JOB`, `SESSION`, the address. Commands without shell syntax
+run in this process, everything else in bash.
+"""
+
+import asyncio
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.cli.main import main
+from actograph.client import ApiError, Client
+from actograph.contract.resources import JobStatus
+from actograph.demo import PROBLEMS
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Up
+
+pytestmark = pytest.mark.e2e
+
+REPO = Path(__file__).resolve().parents[2]
+PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
+MARKED = re.compile(r"^<!-- run -->\n```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PROGRAM = f"""#!{sys.executable}
+import sys
+from actograph.cli.main import main
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Somebody with a service, a job of two conditions, and files of the names that the docs use."""
+
+    folder: Path
+    url: str
+    job: str
+    session: str
+
+    def filled_in(self, text: str) -> str:
+        text = re.sub(r"\bses_37605916fa3f\w*", self.session, text)
+        text = re.sub(r"\b(JOB|job_\.\.\.)(?!\w|=)", self.job, re.sub(r"\$JOB\b", "${JOB_ID}", text))
+        text = re.sub(r"\bSESSION\b", self.session, text)
+        return text.replace("http://127.0.0.1:8420", self.url).replace("my-model", "demo")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
+        own = {"ACTOGRAPH_URL": self.url, "S": self.session, "JOB_ID": self.job, "PATH": path}
+        return {**os.environ, **own}
+
+
+@pytest.fixture(scope="module")
+def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("reader")
+    command = folder / "actograph"
+    command.write_text(PROGRAM, encoding="utf-8")
+    command.chmod(0o755)
+    rows = PROBLEMS.read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "data").mkdir()
+    for name in ("problems.jsonl", "data/problems.jsonl"):
+        (folder / name).write_text("".join(rows[:12]), encoding="utf-8")
+    (folder / "many.jsonl").write_text("".join(rows[:60]), encoding="utf-8")
+    (folder / "texts.jsonl").write_text('{"body": "The cat sat on the mat."}\n', encoding="utf-8")
+    (folder / "completions.jsonl").write_text(
+        '{"id": "q1", "completion": "The answer is $5.00.", "gold": "#### 5"}\n', encoding="utf-8"
+    )
+    for name in ("additions.jsonl", "other.jsonl"):
+        (folder / name).write_text(
+            '{"story": "12 coins and 30 coins?", "a": 12, "b": 30}\n', encoding="utf-8"
+        )
+    (folder / "job.json").write_text(
+        '{"kind": "capture", "model": "demo", "inputs": [{"prompt": "1+2="}], "sampling": {"max_tokens": 8}}',
+        encoding="utf-8",
+    )
+    service: Up = module_up("--data-root", str(folder / "data"))
+    service.await_ready()
+    with Client(service.url, "") as client:
+        job = client.submit(
+            {
+                "kind": "evaluation",
+                "model": "demo",
+                "task": "gsm8k",
+                "dataset": {"path": "problems.jsonl"},
+                "limit": 6,
+                "sampling": {"max_tokens": 48},
+                "conditions": [{"name": "baseline"}, {"name": "ep02", "suffix": "This matters."}],
+                "capture": {"points": ["attn_in", "mlp_in", "resid_post"], "layers": "all"},
+                "tags": ["night"],
+            }
+        ).wait(timeout=120)
+        assert job.status is JobStatus.COMPLETED, job.error
+        session = next(job.sessions())
+        session.download(folder / "pulled")
+    yield Reader(folder, service.url, job.id, session.id)
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """One command after the other, those over several lines in one piece."""
+    command = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        command += line
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError:  # within quotes
+            command += "\n"
+            continue
+        if words:
+            yield command
+        command = ""
+
+
+def run_shell(text: str, reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in commands_of(text):
+        if line.startswith("actograph ") and not re.search(r"[|&;<>$`]", line):
+            code = main(shlex.split(line, comments=True)[1:])
+            assert code == 0, f"{line}\n{capsys.readouterr().err}"
+            continue
+        ended = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", line.replace("curl -s ", "curl -sS --fail-with-body ")],
+            cwd=reader.folder,
+            env=reader.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
+
+
+def run_python(text: str) -> str:
+    """What it printed."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    with redirect_stdout(io.StringIO()) as printed:
+        if re.search(r"^async ", text, re.MULTILINE):
+            body = textwrap.indent(text, "    ")
+            exec(f"async def program():\n{body}", scope)
+            asyncio.run(scope["program"]())
+        else:
+            exec(compile(text, "the docs", "exec"), scope)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("name", [page.name for page in PAGES if MARKED.search(page.read_text("utf-8"))])
+def test_what_the_page_shows_runs(
+    name: str, reader: Reader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(reader.folder)
+    monkeypatch.setenv("ACTOGRAPH_URL", reader.url)
+    monkeypatch.setattr(sys, "argv", ["program.py", "many.jsonl"])
+    (page,) = (page for page in PAGES if page.name == name)
+    text = page.read_text(encoding="utf-8")
+    for file, content in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        (reader.folder / file).write_text(content, encoding="utf-8")
+    for language, block in MARKED.findall(text):
+        if language == "sh":
+            run_shell(reader.filled_in(block), reader, capsys)
+        else:
+            run_python(reader.filled_in(block))
+
+
+def test_the_worked_example_of_steering_says_what_the_page_says(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACTOGRAPH_URL", reader.url)
+    page = (REPO / "docs" / "interventions.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    printed = re.search(r"It printed:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert program is not None and printed is not None
+    lines, promised = run_python(program[1]).splitlines(), printed[1].splitlines()
+    assert lines[0] == promised[0]
+    # another machine's rounding may turn a near-tie of a model pushed so far
+    steered = [line.split(" -> ")[1] for line in lines[1:6]]
+    plain = [line.split(" -> ")[0] for line in lines[1:6]]
+    assert [p.strip() for p in plain] == [p.split(" -> ")[0].strip() for p in promised[1:6]]
+    assert sum(bool(re.match(r"'\d+-", text)) for text in steered) >= 3
+    assert lines[6] == promised[6]
+    assert lines[7] == promised[7]
+    with Client(reader.url, "") as client:
+        (vector,) = client.vectors(name="take-away")
+        assert vector.model == "demo"
+        assert len(client.vector(vector.id).vector) == vector.width == 96
+        assert client.delete_vector(vector.id).deleted
+        with pytest.raises(ApiError, match="no vector"):
+            client.vector(vector.id)
