@@ -1,23 +1,31 @@
 """Moves batches on: reads input files, submits their jobs, and writes the files of those that have ended.
 
 Each step is one guarded transaction, so that it may be begun by several processes and again after a crash.
+What a crash leaves is taken up by the reconciler: a file that is written again has the same id.
 """
 
 import json
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
+
+import sqlalchemy as sa
 
 from actograph.contract.batches import OUTPUT_PURPOSE, BatchError, BatchRequest, BatchStatus, RequestCounts
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from api import batch_input, batch_output, submissions
-from api.batch_input import InvalidBatch
+from api.batch_lines import InvalidBatch
 from api.dependencies import Services
 from storage import batches, files, ids, jobs, webhooks
 from storage.models import BatchRow
 
 log = logging.getLogger(__name__)
+
+#: locks by which batches are worked on; two that share one wait for each other
+SLOTS = 16
 
 
 class BatchKeeper:
@@ -25,17 +33,44 @@ class BatchKeeper:
         self._services = services
 
     def advance_all(self) -> int:
-        """Every batch that somebody has to move on; returns how many there were."""
+        """Every batch that somebody has to move on; returns how many there were.
+
+        Raises:
+            ServiceUnavailable, sqlalchemy.exc.SQLAlchemyError: the store or the database is away.
+        """
         with self._services.database.read() as session:
             found = batches.unended(session)
         for batch_id in found:
             if self._services.stopping.is_set():
                 break
-            self.advance(batch_id)
+            try:
+                self.advance(batch_id)
+            except (ActographError, sa.exc.SQLAlchemyError, OSError):
+                raise
+            except Exception:
+                # the others must not wait for it
+                log.exception("batch %s cannot be moved on; it is tried again", batch_id)
         return len(found)
 
     def advance(self, batch_id: str) -> None:
-        """One batch, as far as it goes now. Raises ServiceUnavailable."""
+        """One batch, as far as it goes now; nothing where somebody else is at it.
+
+        Raises:
+            ServiceUnavailable: the store is away, or this process is about to end.
+        """
+        # a long file would be read twice at once, by who made the batch and by the reconciler
+        with self._services.database.alone(f"batch-{int(batch_id[-4:], 16) % SLOTS}") as is_alone:
+            if is_alone:
+                self._advance(batch_id)
+
+    def advance_later(self, batch_id: str) -> None:
+        """The same after an answer was sent; what cannot be done now the reconciler does."""
+        try:
+            self.advance(batch_id)
+        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
+            log.warning("batch %s waits for the reconciler: %s", batch_id, error)
+
+    def _advance(self, batch_id: str) -> None:
         with self._services.database.read() as session:
             try:
                 row = batches.get(session, batch_id)
@@ -49,8 +84,10 @@ class BatchKeeper:
     def _begin(self, row: BatchRow) -> None:
         services, request = self._services, BatchRequest.model_validate(row.request)
         try:
-            submission = batch_input.submission_of(services, row.id, request, row.owner)
-            with services.database.write() as session:
+            with (
+                batch_input.submission_of(services, row.id, request, row.owner) as submission,
+                services.database.write() as session,
+            ):
                 row = batches.get(session, row.id)
                 if row.status != BatchStatus.VALIDATING:
                     return  # another process was faster, or it was cancelled
@@ -85,7 +122,7 @@ class BatchKeeper:
                 with suppress(NotFound):
                     job = jobs.get(session, row.job_id)
         if job is None:
-            gone = BatchError(code="job_deleted", message="its job was deleted before it ended")
+            gone = BatchError(code="job_deleted", message="its job was deleted before the files were written")
             self._refuse(row, [gone])
             return
         if job.finished_at is None:
@@ -98,55 +135,49 @@ class BatchKeeper:
             row = moved
         end, reason = batch_output.status_of(row, job)
         written = batch_output.write(services, job, end)
-        kept: list[str] = []
-        has_ended = False
-        try:
-            with written.answers, written.errors:
-                output = self._store(written.answers)
-                errors = self._store(written.errors)
-            kept = [file_id for file_id, _, _ in (*output, *errors)]
-            with services.database.write() as session:
-                ended = batches.move(
-                    session,
-                    row,
-                    end,
-                    counts=written.counts.model_dump(),
-                    errors=[reason.model_dump()] if reason else None,
-                    output_file_id=output[0][0] if output else None,
-                    error_file_id=errors[0][0] if errors else None,
-                )
-                if ended is not None:
-                    for name, stored in (("output", output), ("error", errors)):
-                        for file_id, size, sha256 in stored:
-                            files.insert(
-                                session,
-                                file_id=file_id,
-                                filename=f"{row.id}_{name}.jsonl",
-                                purpose=OUTPUT_PURPOSE,
-                                size=size,
-                                sha256=sha256,
-                                owner=row.owner,
-                            )
-                    webhooks.plan_batch(session, ended, batches.resource(session, ended))
-            has_ended = ended is not None
-        finally:
-            if not has_ended:
-                for file_id in kept:
-                    services.store.delete_prefix(f"files/{file_id}")
-        if has_ended:
-            log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))
+        with written.answers, written.errors:
+            output = self._store(row, "output", written.answers)
+            errors = self._store(row, "error", written.errors)
+        with services.database.write() as session:
+            ended = batches.move(
+                session,
+                row,
+                end,
+                counts=written.counts.model_dump() | written.usage.as_stored(),
+                errors=[reason.model_dump()] if reason else None,
+                output_file_id=output.file_id if output else None,
+                error_file_id=errors.file_id if errors else None,
+            )
+            if ended is None:
+                return  # another process was faster; its files are these
+            for stored in (output, errors):
+                if stored is not None:
+                    files.insert(
+                        session,
+                        file_id=stored.file_id,
+                        filename=stored.filename,
+                        purpose=OUTPUT_PURPOSE,
+                        size=stored.size,
+                        sha256=stored.sha256,
+                        owner=row.owner,
+                    )
+            webhooks.plan_batch(session, ended, batches.resource(session, ended))
+        log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))
 
-    def _store(self, file: BinaryIO) -> list[tuple[str, int, str]]:
-        """(file id, bytes, sha256) of what was stored; nothing of an empty file."""
+    def _store(self, row: BatchRow, name: str, file: BinaryIO) -> "_Stored | None":
+        """What was stored; None of an empty file."""
         chunks: Iterator[bytes] = batch_output.chunks(file)
         first = next(chunks, None)
         if first is None:
-            return []
+            return None
+        file_id = ids.file_id_of(f"{row.id} {name}")
+        size, sha256 = self._services.store.put_stream(f"files/{file_id}", chain([first], chunks))
+        return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256)
 
-        def all_chunks() -> Iterator[bytes]:
-            yield first
-            yield from chunks
 
-        file_id = ids.new_file_id()
-        size, sha256 = self._services.store.put_stream(f"files/{file_id}", all_chunks())
-        return [(file_id, size, sha256)]
+@dataclass(frozen=True)
+class _Stored:
+    file_id: str
+    filename: str
+    size: int
+    sha256: str

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from actograph.contract.batches import BatchError, BatchStatus, RequestCounts
+from actograph.contract.batches import BatchError, BatchStatus, BatchUsage, RequestCounts
 from actograph.contract.resources import JobStatus, SampleStatus
 from api import chat_results
 from api.chat_results import ChatFailed, ChatResult
@@ -29,6 +29,7 @@ class Written:
     answers: BinaryIO
     errors: BinaryIO
     counts: RequestCounts
+    usage: BatchUsage
 
 
 def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | None]:
@@ -48,7 +49,7 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
     """The lines of every request, in the order of the input file."""
     answers = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes them)
     errors = tempfile.TemporaryFile()  # noqa: SIM115
-    total = completed = 0
+    total = completed = read = chosen = 0
     with services.database.read() as session:
         for rows in batches.lines(session, job.id):
             found = [session.get(SessionRow, row.session_id) for row in rows if row.session_id]
@@ -57,6 +58,8 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
             line = _line(result, end)
             is_answer = line["error"] is None and line["response"]["status_code"] == 200
             total, completed = total + 1, completed + is_answer
+            if is_answer:
+                read, chosen = read + result.usage.prompt_tokens, chosen + result.usage.completion_tokens
             file = answers if is_answer else errors
             file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
     answers.seek(0)
@@ -65,6 +68,7 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
         answers=answers,
         errors=errors,
         counts=RequestCounts(total=total, completed=completed, failed=total - completed),
+        usage=BatchUsage.of(read, chosen),
     )
 
 

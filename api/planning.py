@@ -78,36 +78,68 @@ def plan(services: Services, submission: Submission, prompt_tokens: int | None =
     return _estimate(submission, known, lengths, assumptions)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some samples of a job that capture alike."""
+
+    #: what they would be as a job
+    submission: Submission
+    #: of their prompts; None where only the worker can read the dataset, or the dataset is empty
+    lengths: PromptTokens | None
+
+
 def admit(services: Services, submission: Submission) -> None:
     """Refuse a job that certainly cannot be run or stored.
 
     Raises:
         InsufficientResources: naming what is needed and what is available (QuotaExceeded for a quota).
     """
-    known = _known(services, submission)
-    lengths = _lengths(submission, lambda characters: math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
-    found = _estimate(submission, known, lengths, [], batch=1)
-    if found.fits is not False:
+    admit_parts(services, [Part(submission=submission, lengths=_lengths(submission, _fewest_tokens))])
+
+
+def admit_parts(services: Services, parts: Sequence[Part]) -> None:
+    """The same of a job whose samples do not all capture alike: all are stored, and none is run in parts."""
+    first = parts[0].submission
+    known = _known(services, first)
+    found = [_estimate(part.submission, known, part.lengths, [], batch=1) for part in parts]
+    stored = [one.disk.needed for one in found if one.disk.needed is not None]
+    disk = _need(sum(stored) if stored else None, known.disk_bytes)
+    device, host = _largest([one.device for one in found]), _largest([one.host for one in found])
+    if False not in (disk.fits, device.fits, host.fits):
         return
-    disk = found.disk
+    counts = [one.samples for one in found]
+    total = None if None in counts else sum(count or 0 for count in counts)
     if disk.fits is False and disk.needed is not None:
         # where a quota is what refuses it, the answer says so
-        known.quotas.require(submission.owner, disk.needed, f"up to {found.samples} samples", param="capture")
+        known.quotas.require(first.owner, disk.needed, f"up to {total} samples", param="capture")
     faults = [
         f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
         for what, need in (
-            (f"disk for up to {found.samples} samples", found.disk),
-            ("memory of the device for a batch of one", found.device),
-            ("main memory for a batch of one", found.host),
+            (f"disk for up to {total} samples", disk),
+            ("memory of the device for a batch of one", device),
+            ("main memory for a batch of one", host),
         )
         if need.fits is False
     ]
     raise InsufficientResources(
         f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can have, "
-        f"max_tokens {found.generated_tokens}). Lower max_tokens or limit, capture fewer hooks or positions, "
-        "or free space; POST /v1/estimate shows the plan",
-        param="capture" if found.disk.fits is False or submission.spec.is_prefill else "sampling.max_tokens",
+        f"max_tokens {max(one.generated_tokens for one in found)}). Lower max_tokens or limit, capture fewer "
+        "hooks or positions, or free space; POST /v1/estimate shows the plan",
+        param="capture" if disk.fits is False or first.spec.is_prefill else "sampling.max_tokens",
     )
+
+
+def fewest_tokens(sample: NewSample) -> int:
+    """The fewest tokens that the prompt of a sample of inputs can have."""
+    return _fewest_tokens(_of_input(sample))
+
+
+def _fewest_tokens(characters: int) -> int:
+    return max(1, math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
+
+
+def _largest(needs: Sequence[Need]) -> Need:
+    return max(needs, key=lambda need: -1 if need.needed is None else need.needed)
 
 
 def _known(services: Services, submission: Submission) -> _Known:

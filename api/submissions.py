@@ -7,7 +7,7 @@ the queue. The job is visible only together with its samples.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
@@ -53,6 +53,7 @@ MAX_SAMPLES = 200_000
 FARTHEST_ROW = 1 << 40
 
 Spec = AnyJobSpec | ChatJobSpec
+S = TypeVar("S", bound=Spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +83,15 @@ def check(services: Services, spec: Spec) -> Submission:
     Raises:
         UnknownModel, UnknownHook, ContextLengthExceeded, InvalidDataset, InvalidRequest
     """
-    changes: dict[str, Any] = {
-        "model": services.models.require(spec.model),
-        "webhook": webhooks.check(services.settings, spec.webhook),
-    }
-    if isinstance(spec, CaptureJobSpec) and spec.capture is None:
-        changes["capture"] = CaptureSpec()
-    if spec.expires_after is None and services.settings.expire_after_seconds:
-        changes["expires_after"] = ExpiresAfter(seconds=services.settings.expire_after_seconds)
-    if not isinstance(spec, ExtractSpec) and spec.sample_timeout_seconds is None:
-        changes["sample_timeout_seconds"] = services.settings.sample_timeout_seconds
-    if spec.max_consecutive_failures is None:
-        changes["max_consecutive_failures"] = services.settings.max_consecutive_failures
-    spec = spec.model_copy(update=changes)
+    spec = with_defaults(services, spec)
     with services.database.read() as session:
         ahead = outlook.read(services, session, spec.model, spec.priority)
         structure = ahead.structure
-        hook_names = _hooks(spec.capture, structure)
+        hook_names = captured_hooks(spec.capture, structure)
         interventions.check(session, spec, structure)
     if structure is not None:
         _check_context(spec, structure)
-    _check_template(spec, structure)
+    check_template(spec, structure)
     if isinstance(spec, CaptureJobSpec):
         capture_spec = spec
         total = _check_count(len(spec.inputs) * max(1, len(spec.conditions)) * spec.epochs)
@@ -138,6 +127,27 @@ def check(services: Services, spec: Spec) -> Submission:
         total=None if rows is None else len(rows) * len(spec.conditions) * spec.epochs,
         uploads=uploads,
     )
+
+
+def with_defaults(services: Services, spec: S) -> S:
+    """The spec with its model as it is served, and what the service decides where the client does not.
+
+    Raises:
+        UnknownModel, InvalidRequest
+    """
+    changes: dict[str, Any] = {
+        "model": services.models.require(spec.model),
+        "webhook": webhooks.check(services.settings, spec.webhook),
+    }
+    if isinstance(spec, CaptureJobSpec) and spec.capture is None:
+        changes["capture"] = CaptureSpec()
+    if spec.expires_after is None and services.settings.expire_after_seconds:
+        changes["expires_after"] = ExpiresAfter(seconds=services.settings.expire_after_seconds)
+    if not isinstance(spec, ExtractSpec) and spec.sample_timeout_seconds is None:
+        changes["sample_timeout_seconds"] = services.settings.sample_timeout_seconds
+    if spec.max_consecutive_failures is None:
+        changes["max_consecutive_failures"] = services.settings.max_consecutive_failures
+    return cast(S, spec.model_copy(update=changes))
 
 
 def _extract(
@@ -200,7 +210,7 @@ def insert(session: Session, submission: Submission) -> JobRow:
     return row
 
 
-def _hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> list[str] | None:
+def captured_hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> list[str] | None:
     """Canonical names, [] where nothing is captured, None where the worker must resolve them."""
     if capture is None or capture.mode == "off":
         return []
@@ -223,7 +233,7 @@ def _check_context(spec: Spec, structure: ModelStructure) -> None:
         )
 
 
-def _check_template(spec: Spec, structure: ModelStructure | None) -> None:
+def check_template(spec: Spec, structure: ModelStructure | None) -> None:
     """Refuse what needs a chat template where none is, or none shall be used."""
     lacks_template = structure is not None and not structure.chat_template
     why = f"{spec.model} has no chat template"

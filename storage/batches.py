@@ -13,6 +13,7 @@ from actograph.contract.batches import (
     BatchErrors,
     BatchRequest,
     BatchStatus,
+    BatchUsage,
     RequestCounts,
 )
 from actograph.contract.errors import Conflict, NotFound
@@ -139,18 +140,19 @@ def lines(session: Session, job_id: str) -> Iterator[list[SampleRow]]:
     """The samples of each line, in the order of the input file."""
 
     def rows() -> Iterator[SampleRow]:
-        last = -1
+        place = sa.tuple_(SampleRow.sample_index, SampleRow.epoch)
+        last = (-1, 0)
         while True:
             found = session.scalars(
                 sa.select(SampleRow)
-                .where(SampleRow.job_id == job_id, SampleRow.position > last)
-                .order_by(SampleRow.position)
+                .where(SampleRow.job_id == job_id, place > last)
+                .order_by(SampleRow.sample_index, SampleRow.epoch)
                 .limit(PAGE)
             ).all()
             yield from found
             if len(found) < PAGE:
                 return
-            last = found[-1].position
+            last = (found[-1].sample_index, found[-1].epoch)
             session.expunge_all()
 
     for _, samples in groupby(rows(), key=lambda row: row.sample_index):
@@ -163,6 +165,10 @@ def counts(session: Session, row: BatchRow) -> RequestCounts:
         return RequestCounts.model_validate(row.counts)
     if row.job_id is None:
         return RequestCounts()
+    job = jobs.get(session, row.job_id)
+    if job.spec.get("requests") == job.total:
+        # one sample each, and those are counted already
+        return RequestCounts(total=job.total or 0, completed=job.completed, failed=job.failed)
     failed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.FAILED, 1), else_=0))
     completed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.COMPLETED, 1), else_=0))
     line = (
@@ -203,6 +209,7 @@ def resource(session: Session, row: BatchRow) -> Batch:
         created_at=int(row.created_at),
         expires_at=int(row.created_at + request.window_seconds),
         request_counts=counts(session, row),
+        usage=BatchUsage.from_stored(row.counts),
         metadata=request.metadata,
         job_id=row.job_id,
         owner=row.owner,

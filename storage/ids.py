@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from hashlib import sha256
 
 _ID = re.compile(r"^(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}$")
 
@@ -20,6 +21,11 @@ def new_session_id() -> str:
 
 def new_file_id() -> str:
     return f"file_{secrets.token_hex(16)}"
+
+
+def file_id_of(name: str) -> str:
+    """The id of a file that is made of what `name` says: the same whenever it is made again."""
+    return f"file_{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def new_worker_id() -> str:

@@ -294,7 +294,7 @@ class BatchRow(Base):
     job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="SET NULL"))
     #: why it failed, with the lines at fault
     errors: Mapped[list[dict[str, Any]] | None]
-    #: of requests, once it has ended
+    #: of requests, and of tokens, once it has ended
     counts: Mapped[dict[str, Any] | None]
     output_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     error_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic import TypeAdapter
@@ -42,6 +43,10 @@ class NewSession:
     hooks: Mapping[str, resources.TensorInfo]
     files: Sequence[resources.SessionFile]
     correct: bool | None
+    #: beside its job's
+    tags: Sequence[str] = ()
+    #: as in a job's spec; None: its job's
+    expires_after: Any = None
 
 
 def insert(session: Session, new: NewSession) -> None:
@@ -66,12 +71,15 @@ def insert(session: Session, new: NewSession) -> None:
             hooks={name: info.model_dump() for name, info in new.hooks.items()},
             correct=new.correct,
             owner=job.owner,
-            expires_at=_expiry(job, moment),
+            expires_at=_expiry(new.expires_after or job.spec.get("expires_after"), moment),
         )
     )
     session.flush()
     tags = session.scalars(sa.select(JobTagRow.tag).where(JobTagRow.job_id == new.job_id)).all()
-    session.add_all(SessionTagRow(session_id=new.id, tag=tag, created_at=moment) for tag in tags)
+    session.add_all(
+        SessionTagRow(session_id=new.id, tag=tag, created_at=moment)
+        for tag in dict.fromkeys([*tags, *new.tags])
+    )
     session.add_all(
         ArtifactRow(session_id=new.id, name=f.name, bytes=f.bytes, sha256=f.sha256) for f in new.files
     )
@@ -171,9 +179,8 @@ def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources
     return [_resource(row, files[row.id], tags.get(row.id, [])) for row in rows]
 
 
-def _expiry(job: JobRow, created_at: float) -> float | None:
-    """When a session of the job is deleted; None keeps it."""
-    after = job.spec.get("expires_after")
+def _expiry(after: Any, created_at: float) -> float | None:
+    """When a session is deleted whose spec says `expires_after`; None keeps it."""
     return created_at + ExpiresAfter.model_validate(after).seconds if isinstance(after, dict) else None
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from actograph.contract.batches import unit_key
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
 from storage import (
@@ -39,6 +40,7 @@ from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder
 from worker.model_in_hand import ModelInHand
+from worker.outcome import Outcome
 from worker.pauses import Pauses
 from worker.slices import Slice, Slices
 from worker.stop_signal import StopSignal
@@ -177,18 +179,9 @@ class Drain:
 
     def _run(self, job_id: str) -> bool:
         """Returns whether the job may have work left that nobody runs."""
-        try:
-            current = self._slices.prepare(job_id)
-        except ServiceUnavailable as error:  # of the store that the dataset or a vector is read from
-            self._pauses.outage.note(error)
-            return False
-        except ActographError as error:
-            logger.warning("job %s cannot run: %s", job_id, error)
-            with self._database.write() as session:
-                jobs.fail(session, job_id, error)
-            return False
+        current = self._prepared(job_id)
         began, called = time.monotonic(), False
-        while not self._pauses.hold():
+        while current is not None and not self._pauses.hold():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
                 if queue_pause.holds(session) or job_control.fail_overdue(session, job_id):
@@ -196,11 +189,15 @@ class Drain:
                 if current.owner in self._pauses.held_owners(session):
                     return False
                 leases = self._claim(session, current)
-                if not leases:
+                changes = not leases and _has_other_lines(session, current)
+                if not leases and not changes:
                     if jobs.status_of(session, job_id) is not None:
                         jobs.end_if_done(session, job_id)
                     return False
                 helpers = 0 if called else self._helpers(session, current)
+            if changes:
+                current = self._prepared(job_id)
+                continue
             for _ in range(helpers):
                 self._broker.wake(job_id, current.priority)
             called = True
@@ -210,12 +207,30 @@ class Drain:
                 return True
         return False
 
+    def _prepared(self, job_id: str) -> Slice | None:
+        """The job, ready to be run; None where it cannot be, which has been told then."""
+        try:
+            return self._slices.prepare(job_id)
+        except ServiceUnavailable as error:  # of the store that the dataset or a vector is read from
+            self._pauses.outage.note(error)
+        except ActographError as error:
+            logger.warning("job %s cannot run: %s", job_id, error)
+            with self._database.write() as session:
+                jobs.fail(session, job_id, error)
+        return None
+
     def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
         """The next unit: samples of the job, or of all chats that can be run with it."""
         count, seconds = current.units.size(), self._settings.lease_seconds
         if current.chat is None:
+            lines = current.lines
             return samples.claim(
-                session, current.job_id, worker_id=self._worker_id, count=count, lease_seconds=seconds
+                session,
+                current.job_id,
+                worker_id=self._worker_id,
+                count=count,
+                lease_seconds=seconds,
+                fits=None if lines is None else lambda stored: unit_key(stored) == lines,
             )
         return chat_batches.claim(
             session,
@@ -250,6 +265,9 @@ class Drain:
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
         """Returns whether to go on: not where the store is away, or the job has ended with this unit."""
+        if current.refused is not None:
+            refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
+            return self._store_unit(current, refused)
         keeper = LeaseKeeper(
             self._database,
             leases,
@@ -264,6 +282,10 @@ class Drain:
         if outcomes is None:
             self._database.insist(lambda session: _give_back(session, leases), give_up=self._stop.is_set)
             return True
+        return self._store_unit(current, outcomes)
+
+    def _store_unit(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
+        """Commit a unit; returns as `_run_unit` does."""
         # a load is no part of what a sample takes
         before = max(self._measured_to, self._model.changed_at)
         self._measured_to = time.monotonic()
@@ -290,6 +312,13 @@ class Drain:
             return not is_end
         self._pauses.outage.note(done.outage)
         return False
+
+
+def _has_other_lines(session: Session, current: Slice) -> bool:
+    """Whether a batch goes on with lines that cannot be run with those so far."""
+    if current.lines is None or jobs.status_of(session, current.job_id) not in jobs.ACTIVE:
+        return False
+    return samples.next_input(session, current.job_id) is not None
 
 
 def _give_back(session: Session, leases: Sequence[LeasedSample]) -> None:

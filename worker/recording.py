@@ -120,6 +120,9 @@ class Recorded:
             hooks=self.tensors,
             files=self.files,
             correct=correct,
+            # which a line of a batch brings along
+            tags=sample.input.get("tags", ()),
+            expires_after=sample.input.get("expires_after"),
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from actograph.contract import batches, chat_job, hooks
 from actograph.contract.capture_checks import check_capture
 from actograph.contract.chat_job import batch_key
+from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
 from actograph.dataset_rows import DatasetRow
 from actograph.settings import Settings
@@ -28,7 +29,7 @@ from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
 from worker.segments import Markup
-from worker.steering import Steering, steering_of
+from worker.steering import UNSTEERED, Steering, steering_of
 from worker.unit import UnitRunner
 
 
@@ -43,6 +44,10 @@ class Slice:
     units: UnitRunner
     #: what the chats of its units have in common; None where it is no chat
     chat: Mapping[str, Any] | None = None
+    #: what the lines of its units have in common; None where it is no batch
+    lines: Mapping[str, Any] | None = None
+    #: why those lines cannot be run; None where they can
+    refused: ActographError | None = None
 
 
 class Slices:
@@ -61,16 +66,30 @@ class Slices:
     def prepare(self, job_id: str) -> Slice:
         """Load the model if need be, read what the spec names, resolve its hooks.
 
+        A batch is made ready for the line that comes next, and those that can be run with it.
+
         Raises:
             ActographError: the job cannot be run at all.
         """
+        line = None
         with self._database.read() as session:
             row = jobs.get(session, job_id)
+            if row.kind == batches.KIND:
+                line = samples.next_input(session, job_id)
+        spec = row.spec if line is None else batches.spec_of(row.spec, line)
         engine = self._model.engine_for(row.model)
-        runner = self._runner(row, engine)
-        with self._database.read() as session:
-            steering = steering_of(session, row.spec, row.model, engine)
-        provenance = self._provenance(row, engine, runner, steering)
+        runner = self._runner(row, spec, engine)
+        steering, provenance, refused = UNSTEERED, None, None
+        try:
+            with self._database.read() as session:
+                steering = steering_of(session, spec, row.model, engine)
+            provenance = self._provenance(row, spec, engine, runner, steering)
+        except ServiceUnavailable:
+            raise
+        except ActographError as error:
+            if line is None:
+                raise
+            refused = error  # which says nothing of the batch's other lines
         units = UnitRunner(
             settings=self._settings,
             store=self._store,
@@ -88,22 +107,25 @@ class Slices:
             owner=row.owner,
             units=units,
             chat=batch_key(row.spec) if row.kind == chat_job.KIND else None,
+            lines=None if line is None else batches.unit_key(line),
+            refused=refused,
         )
 
-    def _runner(self, row: JobRow, engine: Engine) -> Runner:
+    def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
+        """`spec` is the job's, or what it comes to for lines of a batch."""
         if row.kind == "extract" and row.total is None:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
         if row.kind == batches.KIND:
-            return BatchRunner(row.spec, engine.model.tokenizer, engine.structure)
+            return BatchRunner(spec, engine.model.tokenizer, engine.structure)
         if row.kind == chat_job.KIND:
             return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
             return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
-        spec = EvaluationSpec.model_validate(row.spec)
+        evaluation = EvaluationSpec.model_validate(row.spec)
         if row.total is None:
-            self._insert_samples(row, lambda: evaluation_samples(spec, self._rows(spec)))
-        return EvaluationRunner(spec, engine.model.tokenizer, self._datasets.fewshot_pool(spec))
+            self._insert_samples(row, lambda: evaluation_samples(evaluation, self._rows(evaluation)))
+        return EvaluationRunner(evaluation, engine.model.tokenizer, self._datasets.fewshot_pool(evaluation))
 
     def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
         return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)
@@ -117,14 +139,14 @@ class Slices:
                 jobs.set_total(session, row.id, samples.insert(session, row.id, found))
 
     def _provenance(
-        self, row: JobRow, engine: Engine, runner: Runner, steering: Steering
+        self, row: JobRow, spec: Mapping[str, Any], engine: Engine, runner: Runner, steering: Steering
     ) -> Provenance | None:
-        capture = CaptureSpec.model_validate(row.spec["capture"]) if row.spec["capture"] else None
+        capture = CaptureSpec.model_validate(spec["capture"]) if spec["capture"] else None
         if capture is None or capture.mode == "off":
             return None
         names = hooks.expand(capture.points, capture.layers, capture.hooks, engine.structure)
         check_capture(capture, names, engine.structure)
-        if row.hooks != names:
+        if row.hooks != names and row.kind != batches.KIND:
             with self._database.write() as session:
                 jobs.set_hooks(session, row.id, names)
         return Provenance(

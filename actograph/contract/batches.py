@@ -3,19 +3,23 @@
 The reference is the OpenAI API (platform.openai.com/docs/api-reference/batch).
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
-from actograph.contract.specs import MAX_TAGS, SamplingSpec, Spec, Tag
+from actograph.contract.specs import MAX_TAGS, CaptureSpec, ExpiresAfter, SamplingSpec, Spec, Tag
 from actograph.contract.webhooks import WebhookSpec
 
 KIND = "batch"
 #: purpose of the files that batches write
 OUTPUT_PURPOSE = "batch_output"
+#: requests of no more than this are not told apart by their length
+FEW_TOKENS = 64
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 #: `24h` is OpenAI's only one
@@ -52,20 +56,59 @@ class BatchLine(Spec):
 
 
 class BatchInput(ChatInput):
-    """The request of one line, as its samples keep it: one sample for each of its `choices`."""
+    """The request of one line, as its samples keep it: one sample for each of its `choices`.
+
+    Attributes:
+        expires_after: of its sessions; None: as the job says.
+        tags: of its sessions, beside the job's.
+    """
 
     custom_id: str
     sampling: SamplingSpec
     choices: int = 1
+    capture: CaptureSpec | None = None
+    interventions: InterventionList = Field(default_factory=list)
+    expires_after: ExpiresAfter | Literal["never"] | None = None
+    tags: list[Tag] = Field(default_factory=list)
+    metadata: dict[str, str] = Field(default_factory=dict)
 
 
 class BatchJobSpec(ChatJobSpec):
-    """What a batch becomes. `sampling` has the largest max_tokens; each line brings its own."""
+    """What a batch becomes. `sampling` has the largest max_tokens; each line brings its own.
+
+    So it does with `capture` and `interventions`: the job's are those of lines that have none, and a batch
+    gives it none.
+    """
 
     kind: Literal["batch"] = "batch"  # type: ignore[assignment]
-    inputs: list[BatchInput] = Field(min_length=1)  # type: ignore[assignment]
+    inputs: list[BatchInput] = Field(default_factory=list)  # type: ignore[assignment]
     batch_id: str
     endpoint: Endpoint
+    #: lines, each of one sample or more
+    requests: int = 0
+
+
+def unit_key(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What the samples of one unit have in common, of a stored `BatchInput`.
+
+    Lines of very different `max_tokens` are not run together: the longest would hold the memory of all.
+    """
+    sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
+    shared = {name: stored.get(name) or None for name in ("capture", "interventions")}
+    return {"sampling": sampling, "tokens": unit_tokens(stored)} | shared
+
+
+def unit_tokens(stored: Mapping[str, Any]) -> int:
+    """The most tokens that a sample of the same unit may generate: a power of two."""
+    most: int = stored.get("max_tokens") or stored["default_max_tokens"]
+    return 1 << (max(most, FEW_TOKENS) - 1).bit_length()
+
+
+def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch's stored spec as it is for one of its lines, a stored `BatchInput`, and those of its unit."""
+    own = {name: stored.get(name) or job[name] for name in ("capture", "interventions")}
+    most = min(unit_tokens(stored), job["sampling"]["max_tokens"])
+    return {**job, **own, "sampling": {**job["sampling"], "max_tokens": most}}
 
 
 class BatchStatus(StrEnum):
@@ -102,6 +145,38 @@ class RequestCounts(Resource):
     failed: int = 0
 
 
+class InputTokensDetails(Resource):
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(Resource):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(Resource):
+    """Tokens of all requests that were answered; none comes from a cache, and thoughts are not told apart."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int
+
+    @classmethod
+    def of(cls, read: int, chosen: int) -> "BatchUsage":
+        return cls(input_tokens=read, output_tokens=chosen, total_tokens=read + chosen)
+
+    def as_stored(self) -> dict[str, int]:
+        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, int] | None) -> "BatchUsage | None":
+        """Of what `as_stored` gave; None where it is not known."""
+        if stored is None or "input_tokens" not in stored:
+            return None
+        return cls.of(stored["input_tokens"], stored["output_tokens"])
+
+
 class Batch(Resource):
     """A batch, in OpenAI's shape."""
 
@@ -125,6 +200,7 @@ class Batch(Resource):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts
+    usage: BatchUsage | None = Field(None, description="null until it has ended.")
     metadata: dict[str, str] | None = None
     job_id: str | None = Field(None, description="The job that runs it.")
     owner: str | None = None

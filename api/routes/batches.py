@@ -3,11 +3,14 @@
 from typing import Annotated
 
 from fastapi import APIRouter, BackgroundTasks, Depends
+from sqlalchemy.orm import Session
+from starlette.responses import JSONResponse
 
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
 from api import webhooks
+from api.answered_once import IdempotencyKey, Keep, answered_once
 from api.auth import caller
 from api.batch_keeper import BatchKeeper
 from api.dependencies import PageDep, ServicesDep, known_id
@@ -15,6 +18,7 @@ from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_body
 from storage import batches, files, pages
+from storage.idempotency import StoredAnswer
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -26,7 +30,7 @@ PURPOSE = "batch"
     operation_id="create_batch",
     summary="Answer the requests of an uploaded file",
     response_model=Batch,
-    responses=documented(413, 415, 422),
+    responses=documented(409, 413, 415, 422),
     openapi_extra=body_of("BatchRequest"),
 )
 def create_batch(
@@ -34,35 +38,48 @@ def create_batch(
     background: BackgroundTasks,
     body: Annotated[bytes, Depends(json_body)],
     by: Annotated[str, Depends(caller)],
-) -> Batch:
-    """The file is read after the answer: `GET /v1/batches/{id}` tells the lines at fault, if any."""
+    idempotency_key: IdempotencyKey = None,
+) -> JSONResponse:
+    """The file is read after the answer: `GET /v1/batches/{id}` tells the lines at fault, if any.
+
+    With an `Idempotency-Key` a repeated request gets the first one's answer.
+    """
     request = parse_body(BatchRequest, body)
     webhook = webhooks.check(services.settings, request.webhook)
     request = request.model_copy(update={"webhook": webhook})
-    most = services.settings.batch_max_bytes
-    with services.database.write() as session:
-        try:
-            file = files.get(session, request.input_file_id)
-        except NotFound:
-            raise InvalidRequest(
-                f"there is no file {request.input_file_id}; upload it through /v1/files",
-                param="input_file_id",
-            ) from None
-        if file.purpose != PURPOSE:
-            raise InvalidRequest(
-                f"file {file.id} has the purpose {file.purpose}; upload it with the purpose {PURPOSE}",
-                param="input_file_id",
-            )
-        if file.bytes > most:
-            raise PayloadTooLarge(
-                f"the input file has {file.bytes} bytes, a batch may have {most} "
-                "(ACTOGRAPH_BATCH_MAX_BYTES); split it"
-            )
-        row = batches.create(session, request, by)
-        answer = batches.resource(session, row)
-    # where the process ends before it is done, the reconciler goes on
-    background.add_task(BatchKeeper(services).advance, row.id)
-    return answer
+
+    def create(keep: Keep) -> StoredAnswer:
+        with services.database.write() as session:
+            _check_input(session, request.input_file_id, services.settings.batch_max_bytes)
+            row = batches.create(session, request, by)
+            answer = StoredAnswer(200, batches.resource(session, row).model_dump(mode="json"))
+            keep(session, answer)
+        # where the process ends before it is done, the reconciler goes on
+        background.add_task(BatchKeeper(services).advance_later, row.id)
+        return answer
+
+    answer = answered_once(services, by, idempotency_key, b"POST /v1/batches\n" + body, create)
+    return JSONResponse(answer.response, answer.status_code)
+
+
+def _check_input(session: Session, file_id: str, most: int) -> None:
+    """Raises InvalidRequest or PayloadTooLarge where the file cannot be that of a batch."""
+    try:
+        file = files.get(session, file_id)
+    except NotFound:
+        raise InvalidRequest(
+            f"there is no file {file_id}; upload it through /v1/files", param="input_file_id"
+        ) from None
+    if file.purpose != PURPOSE:
+        raise InvalidRequest(
+            f"file {file.id} has the purpose {file.purpose}; upload it with the purpose {PURPOSE}",
+            param="input_file_id",
+        )
+    if file.bytes > most:
+        raise PayloadTooLarge(
+            f"the input file has {file.bytes} bytes, a batch may have {most} "
+            "(ACTOGRAPH_BATCH_MAX_BYTES); split it"
+        )
 
 
 @router.get(
@@ -102,5 +119,5 @@ def cancel_batch(services: ServicesDep, batch_id: str, background: BackgroundTas
     known_id(batch_id, "batch", "batch")
     with services.database.write() as session:
         answer = batches.resource(session, batches.cancel(session, batch_id))
-    background.add_task(BatchKeeper(services).advance, batch_id)
+    background.add_task(BatchKeeper(services).advance_later, batch_id)
     return answer

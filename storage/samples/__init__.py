@@ -4,7 +4,7 @@ A claim raises the sample's lease token. Whoever commits with an older token cha
 and gets LeaseLost, so that a worker that was thought dead can do no harm.
 """
 
-from storage.samples.claims import claim, is_any_pending
+from storage.samples.claims import claim, is_any_pending, next_input
 from storage.samples.insertion import NewSample, insert
 from storage.samples.leases import LeasedSample, give_back, lock_jobs, release, renew
 from storage.samples.lists import find, get, resource
@@ -28,6 +28,7 @@ __all__ = [
     "is_any_pending",
     "is_committed",
     "lock_jobs",
+    "next_input",
     "release",
     "renew",
     "resource",

@@ -1,5 +1,9 @@
 """Claims: who asks gets the next samples that nobody runs."""
 
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -13,12 +17,21 @@ from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, giv
 
 
 def claim(
-    session: Session, job_id: str, *, worker_id: str, count: int, lease_seconds: float
+    session: Session,
+    job_id: str,
+    *,
+    worker_id: str,
+    count: int,
+    lease_seconds: float,
+    fits: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> list[LeasedSample]:
     """Lease the next `count` samples that are pending or whose lease has run out.
 
     Samples that already cost a worker are claimed one by one, and failed in the end, so that
     one bad sample cannot kill workers for ever. Jobs that are not active yield nothing.
+
+    Args:
+        fits: of a sample's input: whether it can be run in this unit; the first that cannot ends it.
     """
     try:
         job = jobs.lock(session, job_id)
@@ -29,7 +42,7 @@ def claim(
         return []
     while True:
         candidates = session.execute(
-            sa.select(SampleRow.id, SampleRow.attempts)
+            sa.select(SampleRow.id, SampleRow.attempts, *(() if fits is None else (SampleRow.input,)))
             .where(SampleRow.job_id == job_id, _claimable(moment))
             .order_by(SampleRow.position)
             .limit(count)
@@ -40,6 +53,8 @@ def claim(
         give_up_lost(session, job_id, candidates[0].id, candidates[0].attempts)
         if jobs.status_of(session, job_id) not in jobs.ACTIVE:
             return []
+    if fits is not None:
+        candidates = list(takewhile(lambda row: fits(row.input), candidates))
     if candidates and candidates[0].attempts >= ALONE_AFTER_ATTEMPTS:
         ids = [candidates[0].id]
     else:
@@ -80,6 +95,12 @@ def is_any_pending(session: Session, job_id: str) -> bool:
         SampleRow.job_id == job_id, SampleRow.status == SampleStatus.PENDING
     )
     return session.execute(statement.limit(1)).first() is not None
+
+
+def next_input(session: Session, job_id: str) -> dict[str, Any] | None:
+    """The input of the sample that would be claimed next; None where there is none."""
+    statement = sa.select(SampleRow.input).where(SampleRow.job_id == job_id, _claimable(now(session)))
+    return session.scalars(statement.order_by(SampleRow.position).limit(1)).first()
 
 
 def _claimable(moment: float) -> sa.ColumnElement[bool]:

@@ -23,10 +23,12 @@ class NewSample:
     epoch: int
     input: dict[str, Any]
     seed: int
+    #: place in the order in which the samples run; None: where it comes in what is inserted
+    position: int | None = None
 
 
 def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
-    """Insert a job's samples in the order in which they shall run; returns their number."""
+    """Insert a job's samples, in running order or each with its own place; returns their number."""
     count = 0
     batch: list[dict[str, Any]] = []
 
@@ -37,12 +39,12 @@ def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
             connection.execute(_INSERT, batch)
             batch.clear()
 
-    for position, sample in enumerate(samples):
+    for place, sample in enumerate(samples):
         batch.append(
             {
                 "id": new_sample_id(),
                 "job_id": job_id,
-                "position": position,
+                "position": place if sample.position is None else sample.position,
                 "sample_index": sample.sample_index,
                 "condition": sample.condition,
                 "epoch": sample.epoch,

@@ -1,6 +1,7 @@
 # Made of ../aio/batch_calls.py by `python actograph/client/unasync.py`: change that file, not this one.
 """The calls about batches of chat and completion requests."""
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ class BatchCalls(Calls):
     """Batches, see docs/batches.md."""
 
     def create_batch(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
-        """Have the requests of an uploaded file answered.
+        """Have the requests of an uploaded file answered. A repeated request makes one batch only.
 
         Args:
             input_file_id: of a file with the purpose `batch`.
@@ -22,7 +23,8 @@ class BatchCalls(Calls):
             options: `completion_window`, `metadata`, `priority`, `tags`, `webhook`.
         """
         body = {"input_file_id": input_file_id, "endpoint": endpoint} | options
-        return read(Batch, self._transport.request("POST", "/v1/batches", json=body))
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        return read(Batch, self._transport.request("POST", "/v1/batches", json=body, headers=headers))
 
     def batch(self, batch_id: str) -> Batch:
         """One batch, with its counts so far."""

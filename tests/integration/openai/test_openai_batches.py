@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import openai
 import pytest
 
 from actograph.cli.main import main
 from api.batch_keeper import BatchKeeper
 from storage import batches, jobs, samples
+from storage.session_files import SessionReader
 
 if TYPE_CHECKING:
     from tests.integration.openai.conftest import Service
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.integration
 
 MODEL = "tiny-qwen3"
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+#: what `chat.completions.create` knows by name
+ASKED = ("model", "messages", "temperature", "max_tokens", "seed", "n", "stop")
 Eventually = Callable[[Callable[[], bool]], None]
 
 
@@ -145,6 +149,76 @@ def test_texts_with_captures_and_a_line_that_is_too_long(
     assert refused["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
+def rows_of(reader: SessionReader, hook: str) -> np.ndarray[Any, Any]:
+    stored = reader.rows(hook, 0, reader.tensor_info(hook).shape[0])
+    return np.frombuffer(stored.data, dtype=np.float32).reshape(stored.shape)
+
+
+def test_each_line_has_captures_edits_tags_and_expiry_of_its_own(
+    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+) -> None:
+    width = service.engine.structure.hidden_size
+    push = {"hook": "resid_post.1", "op": "add", "vector": [0.5] * width, "coefficient": 2.0}
+    first, last = {"hooks": ["resid_post.0"]}, {"points": ["mlp_in"], "layers": [1], "positions": "last"}
+    lines = [
+        line("plain"),
+        line("first", capture=first, tags=["mine"]),
+        line("last", capture=last, expires_after={"anchor": "created_at", "seconds": 3600}),
+        line("default", store_activations=True, max_tokens=300, stop=["e"]),
+        line("again", capture=first, max_tokens=4),
+        line("steered", capture=first, interventions=[push]),
+        line("pushed", interventions=[push], n=2, temperature=0.8, seed=5, metadata={"of": "me"}),
+    ]
+    batch = ended(send(*lines, extra_body={"tags": ["night"]}).id)
+    assert batch.status == "completed", batch
+    assert batch.request_counts.model_dump() == {"total": 7, "completed": 7, "failed": 0}
+    found = content(client, batch.output_file_id)
+    assert list(found) == [item["custom_id"] for item in lines]
+    bodies = {name: item["response"]["body"] for name, item in found.items()}
+    hooks = {name: set(body.get("activations_meta") or ()) for name, body in bodies.items()}
+    assert hooks == {
+        "plain": set(), "pushed": set(), "first": {"resid_post.0"}, "again": {"resid_post.0"},
+        "steered": {"resid_post.0"}, "last": {"mlp_in.1"}, "default": hooks["default"],
+    }  # fmt: skip
+    assert hooks["default"]
+    assert bodies["last"]["activations_meta"]["mlp_in.1"]["shape"][0] == 1
+    # all as if each had been sent alone
+    for item in lines:
+        given = item["body"]
+        named = {name: value for name, value in given.items() if name in ASKED}
+        ours_too = {k: v for k, v in given.items() if k not in (*ASKED, "metadata")}
+        alone: Any = client.chat.completions.create(**named, extra_body=ours_too)
+        texts = [choice.message.content for choice in alone.choices]
+        body = bodies[item["custom_id"]]
+        assert [choice["message"]["content"] for choice in body["choices"]] == texts, item["custom_id"]
+        if not body.get("session_id"):
+            continue
+        ours, theirs = service.session(body["session_id"]), service.session(alone.session_id)
+        assert ours.manifest.capture == theirs.manifest.capture
+        assert ours.manifest.interventions == theirs.manifest.interventions
+        assert list(ours.manifest.tensors) == list(theirs.manifest.tensors)
+        for hook in ours.manifest.tensors:
+            assert np.allclose(rows_of(ours, hook), rows_of(theirs, hook), atol=1e-4)
+    stored = {
+        name: client.get(f"/activations/sessions/{body['session_id']}", cast_to=dict[str, Any])
+        for name, body in bodies.items()
+        if body.get("session_id")
+    }
+    assert stored["first"]["tags"] == ["mine", "night"]
+    assert [name for name, one in stored.items() if one["expires_at"]] == ["last"]
+    assert stored["again"]["tags"] == ["night"]
+    usage = [body["usage"] for body in bodies.values()]
+    assert batch.usage.input_tokens == sum(one["prompt_tokens"] for one in usage)
+    assert batch.usage.total_tokens == sum(one["total_tokens"] for one in usage)
+    with service.database.read() as session:
+        rows = samples.find(session, batch.job_id, limit=100)[0]
+    kept = {row.input["custom_id"]: row for row in rows}
+    assert kept["pushed"].input["metadata"] == {"of": "me"}
+    # those that can be run in one unit stand together, whatever the order of the file
+    order = [row.input["custom_id"] for row in rows]
+    assert order.index("again") == order.index("first") + 1
+
+
 def test_a_bad_file_is_refused_with_every_line_at_fault(
     send: Callable[..., Any], ended: Callable[[str], Any]
 ) -> None:
@@ -156,7 +230,7 @@ def test_a_bad_file_is_refused_with_every_line_at_fault(
             line("a"),
             line("b", url="/v1/completions", prompt="x"),
             line("c", temperature=-1),
-            line("d", capture={"points": ["resid_post"]}),
+            line("d", capture={"hooks": ["resid_post.99"]}),
             line("e", model="nobody"),
             line("f", stream=True),
         ).id
@@ -167,7 +241,11 @@ def test_a_bad_file_is_refused_with_every_line_at_fault(
     assert list(told) == [2, 4, 5, 6, 7, 8, 9]
     assert told[4] == ("custom_id", "custom_id 'a' is that of line 1 too")
     assert [told[n][0] for n in (5, 6, 7, 8, 9)] == [
-        "url", "body.temperature", "body.capture", "body.model", "body.stream",
+        "url", "body.temperature", "body.capture.hooks", "body.model", "body.stream",
+    ]  # fmt: skip
+    assert [error.code for error in batch.errors.data] == [
+        "invalid_json_line", "duplicate_custom_id", "url_mismatch", "invalid_request", "unknown_hook",
+        "model_not_found", "invalid_request",
     ]  # fmt: skip
     assert batch.output_file_id is None
 
