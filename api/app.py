@@ -1,5 +1,6 @@
 """The application: opens what requests need, and puts the routes together."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,7 +41,7 @@ from api.routes import (
     workers,
 )
 from api.served_models import ServedModels
-from storage import deployment, migrate
+from storage import deployment, key_changes, migrate
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
@@ -71,10 +72,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
         app.state.key_ring = ring
+        listening = asyncio.create_task(key_changes.listen(settings.broker_url, ring.forget))
         reconciler.start()
         try:
             yield
         finally:
+            listening.cancel()
+            await asyncio.wait([listening])
             services.stopping.set()
             reconciler.stop()
             await app.state.live_texts.close()

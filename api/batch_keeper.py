@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import BinaryIO
 
@@ -82,7 +82,11 @@ class BatchKeeper:
             self._end(row)
 
     def _begin(self, row: BatchRow) -> None:
-        services, request = self._services, BatchRequest.model_validate(row.request)
+        request = BatchRequest.model_validate(row.request)
+        # whoever moves it on, its lines may name what its owner has, and nothing of others
+        services = self._services
+        if row.owner is not None:
+            services = replace(services, database=services.database.restricted_to(row.owner))
         try:
             with (
                 batch_input.submission_of(services, row.id, request, row.owner) as submission,

@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.settings import Settings
+from api.key_ring import KeyRing
 from api.served_models import ServedModels
 from api.structures import Structures
 from storage import ids
@@ -53,6 +54,14 @@ async def _services(connection: HTTPConnection) -> Services:
 
 
 ServicesDep = Annotated[Services, Depends(_services)]
+
+
+async def _ring(connection: HTTPConnection) -> KeyRing:
+    ring: KeyRing = connection.app.state.key_ring
+    return ring
+
+
+RingDep = Annotated[KeyRing, Depends(_ring)]
 
 
 async def refuse_nul(request: Request) -> None:

@@ -16,7 +16,7 @@ from storage.database import Database
 
 log = logging.getLogger(__name__)
 
-#: a key that was revoked elsewhere is refused after so long, at the latest
+#: a key that was revoked elsewhere is refused after so long, also where nobody says so (see `key_changes`)
 LIFETIME_SECONDS = 3.0
 #: for a key that is not known the index is asked again, but no more often than this
 UNKNOWN_SECONDS = 0.1
@@ -61,6 +61,7 @@ class KeyRing:
         self._lock = threading.Lock()
         self._known = KnownKeys(by_digest={}, any=False)
         self._read_at = float("-inf")
+        self._changes = 0
         self._used: set[str] = set()
         self._touched_at = time.monotonic()
 
@@ -104,6 +105,7 @@ class KeyRing:
 
     def forget(self) -> None:
         """A key was made or changed: look again before the next answer."""
+        self._changes += 1
         self._read_at = float("-inf")
 
     def touch(self, database: Database) -> None:
@@ -133,11 +135,12 @@ class KeyRing:
             # who waited for another's look may use it, if that began after this request came
             if self._read_at >= asked_at - oldest:
                 return
-            read_at = time.monotonic()
+            read_at, changes = time.monotonic(), self._changes
             try:
                 with database.read() as session:
                     self._known = api_keys.known(session)
             except SQLAlchemyError as error:
                 log.warning("API keys cannot be looked up, the database failed: %s", type(error).__name__)
                 raise ServiceUnavailable("the database does not answer; try again in a moment") from error
-            self._read_at = read_at
+            # what changed while it was read may not be in it
+            self._read_at = read_at if changes == self._changes else float("-inf")

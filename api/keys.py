@@ -14,7 +14,7 @@ from actograph.contract.errors import ActographError
 from actograph.contract.key_roles import Role
 from actograph.contract.keys import NewKey
 from actograph.settings import Settings
-from storage import api_keys, migrate
+from storage import api_keys, key_changes, migrate
 from storage.database import Database
 
 
@@ -31,10 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
     revoke.add_argument("id")
     options = parser.parse_args(arguments)
     try:
-        database = Database(Settings().effective_database_url)
+        settings = Settings()
+        database = Database(settings.effective_database_url)
         try:
             migrate.require_current(database)
-            return _run(database, options)
+            return _run(settings, database, options)
         finally:
             database.close()
     except ValidationError as error:
@@ -48,17 +49,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _run(database: Database, options: argparse.Namespace) -> int:
+def _run(settings: Settings, database: Database, options: argparse.Namespace) -> int:
     if options.command == "create":
         new = NewKey(name=options.name, role=options.role, owner=options.owner)
         with database.write() as session:
             row, key = api_keys.create(session, new, needs_admin=False)
+        key_changes.tell(settings.broker_url)
         sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown this once\n")
         sys.stdout.write(f"{key}\n")
     elif options.command == "revoke":
         with database.write() as session:
             row = api_keys.revoke(session, options.id, needs_admin=False)
+            locked_out = not (settings.api_keys or api_keys.has_admin(session))
+        key_changes.tell(settings.broker_url)
         sys.stdout.write(f"{row.id}\n")
+        if locked_out:
+            sys.stderr.write(
+                "no admin's key is left, and nobody can make keys through the service; "
+                "`python -m api.keys create NAME` makes one\n"
+            )
     elif options.command == "check":
         with database.read() as session:
             return 0 if api_keys.exist(session) else 3

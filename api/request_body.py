@@ -10,6 +10,8 @@ async def json_body(request: Request) -> bytes:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise HTTPException(415, "send the body as JSON, with Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "send the body as it is, without Content-Encoding")
     return await request.body()
 
 

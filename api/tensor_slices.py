@@ -19,7 +19,7 @@ MAX_JSON_VALUES = 1 << 18
 #: an answer is held in memory
 MAX_BYTES = 256 << 20
 
-_ROWS = re.compile(r"(\d{0,12}):(\d{0,12})")
+_ROWS = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
 
 
 def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> Response:

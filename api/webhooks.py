@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from urllib.parse import urlsplit
 
 import httpx
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 SECRET_PREFIX = "whsec_"
 AT_ONCE = 8
+#: https://www.rfc-editor.org/rfc/rfc6052
+_NAT64 = IPv6Network("64:ff9b::/96")
 #: the receiver says that it wants no more of this
 GONE = 410
 
@@ -186,7 +189,7 @@ def _addresses(url: str, allowed: Sequence[str] | None) -> list[str]:
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for text in addresses:
         address = ipaddress.ip_address(text.partition("%")[0])
-        address = getattr(address, "ipv4_mapped", None) or address
+        address = _inner(address)
         shown = f"[{address}]" if address.version == 6 else str(address)
         names = {str(address), shown, f"{shown}:{port}"}
         is_public = address.is_global and not address.is_multicast
@@ -196,6 +199,16 @@ def _addresses(url: str, allowed: Sequence[str] | None) -> list[str]:
                 "not name"
             )
     return addresses
+
+
+def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address that a gateway would take an IPv6 address for, else the address itself."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else address)
 
 
 def _post(

@@ -58,13 +58,17 @@ def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[
     """Make a key; returns its row and the key itself, which is kept nowhere.
 
     Args:
-        needs_admin: whether the first key must be an admin's, since nobody else could make the next one.
+        needs_admin: whether the first key must be an admin's for good, since nobody else could make the
+            next one.
 
     Raises:
-        Conflict: the first key is no admin's.
+        Conflict: the first key is no such one.
     """
-    if needs_admin and new.role is not Role.ADMIN and not _has_admin(session):
-        raise Conflict("the first key must have the role admin: from then on only an admin can make keys")
+    lasts = new.role is Role.ADMIN and new.expires_after is None
+    if needs_admin and not lasts and not has_admin(session, lasting=True):
+        raise Conflict(
+            "the first key must have the role admin and no expires_after: only an admin can make the next one"
+        )
     key = f"{PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
     owner = new.owner or owner_of_digest(digest_of(key))
     while new.owner is None and _is_owner(session, owner):  # 32 bits do meet, and must not join strangers
@@ -136,8 +140,8 @@ def revoke(session: Session, key_id: str, *, needs_admin: bool = True) -> ApiKey
     """
     row = get(session, key_id)
     if row.revoked_at is None:
-        if needs_admin and row.role == Role.ADMIN and not _has_admin(session, but=key_id):
-            raise Conflict(f"{key_id} is the last admin's key; create another one first")
+        if needs_admin and row.role == Role.ADMIN:
+            _require_other_admin(session, row)
         row.revoked_at = now(session)
         session.flush()
     return row
@@ -217,14 +221,27 @@ def _good(moment: float) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def _has_admin(session: Session, but: str = "") -> bool:
-    """Whether a good key of an admin is there, beside one."""
-    statement = (
-        sa.select(ApiKeyRow.id)
-        .where(ApiKeyRow.role == Role.ADMIN, ApiKeyRow.id != but, *_good(now(session)))
-        .limit(1)
+def has_admin(session: Session, *, but: str = "", lasting: bool = False) -> bool:
+    """Whether a good key of an admin is there, beside one; `lasting`: which does not end by itself."""
+    statement = sa.select(ApiKeyRow.id).where(
+        ApiKeyRow.role == Role.ADMIN, ApiKeyRow.id != but, *_good(now(session))
     )
-    return session.execute(statement).first() is not None
+    if lasting:
+        statement = statement.where(ApiKeyRow.expires_at.is_(None))
+    return session.execute(statement.limit(1)).first() is not None
+
+
+def _require_other_admin(session: Session, row: ApiKeyRow) -> None:
+    """Raises Conflict where without this key nobody could make keys, now or once the others have expired."""
+    if has_admin(session, but=row.id, lasting=True):
+        return
+    if not has_admin(session, but=row.id):
+        raise Conflict(f"{row.id} is the last admin's key; create another one first")
+    if row.expires_at is None:
+        raise Conflict(
+            f"{row.id} is the last admin's key that does not expire; create another one first, without "
+            "expires_after"
+        )
 
 
 def _is_owner(session: Session, owner: str) -> bool:

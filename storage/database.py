@@ -53,7 +53,7 @@ class Database:
         if self.is_sqlite:
             if not self.url.database or self.url.database == ":memory:":
                 raise ValueError("an in-memory database cannot be shared between processes; name a file")
-            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.engine = sa.create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)

@@ -4,7 +4,7 @@ import re
 import secrets
 from hashlib import sha256
 
-_ID = re.compile(r"^(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}$")
+_ID = re.compile(r"(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}")
 
 
 def new_job_id() -> str:
@@ -50,5 +50,5 @@ def new_key_id() -> str:
 
 def is_id(text: str, prefix: str) -> bool:
     """Whether `text` is an id of ours with this prefix (`job`, `smp`, `ses`, `file`, ...)."""
-    match = _ID.match(text)
+    match = _ID.fullmatch(text)
     return match is not None and match[1] == prefix

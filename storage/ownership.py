@@ -36,7 +36,9 @@ def owner_of(session: Session) -> str | None:
 @contextmanager
 def restricted(session: Session, owner: str) -> Iterator[None]:
     """In the block, the session touches this owner's rows alone."""
-    # rows that were read without the restriction would be found without a statement
+    # rows that were read without the restriction would be found without a statement; others may have left
+    # in this session what is still to be written
+    session.flush()
     session.expunge_all()
     session.info[_OWNER] = owner
     try:

@@ -26,7 +26,8 @@ class HomeLock:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        self._home.mkdir(parents=True, exist_ok=True)
+        # what it holds is for the keys' owners, and not for every user of the machine
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         # children do not inherit the descriptor, and so do not hold the lock
         self._fd = os.open(self._home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

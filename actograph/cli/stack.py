@@ -39,6 +39,9 @@ _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 0.25
 _PATIENCE_SECONDS = 30.0
 _ASK_SECONDS = 5.0
+#: beginnings of variables that these programs have no use for: what they do not know they cannot tell
+_NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
+_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK_")
 T = TypeVar("T")
 _LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 
@@ -150,7 +153,7 @@ class Stack:
                 Program(
                     name="redis",
                     command=self._redis.command,
-                    environment=os.environ,
+                    environment=_without(os.environ, _NOT_FOR_BROKER),
                     log=logs / "redis.log",
                     stop_seconds=REDIS_STOP_SECONDS,
                 )
@@ -178,7 +181,7 @@ class Stack:
             program = Program(
                 name=f"worker-{number}",
                 command=[sys.executable, "-m", "worker"],
-                environment=self._environment({"ACTOGRAPH_DEVICE": device}),
+                environment=_without(self._environment({"ACTOGRAPH_DEVICE": device}), _NOT_FOR_WORKERS),
                 log=logs / f"worker-{number}.log",
                 stop_seconds=WORKER_STOP_SECONDS,
             )
@@ -326,6 +329,11 @@ class Stack:
         stages: list[Sequence[Child | None]] = [self._workers, [self._api], [self._broker]]
         for stage in stages:
             self._supervisor.stop([child for child in stage if child is not None], self._signals.insisted)
+
+
+def _without(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    """An environment without the variables that begin like so."""
+    return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
 
 
 def require_installed() -> None:

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 
 from actograph import __version__
 from actograph.contract.capabilities import Capabilities, Features, Limits, of_contract
-from api.dependencies import Services, ServicesDep
+from api.dependencies import RingDep, Services, ServicesDep
 from api.routes.models import list_models
 from api.submissions import MAX_SAMPLES
 
@@ -20,14 +20,14 @@ OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/fi
     summary="What this service can do",
     response_model=Capabilities,
 )
-def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
+def get_capabilities(services: ServicesDep, ring: RingDep, request: Request) -> Capabilities:
     """Job kinds, hook points, tasks, scorers, limits, served models, and how the service was set up."""
     paths = request.app.openapi()["paths"]
     return Capabilities(
         version=__version__,
         models=list_models(services).data,
         limits=_limits(services),
-        features=_features(services),
+        features=_features(services, needs_key=ring.ask_whether_needed(services.database)),
         openai_endpoints=[path for path in OPENAI_PATHS if path in paths],
         endpoints=[f"{method.upper()} {path}" for path, methods in paths.items() for method in methods],
         **of_contract(),
@@ -45,12 +45,12 @@ def _limits(services: Services) -> Limits:
     )
 
 
-def _features(services: Services) -> Features:
+def _features(services: Services, *, needs_key: bool) -> Features:
     settings = services.settings
     return Features(
         database="sqlite" if services.database.is_sqlite else "postgres",
         artifacts="s3" if settings.effective_artifact_url.startswith("s3://") else "files",
-        authentication=bool(settings.api_keys),
+        authentication=needs_key,
         webhooks=bool(settings.webhook_secret and (settings.webhook_hosts or settings.webhook_url)),
         model_switching=settings.model_switching,
     )

@@ -149,13 +149,44 @@ def test_a_broker_that_runs_already_is_used(
 
 def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTOGRAPH_API_KEYS", "first,second")
+    monkeypatch.setenv("ACTOGRAPH_WEBHOOK_SECRET", "whsec_c2VjcmV0")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-store")
     service = up()
     service.await_ready()
+    _secrets_are_where_they_are_needed(service)
+    assert service.home.stat().st_mode & 0o077 == 0
     with Client(service.url, "second") as client:
         assert len(client.workers()) == 1
     asked = [*ACTOGRAPH, "--url", service.url, "jobs", "ls"]
     assert subprocess.run(asked, capture_output=True, check=False).returncode == 4
     assert service.stop() == 0
+
+
+def _secrets_are_where_they_are_needed(service: Any) -> None:
+    """No argument of a program holds one, for all users of a machine see those."""
+    api, worker = service.child("api").environ(), service.child("worker").environ()
+    redis = next(child for child in service.children() if "redis-server" in child.name()).environ()
+    assert api["ACTOGRAPH_API_KEYS"] == "first,second"
+    assert worker["AWS_SECRET_ACCESS_KEY"] == "of-the-store"
+    assert worker["ACTOGRAPH_BROKER_URL"] == api["ACTOGRAPH_BROKER_URL"]
+    assert not [name for name in worker if name.startswith(("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK"))]
+    assert not [name for name in redis if name.startswith(("ACTOGRAPH_", "AWS_"))]
+    password = api["ACTOGRAPH_BROKER_URL"].partition("@")[0].rpartition(":")[2]
+    secrets = ("first,second", "whsec_", "of-the-store", password, api["ACTOGRAPH_SUPERVISOR_KEY"])
+    for child in service.children():
+        assert not any(secret in argument for secret in secrets for argument in child.cmdline())
+
+
+def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*ACTOGRAPH, "up", f"--home={tmp_path}", "--port=0", "--host=0.0.0.0", f"--model={MODEL_DIR}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: without API keys only loopback is served, and the host is 0.0.0.0")
 
 
 def test_two_workers_share_a_job(up: Start) -> None:

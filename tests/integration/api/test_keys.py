@@ -1,14 +1,20 @@
 """API keys: made, used, limited, ended; and nowhere to be read."""
 
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
+from sqlalchemy.orm import Session
 
 from actograph.settings import Settings
 from api import keys as key_command
-from api.key_ring import LIFETIME_SECONDS
+from api.key_ring import LIFETIME_SECONDS, KeyRing
+from storage import api_keys, key_changes
+from storage.api_keys import KnownKeys
+from storage.database import Database
 from storage.models import ApiKeyRow
 from storage.rate_limits import RateLimits
 
@@ -20,6 +26,15 @@ pytestmark = pytest.mark.integration
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+def await_listeners(redis_url: str, count: int) -> None:
+    """Until so many processes hear of changed keys."""
+    with redis.Redis.from_url(redis_url) as client:
+        deadline = time.monotonic() + 120
+        while client.pubsub_numsub(key_changes.CHANNEL)[0][1] != count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_a_key_is_shown_once_and_not_stored(keyed: "Keyed") -> None:
@@ -72,6 +87,72 @@ def test_a_key_revoked_by_another_process_ends_within_its_lifetime(
     keyed.app.state.key_ring._read_at -= LIFETIME_SECONDS
     problem(keyed.client.get("/v1/jobs", headers=bearer(key)), 401)
     assert LIFETIME_SECONDS <= 5
+
+
+def test_a_revoked_key_is_refused_by_every_process_at_once(
+    keyed: "Keyed", start: "Start", settings: Settings, problem: "Problem", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = start(settings.model_copy(update={"api_keys": ("root-key",)}))
+    await_listeners(settings.broker_url, 2)
+    first, second = keyed.make_key("read"), keyed.make_key("read")
+    shown = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
+    for key, listed in ((second, shown[0]), (first, shown[1])):
+        assert other.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
+        if key == second:
+            assert keyed.client.delete(f"/v1/keys/{listed['id']}", headers=keyed.headers()).is_success
+        else:
+            monkeypatch.setenv("ACTOGRAPH_HOME", str(settings.home))
+            monkeypatch.setenv("ACTOGRAPH_BROKER_URL", settings.broker_url)
+            assert key_command.main(["revoke", listed["id"]]) == 0
+        problem(other.client.get("/v1/jobs", headers=bearer(key)), 401, "unauthorized")
+
+
+def test_a_look_at_the_keys_during_which_one_is_revoked_is_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, database = KeyRing(()), Database(settings.effective_database_url)
+    known = api_keys.known
+
+    def revoked_meanwhile(session: Session) -> KnownKeys:
+        found = known(session)
+        ring.forget()
+        return found
+
+    monkeypatch.setattr(api_keys, "known", revoked_meanwhile)
+    ring.ask_whether_needed(database)
+    assert ring.is_needed() is None
+    monkeypatch.setattr(api_keys, "known", known)
+    ring.ask_whether_needed(database)
+    assert ring.is_needed() is False
+    database.close()
+
+
+def test_without_a_broker_nobody_is_told_and_that_is_said() -> None:
+    assert key_changes.tell("redis://127.0.0.1:1/0") is False
+
+
+def test_the_last_admins_key_neither_ends_nor_expires_silently(
+    service: "Service", problem: "Problem"
+) -> None:
+    post, soon = service.client.post, {"expires_after": {"seconds": 3600}}
+    problem(post("/v1/keys", json={"name": "a", "role": "admin"} | soon), 409, says="no expires_after")
+    root = post("/v1/keys", json={"name": "root", "role": "admin"}).json()
+    headers = bearer(root["key"])
+    post("/v1/keys", json={"name": "guest", "role": "admin"} | soon, headers=headers)
+    refused = service.client.delete(f"/v1/keys/{root['id']}", headers=headers)
+    problem(refused, 409, says="the last admin's key that does not expire")
+    post("/v1/keys", json={"name": "other", "role": "admin"}, headers=headers)
+    assert service.client.delete(f"/v1/keys/{root['id']}", headers=headers).is_success
+
+
+def test_capabilities_tell_whether_a_key_is_needed(service: "Service") -> None:
+    def needed(**options: Any) -> bool:
+        features = service.client.get("/v1/capabilities", **options).json()["features"]
+        return bool(features["authentication"])
+
+    assert needed() is False
+    root = service.client.post("/v1/keys", json={"name": "root", "role": "admin"}).json()
+    assert needed(headers=bearer(root["key"])) is True
 
 
 def test_an_expired_key_is_refused(keyed: "Keyed", problem: "Problem") -> None:
@@ -210,7 +291,9 @@ def test_keys_are_made_on_the_server_without_a_service(
     assert key not in listed
     assert key_command.main(["revoke", listed.split()[0]]) == 0
     assert key_command.main(["revoke", "key_none"]) == 1
-    assert "no key key_none" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no admin's key is left" in said
+    assert "no key key_none" in said
 
 
 def test_the_supervisors_key_makes_nobody_else_need_one(start: "Start", settings: Settings) -> None:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from actograph.contract.batches import BatchRequest
 from actograph.contract.key_roles import Role
+from api.batch_keeper import BatchKeeper
 from api.roles import ROLES
-from storage import ids
+from storage import batches, ids
 from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
@@ -207,6 +209,23 @@ def test_what_a_job_refers_to_must_be_ones_own(
         missing = problem(send(unknown[pointer], things.bob), 422, pointer=pointer)
         assert foreign["error"]["code"] == missing["error"]["code"]
         assert len(foreign["detail"]) == len(missing["detail"])
+
+
+def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", things: Things) -> None:
+    steer = [{"hook": "resid_post.1", "op": "add", "vector_id": things.ids["vector_id"], "coefficient": 1.0}]
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "interventions": steer}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    for headers, owner, status in ((things.alice, "alice", "in_progress"), (things.bob, "bob", "failed")):
+        part = {"file": ("batch.jsonl", json.dumps(line).encode())}
+        upload = keyed.client.post("/v1/files", files=part, data={"purpose": "batch"}, headers=headers).json()
+        wanted = BatchRequest(input_file_id=upload["id"], endpoint="/v1/chat/completions")
+        # as where the process ended before it had read the file, and the reconciler goes on
+        with keyed.database.write() as session:
+            batch_id = batches.create(session, wanted, owner).id
+        BatchKeeper(keyed.services).advance(batch_id)
+        batch = keyed.client.get(f"/v1/batches/{batch_id}", headers=things.root).json()
+        assert batch["status"] == status, batch
+    assert "there is no vector" in batch["errors"]["data"][0]["message"]
 
 
 def test_a_task_file_must_be_ones_own(keyed: "Keyed", things: Things, problem: "Problem") -> None:
