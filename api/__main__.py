@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.redaction import redact
 from actograph.settings import Settings
 from api.app import open_services
 from api.auth import is_loopback
@@ -70,7 +71,7 @@ def _open_patiently(settings: Settings) -> Services:
 
 
 def _refuse(reason: str) -> int:
-    sys.stderr.write(f"actograph api: {' '.join(reason.split())}\n")
+    sys.stderr.write(f"actograph api: {redact(' '.join(reason.split()))}\n")
     return 1
 
 

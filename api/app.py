@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from actograph import __version__
+from actograph import __version__, redaction
 from actograph.settings import Settings
 from api import errors, openapi
 from api.auth import Authentication, refuse_unlisted
@@ -60,6 +60,7 @@ Errors are problem details (RFC 9457); their `error` member has OpenAI's form.
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The HTTP service. Nothing is opened before it starts."""
     settings = settings or Settings()
+    redaction.conceal(settings)
     ring = KeyRing(settings.api_keys, own_key=settings.supervisor_key)
     limits = RateLimits(settings.broker_url)
 

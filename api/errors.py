@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.resources import OpenAIError, Problem, ProblemItem
-from api.redaction import redact
+from actograph.redaction import redact
 from api.validation import InvalidFields, field_errors
 
 log = logging.getLogger(__name__)

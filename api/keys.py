@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from actograph.contract.errors import ActographError
 from actograph.contract.key_roles import Role
 from actograph.contract.keys import NewKey
+from actograph.redaction import conceal, redact
 from actograph.settings import Settings
 from storage import api_keys, key_changes, migrate
 from storage.database import Database
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         settings = Settings()
+        conceal(settings)
         database = Database(settings.effective_database_url)
         try:
             migrate.require_current(database)
@@ -45,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         reason = f"the database cannot be used: {type(error).__name__}"
     except (ActographError, ValueError, OSError) as error:
         reason = str(error)
-    sys.stderr.write(f"python -m api.keys: {reason}\n")
+    sys.stderr.write(f"python -m api.keys: {redact(reason)}\n")
     return 1
 
 

@@ -9,9 +9,9 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from actograph import redaction
 from actograph.settings import Settings
 from api.app import create_app
-from api.redaction import RedactingFormatter
 
 #: open event streams end at once; a download may go on for so long
 GRACE_SECONDS = 5
@@ -86,8 +86,6 @@ def server_config(settings: Settings, app: FastAPI | str = "") -> uvicorn.Config
 
 def set_up_logging(settings: Settings) -> None:
     """For the whole process."""
-    logging.basicConfig(level=settings.log_level.upper())
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    redaction.set_up_logging(settings)
     # at info it announces itself with every look at the schema
     logging.getLogger("alembic").setLevel(logging.WARNING)

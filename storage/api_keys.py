@@ -10,15 +10,13 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.key_roles import Role
-from actograph.contract.keys import ApiKey, KeyUpdate, NewKey
+from actograph.contract.keys import KEY_PREFIX, ApiKey, KeyUpdate, NewKey
 from storage import pages
 from storage.database import now
 from storage.ids import new_key_id
 from storage.models import ApiKeyRow
 
-#: by which a key is known wherever it turns up
-PREFIX = "acto_"
-SHOWN_CHARACTERS = len(PREFIX) + 6
+SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 RANDOM_BYTES = 32
 #: `last_used_at` is written at most so often
 USED_SECONDS = 60.0
@@ -69,10 +67,10 @@ def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[
         raise Conflict(
             "the first key must have the role admin and no expires_after: only an admin can make the next one"
         )
-    key = f"{PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
+    key = f"{KEY_PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
     owner = new.owner or owner_of_digest(digest_of(key))
     while new.owner is None and _is_owner(session, owner):  # 32 bits do meet, and must not join strangers
-        key = f"{PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
+        key = f"{KEY_PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
         owner = owner_of_digest(digest_of(key))
     moment = now(session)
     row = ApiKeyRow(

@@ -7,11 +7,11 @@ it takes its first task, and takes one task at a time.
 import logging
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
+from actograph import redaction
 from actograph.contract.errors import ActographError, ModelRefused
 from actograph.settings import Settings
 from storage.broker import DRAIN_TASK, celery_app
@@ -43,11 +43,7 @@ def drain(job_id: str) -> None:
 
 @signals.setup_logging.connect  # type: ignore[untyped-decorator]
 def _set_up_logging(**_: Any) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=Settings().log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    redaction.set_up_logging(Settings())
     for noisy in ("alembic", "celery.app.trace", "celery.worker.strategy", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -8,6 +8,8 @@ from actograph.contract.key_roles import Role
 from actograph.contract.resources import Resource
 from actograph.contract.specs import ExpiresAfter, Spec
 
+#: by which a key is known wherever it turns up
+KEY_PREFIX = "acto_"
 #: an owner as a client may name one; `local` is who asks where a service has no keys
 OWNER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@:\-]{0,63}$"
 _NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"

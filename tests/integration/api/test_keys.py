@@ -257,6 +257,9 @@ def test_keys_are_in_no_log_no_error_and_no_database(
                 keyed.client.get("/v1/jobs", headers=bearer(key)).text,
                 keyed.client.get(f"/v1/keys/{good}", headers=bearer(key)).text,
                 keyed.client.get(f"/v1/{good}", headers=bearer(key)).text,
+                keyed.client.get("/v1/jobs/root-key", headers=bearer(key)).text,
+                keyed.client.get("/root%2Dkey/v1/jobs", headers=bearer(key)).text,
+                keyed.client.get("/v1/jobs", params={"after": "root-key"}, headers=bearer(key)).text,
                 keyed.client.get(f"/v1/models/{wrong}", headers=bearer(key)).text,
                 keyed.client.post("/v1/jobs", json={"model": key}, headers=bearer(key)).text,
             ]

@@ -1,0 +1,87 @@
+"""Secrets that turn up where they do not belong: a key pasted into a path, a password in a driver's message.
+
+What is known is blotted out wherever it stands: keys and webhook secrets of the settings, passwords of their
+URLs, and everything that has the form of an API key or of a password in a URL.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, quote_plus, unquote
+
+from actograph.contract.keys import KEY_PREFIX
+from actograph.settings import Settings
+
+REDACTED = "[redacted]"
+#: shorter ones are parts of other words
+LEAST_CHARACTERS = 8
+#: secrets of what a program of the service talks with
+_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_PASSWORD = re.compile(r"://[^/?#\s]*?:(.+)@")
+
+_KEY = re.compile(rf"{KEY_PREFIX}[0-9a-fA-F]{{6,}}")
+_PATTERNS = (
+    (_KEY, f"{KEY_PREFIX}{REDACTED}"),
+    (re.compile(r"(?i)\b(bearer(?:\s|%20|\+)+)[^\s\"',;&]+"), rf"\1{REDACTED}"),
+    (re.compile(r"(://[^/?#\s@:\[\]]*:)[^/?#\s@]+(?=@)"), rf"\1{REDACTED}"),
+    (
+        re.compile(r"(?i)([?&](?:api[_-]?key|key|token|access[_-]token|password|secret)=)[^&\s\"']+"),
+        rf"\1{REDACTED}",
+    ),
+)
+_known: tuple[str, ...] = ()
+
+
+def conceal(settings: Settings) -> None:
+    """Have `redact` know the secrets of these settings and of the environment, in this process."""
+    urls = (settings.database_url, settings.broker_url, settings.artifact_url, settings.webhook_url)
+    found = [
+        *settings.api_keys,
+        settings.supervisor_key,
+        settings.api_key,
+        settings.webhook_secret,
+        *(match[1] for match in map(_PASSWORD.search, urls) if match is not None),
+        *(os.environ.get(name, "") for name in _VARIABLES),
+    ]
+    _know(found)
+
+
+def _know(secrets: Iterable[str]) -> None:
+    global _known  # noqa: PLW0603 (the secrets of a process, for its one log)
+    forms = set(_known)
+    for secret in secrets:
+        if len(secret) >= LEAST_CHARACTERS:
+            forms |= {secret, unquote(secret), quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    # the longest first: one may be part of another
+    _known = tuple(sorted(forms, key=len, reverse=True))
+
+
+def redact(text: str) -> str:
+    """The text without secrets; of a key of ours its beginning stays."""
+    for secret in _known:
+        text = text.replace(secret, REDACTED)
+    for pattern, shown in _PATTERNS:
+        text = pattern.sub(shown, text)
+    return text
+
+
+class RedactingFormatter(logging.Formatter):
+    """Lines without secrets, tracebacks included; a message is one line, whatever a client put into it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        record.message = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in record.message
+        )
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def set_up_logging(settings: Settings) -> None:
+    """One log for the whole process, on stderr."""
+    conceal(settings)
+    logging.basicConfig(level=settings.log_level.upper())
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
