@@ -127,7 +127,7 @@ class _Lines:
         """For the estimate of what the batch takes."""
         digest = given.capture.digest() if given.capture else ""
         part = self.parts.setdefault(digest, _Part(given.capture, hooks))
-        most, tokens = given.max_tokens or given.default_max_tokens, planning.fewest_tokens(sample)
+        most, tokens = given.most_tokens, planning.fewest_tokens(sample)
         part.samples += given.choices
         part.tokens += given.choices * tokens
         part.longest = max(part.longest, tokens)
@@ -206,7 +206,8 @@ def _submission(
         # a line that asks for more fails by itself
         if ahead.structure is not None:
             most = min(most, ahead.structure.context_length - 1)
-        return spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_tokens": most})})
+        sampling = spec.sampling.model_copy(update={"max_tokens": max(1, most)})
+        return spec.model_copy(update={"sampling": sampling})
 
     whole = Submission(
         spec=within_context(lines.most_tokens),

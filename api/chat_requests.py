@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
-from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
+from actograph.contract.errors import ActographError, ServiceUnavailable
 from api import planning, submissions
 from api.dependencies import Services
 from api.submissions import Submission
@@ -18,8 +18,6 @@ from storage.models import JobRow, SampleRow
 
 #: OpenAI's own default for `/v1/completions`
 COMPLETION_MAX_TOKENS = 16
-#: fields of a job that have another name in a request
-_PARAMS = {"sampling.max_tokens": "max_tokens"}
 
 
 def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec:
@@ -38,12 +36,12 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
 
 def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSpec:
     """The job of a text completion request."""
-    _refuse_echo(request)
     shared: dict[str, Any] = {
         "top_logprobs": request.logprobs,
         "max_tokens": request.max_tokens,
         "default_max_tokens": COMPLETION_MAX_TOKENS,
-        "live": bool(request.stream) and request.logprobs is None,
+        "echo": bool(request.echo),
+        "live": bool(request.stream) and request.logprobs is None and not request.echo,
     }
     inputs = [
         ChatInput(prompt=prompt, **shared)
@@ -54,17 +52,12 @@ def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSp
     return _spec(request, inputs, services, metadata={})
 
 
-def _refuse_echo(request: CompletionRequest) -> None:
-    """Raises InvalidRequest: what the prompt's tokens have as probabilities is not kept."""
-    if request.echo:
-        raise InvalidRequest("echo is not supported; leave it out", param="echo")
-
-
 def _spec(
     request: CompletionBase, inputs: list[ChatInput], services: Services, metadata: dict[str, str]
 ) -> ChatJobSpec:
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
-    most = inputs[0].max_tokens or inputs[0].default_max_tokens
+    # a job that only reads samples nothing
+    most = max(1, inputs[0].most_tokens)
     return ChatJobSpec(
         model=request.model,
         inputs=inputs,
@@ -95,7 +88,8 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
             raise ServiceUnavailable(ahead.waiting_reason)
         made = services.database.write_small(lambda session: _insert(session, submission))
     except ActographError as error:
-        error.param = _PARAMS.get(error.param or "", error.param)
+        # a job's sampling is a request's own fields
+        error.param = error.param and error.param.removeprefix("sampling.")
         raise
     services.broker.wake(made[0].id, made[0].priority, ahead.queue)
     return made

@@ -4,15 +4,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
 from typing import Any
 
 from actograph import __version__
 from actograph.contract import chat_answers as answers
 from actograph.contract import resources
+from actograph.contract.chat_job import is_only_read
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.tool_calls import ToolCall, parse_calls, text_before_calls
+from api.completion_logprobs import completion_logprobs
 from api.dependencies import Services
 from storage import jobs, samples, sessions
 from storage.models import JobRow, SampleRow, SessionRow
@@ -116,6 +117,10 @@ def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
     )
 
 
+def _tokens(row: SampleRow) -> list[answers.TokenLogprob]:
+    return [answers.TokenLogprob.model_validate(token) for token in row.logprobs or ()]
+
+
 def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
     """What was said beside tool calls, and the calls; no text at all is null beside calls.
 
@@ -151,30 +156,13 @@ def completion(result: ChatResult) -> answers.Completion:
 
 
 def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers.CompletionChoice:
+    text = whole_text(row)
     return answers.CompletionChoice(
         index=place,
-        text=echoed(row) + (row.completion or ""),
+        text=text,
         finish_reason=finish_reason(row),
-        logprobs=None if row.logprobs is None else _completion_logprobs(_tokens(row)),
+        logprobs=None if row.logprobs is None else completion_logprobs(text, row.logprobs),
         **_captured(result, row),
-    )
-
-
-def _tokens(row: SampleRow) -> list[answers.TokenLogprob]:
-    return [answers.TokenLogprob.model_validate(token) for token in row.logprobs or ()]
-
-
-def _completion_logprobs(tokens: list[answers.TokenLogprob]) -> answers.CompletionLogprobs:
-    ends = list(accumulate((len(token.token) for token in tokens), initial=0))
-    return answers.CompletionLogprobs(
-        tokens=[token.token for token in tokens],
-        token_logprobs=[token.logprob for token in tokens],
-        # the chosen token is always among them, as at OpenAI
-        top_logprobs=[
-            {top.token: top.logprob for top in token.top_logprobs} | {token.token: token.logprob}
-            for token in tokens
-        ],
-        text_offset=ends[:-1],
     )
 
 
@@ -195,12 +183,13 @@ def fingerprint(model: str) -> str:
 
 
 def finish_reason(row: SampleRow) -> answers.FinishReason:
-    return "length" if row.finish_reason == "length" else "stop"
+    return "length" if row.finish_reason == "length" or is_only_read(row.input) else "stop"
 
 
-def echoed(row: SampleRow) -> str:
-    """The prompt where the answer repeats it."""
-    return (row.prompt or "") if row.input.get("echo") else ""
+def whole_text(row: SampleRow) -> str:
+    """The text of a choice, with the prompt before it where the answer repeats it."""
+    prompt = row.prompt if row.input.get("echo") else None
+    return (prompt or "") + (row.completion or "")
 
 
 def _captured(result: ChatResult, row: SampleRow) -> dict[str, Any]:

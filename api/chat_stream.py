@@ -103,7 +103,7 @@ class CompletionChunks:
         return chat_results.completion_choice(result, row, 0).logprobs
 
     def whole(self, row: SampleRow) -> str:
-        return chat_results.echoed(row) + (row.completion or "")
+        return chat_results.whole_text(row)
 
     def last(self, result: ChatResult, row: SampleRow, index: int) -> list[BaseModel]:
         choice = chat_results.completion_choice(result, row, index)

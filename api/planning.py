@@ -184,15 +184,23 @@ def _estimate(
         "weights_bytes": estimate.weights_bytes(structure),
     }
     if lengths is not None:
+        scores = isinstance(spec, ChatJobSpec) and spec.scores_prompts
+        scored = estimate.scored_bytes(structure, prompt_tokens=lengths.longest) if scores else 0
         found |= _disk(submission, structure, capture, lengths, known.disk_bytes)
         if spec.is_prefill:
             found |= _prefill_memory(
-                submission, structure, capture, known.memory, prompt_tokens=lengths.longest, batch=batch
+                submission,
+                structure,
+                capture,
+                known.memory,
+                prompt_tokens=lengths.longest,
+                batch=batch,
+                scored=scored,
             )
         else:
             tokens = (lengths.longest, generated)
             captured = _Captured.of(structure, names, capture, tokens)
-            found |= _memory(structure, known.memory, captured, tokens, batch)
+            found |= _memory(structure, known.memory, captured, tokens, batch=batch, scored=scored)
     elif not names:
         found["disk"] = _need(0, known.disk_bytes)
     values = values.model_copy(update=found)
@@ -251,9 +259,15 @@ def _memory(
     memory: dict[str, int],
     captured: _Captured,
     tokens: tuple[int, int],
+    *,
     batch: int | None,
+    scored: int,
 ) -> dict[str, object]:
-    """`tokens` are those of the longest prompt, and those generated."""
+    """`tokens` are those of the longest prompt, and those generated.
+
+    Args:
+        scored: bytes that taking the probabilities of prompts' tokens adds.
+    """
     prompt, generated = tokens
     kv_bytes = structure.kv_bytes_per_token
     if kv_bytes is None:
@@ -263,12 +277,18 @@ def _memory(
     chosen = None
     if device is not None:
         chosen = estimate.batch_size(
-            structure, kv_bytes, captured.need, budget, prompt_tokens=prompt, max_tokens=generated
+            structure,
+            kv_bytes,
+            captured.need,
+            budget,
+            prompt_tokens=prompt,
+            max_tokens=generated,
+            held_bytes=scored,
         )
     size = batch or chosen or 1
     run = estimate.run_bytes(structure, kv_bytes, prompt_tokens=prompt, max_tokens=generated)
     # rows leave the device as they come, so that only what stays there is certain
-    run = size * (run + captured.need.summaries)
+    run = size * (run + captured.need.summaries) + scored
     buffered = estimate.buffered_bytes(budget, captured.tensors, samples=size)
     return {
         "batch_size": chosen,
@@ -286,6 +306,7 @@ def _prefill_memory(
     *,
     prompt_tokens: int,
     batch: int | None,
+    scored: int,
 ) -> dict[str, object]:
     """As `_memory`, for texts that are read and not continued."""
     spec, budget = submission.spec, _budget(structure, memory)
@@ -300,7 +321,7 @@ def _prefill_memory(
         samples=batch or (None if device is not None else 1),
         layers_per_pass=spec.layers_per_pass if isinstance(spec, ExtractSpec) else None,
     )
-    run, held = chosen.device_bytes, chosen.held_bytes
+    run, held = chosen.device_bytes + scored, chosen.held_bytes
     return {
         "batch_size": chosen.batch_size if device is not None else None,
         "layers_per_pass": chosen.layers_per_pass,

@@ -22,6 +22,7 @@ from actograph.contract.errors import (
     UnknownHook,
 )
 from actograph.contract.resources import ModelStructure
+from actograph.contract.sampling_checks import check_sampling
 from actograph.contract.specs import (
     AnyJobSpec,
     CaptureInput,
@@ -31,6 +32,7 @@ from actograph.contract.specs import (
     ExpiresAfter,
     ExtractSpec,
     FileDataset,
+    GeneratingSpec,
     HubDataset,
     PathDataset,
 )
@@ -91,6 +93,8 @@ def check(services: Services, spec: Spec) -> Submission:
         interventions.check(session, spec, structure)
     if structure is not None:
         _check_context(spec, structure)
+        if isinstance(spec, GeneratingSpec):
+            check_sampling(spec.sampling, structure)
     check_template(spec, structure)
     if isinstance(spec, CaptureJobSpec):
         capture_spec = spec

@@ -18,8 +18,7 @@ from actograph.contract.errors import (
     JobEnded,
     SampleTimeout,
 )
-from actograph.contract.estimate import CaptureNeed, capture_need
-from actograph.contract.prefill_plan import PrefillPlan
+from actograph.contract.estimate import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
@@ -32,6 +31,7 @@ from worker.engine.requests import BufferOptions, Generation, GenerationRequest,
 from worker.lease import LeaseKeeper
 from worker.live_text import LiveText
 from worker.outcome import Outcome, by_sampling
+from worker.prompt_reading import PromptReader
 from worker.recording import Provenance, Recorded, UnitRecorder
 from worker.runners.runner import Runner
 from worker.segments import Markup
@@ -79,6 +79,12 @@ class UnitRunner:
         self._options = BufferOptions(
             host_buffer_bytes=settings.host_buffer_bytes, shard_bytes=settings.shard_bytes
         )
+        self._reader = PromptReader(
+            engine=engine,
+            origin=provenance,
+            options=self._options,
+            layers_per_pass=runner.layers_per_pass,
+        )
 
     def size(self) -> int:
         """Samples that the next unit should have, by the memory plan and the settings.
@@ -86,7 +92,7 @@ class UnitRunner:
         Prompts are known only once they are claimed, so the longest one so far stands for them.
         """
         if self._runner.sampling is None:
-            planned = self._prefill_plan(prompt_tokens=self._longest_prompt).batch_size
+            planned = self._reader.plan(prompt_tokens=self._longest_prompt).batch_size
         else:
             planned = self._engine.plan_batch_size(
                 self.provenance.hooks if self.provenance else (),
@@ -94,6 +100,7 @@ class UnitRunner:
                 max_tokens=self._runner.sampling.max_tokens,
                 capture_of=self._capture_of,
                 options=self._options,
+                held_bytes=SCORED_PIECE_BYTES if self._runner.may_score else 0,
             )
         return min(planned, self._at_most) if self._at_most else planned
 
@@ -158,7 +165,7 @@ class UnitRunner:
         self._longest_prompt = max(self._longest_prompt, len(prompt.token_ids))
         context = self._engine.structure.context_length
         max_tokens = self._runner.sampling.max_tokens if self._runner.sampling else 0
-        max_tokens = prompt.max_tokens or max_tokens
+        max_tokens = max_tokens if prompt.max_tokens is None else prompt.max_tokens
         if len(prompt.token_ids) + max_tokens > context:
             more = f" and max_tokens {max_tokens} together exceed" if max_tokens else " exceed"
             hint = "" if max_tokens else "; an extract job with truncate: true cuts it"
@@ -210,13 +217,16 @@ class UnitRunner:
                     edits=self._steering.edits(o.lease.condition),
                     max_tokens=o.prompt.max_tokens,
                     top_logprobs=o.prompt.top_logprobs,
+                    score_prompt=o.prompt.score_prompt,
                 )
                 for o in group.values()
                 if o.prompt is not None
             ]
             sink = None if recorder is None else _BatchSink(recorder, list(group))
             if sampling is None:
-                generations = self._prefill(requests, sink, keeper)
+                generations = self._reader.read(
+                    requests, sink, should_stop=keeper.should_stop, on_layer=keeper.progress
+                )
             else:
                 generations = self._followed(
                     [o.lease for o in group.values()], requests, sampling, sink, keeper
@@ -308,37 +318,6 @@ class UnitRunner:
             on_batch=on_batch,
         )
 
-    def _prefill(
-        self, requests: Sequence[GenerationRequest], sink: RowSink | None, keeper: LeaseKeeper
-    ) -> list[Generation]:
-        origin = self.provenance
-        assert origin is not None and sink is not None
-        longest = max(len(request.prompt_ids) for request in requests)
-        plan = self._prefill_plan(prompt_tokens=longest, samples=len(requests))
-        return self._engine.prefill(
-            requests,
-            hooks=origin.hooks,
-            sink=sink,
-            positions=origin.positions,
-            dtype=origin.capture.dtype,
-            shaping=origin.shaping,
-            should_stop=keeper.should_stop,
-            on_layer=keeper.progress,
-            layers_per_pass=plan.layers_per_pass,
-            options=self._options,
-        )
-
-    def _prefill_plan(self, *, prompt_tokens: int, samples: int | None = None) -> PrefillPlan:
-        assert self.provenance is not None
-        return self._engine.plan_prefill(
-            self.provenance.hooks,
-            self.provenance.capture,
-            prompt_tokens=prompt_tokens,
-            samples=samples,
-            layers_per_pass=self._runner.layers_per_pass,
-            options=self._options,
-        )
-
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:
             return outcome
@@ -347,7 +326,7 @@ class UnitRunner:
             scores = self._runner.score(outcome.lease, completion, outcome.chosen_tokens)
         except ActographError as error:
             return replace(outcome, error=error)
-        logprobs = self._runner.logprobs(outcome.generation)
+        logprobs = self._runner.logprobs(outcome.lease, outcome.generation)
         return replace(outcome, completion=completion, scores=scores, logprobs=logprobs)
 
 

@@ -11,10 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from actograph.contract.interventions import InterventionList
+from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import (
     MAX_PROMPT_CHARS,
     CaptureSpec,
     ExpiresAfter,
+    LogitBias,
+    Penalty,
     SamplingSpec,
     Spec,
     Tag,
@@ -41,9 +44,6 @@ def _only(*neutral: Any, why: str) -> AfterValidator:
 
 def _unsupported(why: str) -> AfterValidator:
     return _only(why=f"not supported here: {why}")
-
-
-Penalty = Annotated[float | None, _only(0, why="only 0 is supported: tokens are drawn without penalties")]
 
 
 class TextPart(Spec):
@@ -177,11 +177,9 @@ class CompletionBase(Spec):
     stop: Stop | list[Stop] | None = Field(None, description="One string, or up to 16.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty = None
-    frequency_penalty: Penalty = None
-    logit_bias: Annotated[
-        dict[str, float] | None, _only({}, why="not supported here: logits are not biased; interventions are")
-    ] = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
     user: str | None = Field(None, max_length=1024, description="Not used.")
 
     top_k: int | None = Field(None, ge=1, description="Keep the k likeliest tokens; null keeps all.")
@@ -238,6 +236,9 @@ class CompletionBase(Spec):
             max_tokens=max_tokens,
             seed=seed,
             stop=self.stops,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
         )
 
 
@@ -336,6 +337,9 @@ class CompletionRequest(CompletionBase):
             raise ValueError("best_of must be n: every choice is answered, none is picked out")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens 0 needs echo: true; there would be nothing to answer")
+        lacking = needs_generation(self.capture.positions) if self.capture is not None else None
+        if self.max_tokens == 0 and lacking is not None:
+            raise ValueError(f"capture.positions {lacking} need generated tokens, and max_tokens is 0")
         return self
 
     @property

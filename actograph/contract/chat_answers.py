@@ -102,8 +102,21 @@ class ChatCompletion(Answer):
     usage: Usage
 
 
+class TextToken(BaseModel):
+    """A token of a text and its probability, as samples keep it; the first of all tokens has none.
+
+    Attributes:
+        top: the likeliest by name, the token itself among them.
+    """
+
+    token: str
+    bytes: list[int] | None = None
+    logprob: float | None = None
+    top: dict[str, float] | None = None
+
+
 class CompletionLogprobs(Resource):
-    """One entry for each token; the prompt's first token has no probability."""
+    """One entry for each token, the end token too; with `echo` the prompt's come first."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -4,6 +4,7 @@ Their samples hold everything in which such requests differ (messages, tools, ma
 what all samples of one batch must share. So requests of many clients can be run as one batch.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -17,9 +18,10 @@ class ChatInput(Spec):
     """One choice: a conversation, a text or token ids, and how it is answered.
 
     Attributes:
-        max_tokens: most tokens to generate; None: `default_max_tokens`, or what the model's context leaves
-            where that is less.
+        max_tokens: most tokens to generate, 0 where the prompt is only read; None: `default_max_tokens`, or
+            what the model's context leaves where that is less.
         top_logprobs: log probabilities are kept of each token and of so many likeliest; None keeps none.
+        echo: the answer begins with the prompt, and so do the log probabilities.
         live: the text is published while it is generated.
     """
 
@@ -28,10 +30,21 @@ class ChatInput(Spec):
     prompt_token_ids: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
     enable_thinking: bool = False
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
     default_max_tokens: int = Field(16, ge=1)
     top_logprobs: int | None = Field(None, ge=0)
+    echo: bool = False
     live: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens to generate, as far as the request says it."""
+        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+
+def is_only_read(given: Mapping[str, Any]) -> bool:
+    """Whether nothing is generated after the prompt of a stored input."""
+    return given.get("max_tokens") == 0
 
 
 class ChatJobSpec(InputJobSpec, GeneratingSpec):
@@ -41,6 +54,15 @@ class ChatJobSpec(InputJobSpec, GeneratingSpec):
     inputs: list[ChatInput] = Field(min_length=1)
     priority: int = Field(0, ge=0, le=9)
     sample_timeout_seconds: SampleTimeout = None
+
+    @property
+    def is_prefill(self) -> bool:
+        return all(given.max_tokens == 0 for given in self.inputs)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether log probabilities of prompts are asked for."""
+        return any(given.echo and given.top_logprobs is not None for given in self.inputs)
 
 
 def batch_key(spec: dict[str, Any]) -> dict[str, Any]:

@@ -234,6 +234,11 @@ def scored_token_bytes(vocab_size: int) -> int:
     return (_LOGITS_COPIES + 1) * 4 * vocab_size
 
 
+def scored_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
+    """Device memory that taking the probabilities of one prompt's tokens needs at most at a time."""
+    return min(SCORED_PIECE_BYTES, prompt_tokens * scored_token_bytes(structure.vocab_size))
+
+
 def prefill_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
     """Device memory that reading one prompt makes in passing; each token goes to several experts."""
     tensors = _PREFILL_TENSORS + _EXPERT_TENSORS * (structure.experts_per_token or 0)
@@ -302,14 +307,16 @@ def batch_size(
     *,
     prompt_tokens: int,
     max_tokens: int,
+    held_bytes: int = 0,
 ) -> int:
     """Samples to run at once, at least 1.
 
     Args:
         capture: of the longest prompt, see `capture_need`.
         prompt_tokens: of the longest prompt.
+        held_bytes: what a batch takes on the device whatever its size.
     """
-    usable = int(budget.device_bytes * USABLE)
+    usable = max(0, int(budget.device_bytes * USABLE) - held_bytes)
     if not budget.on_gpu:
         usable = max(0, usable - budget.host_buffer_bytes)
     one = run_bytes(structure, kv_bytes, prompt_tokens=prompt_tokens, max_tokens=max_tokens)

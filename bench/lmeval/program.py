@@ -1,4 +1,4 @@
-"""Runs under lm-eval's own Python: what lm-eval does with its GSM8K tasks and its files.
+"""Runs under lm-eval's own Python: what lm-eval does with GSM8K, with a task of choices, and with files.
 
     program.py ROWS SITE
 
@@ -89,8 +89,9 @@ def remote_model(request: dict[str, Any]) -> Any:
         "base_url": request["base_url"],
         "num_concurrent": 8,
         "max_retries": 1,
+        "batch_size": request.get("batch_size", 1),
         "max_gen_toks": request["max_tokens"],
-        "tokenized_requests": False,
+        "tokenized_requests": request.get("tokenized", False),
         "tokenizer": request["model"],
     }
     return registry.get_model(request["backend"]).create_from_arg_obj(options)
@@ -132,6 +133,28 @@ def evaluate(request: dict[str, Any], data: Path) -> dict[str, Any]:
     return {"samples": [samples[i] for i in sorted(samples)], **spent}
 
 
+def likelihoods(request: dict[str, Any], _data: Path) -> dict[str, Any]:
+    """A task of choices, a YAML file, over `rows`: each choice's log-likelihood and whether it is greedy."""
+    api = importlib.import_module("lm_eval.api.task")
+    evaluator = importlib.import_module("lm_eval.evaluator")
+    config = yaml.safe_load(Path(request["task"]).read_text())
+    config |= {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": request["rows"]}}}
+    if "backend" in request:
+        model = remote_model(request)
+    else:
+        model = load_model(request["model"], request["batch_size"], "float32", "cpu", 1)
+    name = config["task"]
+    found = evaluator.evaluate(
+        lm=model, task_dict={name: api.ConfigurableTask(config=config)}, bootstrap_iters=0
+    )
+    samples = sorted(found["samples"][name], key=lambda sample: int(sample["doc_id"]))
+    metrics = {key: value for key, value in found["results"][name].items() if key.endswith(",none")}
+    return {
+        "samples": [[[float(of), bool(best)] for of, best in s["filtered_resps"]] for s in samples],
+        "metrics": metrics,
+    }
+
+
 def tracked(request: dict[str, Any], _data: Path) -> dict[str, Any]:
     """The files that lm-eval's tracker writes for these results and samples: name -> text."""
     loggers = importlib.import_module("lm_eval.loggers.evaluation_tracker")
@@ -167,7 +190,8 @@ def main() -> None:
     sys.path.append(site)  # behind lm-eval's own packages
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
     operations = {
-        "contexts": contexts, "scores": scores, "evaluate": evaluate, "tracked": tracked, "loaded": loaded,
+        "contexts": contexts, "scores": scores, "evaluate": evaluate, "likelihoods": likelihoods,
+        "tracked": tracked, "loaded": loaded,
     }  # fmt: skip
     for line in sys.stdin:
         request = json.loads(line)

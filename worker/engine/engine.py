@@ -11,6 +11,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.layer_order import LayerOrder
 from actograph.contract.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
+from actograph.contract.sampling_checks import check_sampling
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from worker.engine import memory
 from worker.engine.generate import Generate, OnBatch
@@ -71,12 +72,14 @@ class Engine:
         max_tokens: int,
         capture_of: memory.CaptureOf | None = None,
         options: BufferOptions = _NO_OPTIONS,
+        held_bytes: int = 0,
     ) -> int:
         """Samples to run at once, from free memory and from what earlier batches met.
 
         Args:
             prompt_tokens: of the longest prompt.
             capture_of: what capturing takes; None counts every row of `hooks` as it is computed.
+            held_bytes: what a batch takes where the model is, whatever its size.
         """
         capture_of = capture_of or memory.every_row(self.structure, hooks)
         return memory.plan_batch_size(
@@ -87,6 +90,7 @@ class Engine:
             max_tokens=max_tokens,
             host_buffer_bytes=options.host_buffer_bytes,
             limit=self.limit,
+            held_bytes=held_bytes,
         )
 
     def plan_prefill(
@@ -137,7 +141,7 @@ class Engine:
         back; a request that does not fit even so comes back with an `error`. `sampling.seed` is
         not used: each request has its own.
         Logits processors that the checkpoint's generation config asks for (a repetition penalty)
-        apply before temperature, top-k and top-p, as in transformers.
+        apply first, then logit bias and penalties, then temperature, top-k and top-p.
         A request's edits are made in the same pass; rows that are read show them.
 
         Args:
@@ -159,6 +163,7 @@ class Engine:
         if not requests:
             return []
         self._check(requests, sampling.max_tokens, hooks, sink)
+        check_sampling(sampling, self.structure)
         job = Generate(
             model=self.model,
             structure=self.structure,

@@ -9,6 +9,7 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.logprobs import AfterChoice, LogprobRecorder
 from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
+from worker.engine.penalties import Penalties, changes_logits
 from worker.engine.requests import GenerationRequest
 from worker.engine.sampling import GumbelSampler
 from worker.engine.stopping import RowTracker
@@ -47,6 +48,8 @@ def generation_inputs(
         "streamer": None,  # nnsight's own would copy every token to the host once more
     }
     processors: list[LogitsProcessor] = [] if logprobs is None else [logprobs]
+    if changes_logits(sampling):
+        processors.append(Penalties(sampling, ids.shape[1], device))
     if sampling.temperature > 0:
         processors.append(GumbelSampler(sampling, [r.seed for r in requests], ids.shape[1], device))
     if processors:

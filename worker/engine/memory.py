@@ -73,6 +73,7 @@ def plan_batch_size(
     max_tokens: int,
     host_buffer_bytes: int,
     limit: LearnedLimit | None = None,
+    held_bytes: int = 0,
 ) -> int:
     """Samples to run at once: at least 1, at most 16 on a CPU and 64 on a GPU.
 
@@ -83,6 +84,7 @@ def plan_batch_size(
         capture: of the longest prompt.
         prompt_tokens: of the longest prompt.
         limit: what earlier batches met.
+        held_bytes: what a batch takes where the model is, whatever its size.
     """
     budget = budget_of(model, host_buffer_bytes)
     if limit is not None:
@@ -96,6 +98,7 @@ def plan_batch_size(
         budget,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
+        held_bytes=held_bytes,
     )
 
 

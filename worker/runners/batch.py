@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from actograph.contract.batches import BatchInput
-from actograph.contract.chat_job import ChatInput
+from actograph.contract.chat_job import ChatInput, is_only_read
 from actograph.contract.specs import SamplingSpec
 from storage.samples import LeasedSample
 from worker.runners.chat import ChatRunner
@@ -17,7 +17,9 @@ class BatchRunner(ChatRunner):
         asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}
         return super().prompt(replace(sample, input=asked))
 
-    def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
+    def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
+        if is_only_read(sample.input):
+            return None
         own = BatchInput.model_validate(sample.input).sampling
         # seed and length are the sample's own in any batch; what else differs, parts them
         return own.model_copy(update={"seed": self.sampling.seed, "max_tokens": self.sampling.max_tokens})

@@ -18,6 +18,8 @@ from worker.runners.runner import Prompt
 class CaptureRunner:
     """One prompt or conversation to each sample; nothing is scored."""
 
+    may_score = False
+
     def __init__(
         self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, context_length: int
     ) -> None:
@@ -62,7 +64,7 @@ class CaptureRunner:
     def live_text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, token_ids, ())
 
-    def logprobs(self, generation: Generation) -> None:
+    def logprobs(self, sample: LeasedSample, generation: Generation) -> None:
         return None
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:

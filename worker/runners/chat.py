@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat_job import ChatInput
+from actograph.contract.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import ModelStructure, Score
 from actograph.contract.specs import SamplingSpec
@@ -13,10 +13,10 @@ from actograph.contract.tool_use import ToolUseEnd
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
 from worker.chat_template import render_chat
-from worker.engine.requests import Generation
+from worker.engine.requests import Generation, TokenLogprobs
 from worker.runners import text
 from worker.runners.runner import Prompt
-from worker.text_stream import REPLACEMENT
+from worker.runners.token_names import TokenNames
 
 
 class ChatRunner:
@@ -24,6 +24,7 @@ class ChatRunner:
 
     layers_per_pass: int | None = None
     takes_turns = False
+    may_score = True
 
     def __init__(
         self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, structure: ModelStructure
@@ -32,6 +33,7 @@ class ChatRunner:
         self.sampling = SamplingSpec.model_validate(spec["sampling"])
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
+        self._names = TokenNames(tokenizer)
         self._structure = structure
         self._eos = frozenset(structure.eos_token_ids)
 
@@ -48,6 +50,7 @@ class ChatRunner:
             token_ids=prompt.token_ids,
             max_tokens=most,
             top_logprobs=given.top_logprobs,
+            score_prompt=given.echo and given.top_logprobs is not None,
         )
 
     def _prompt(self, given: ChatInput) -> Prompt:
@@ -71,8 +74,8 @@ class ChatRunner:
         )
         return text.encode(self._tokenizer, rendered, is_chat=True)
 
-    def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
-        return self.sampling
+    def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
+        return None if is_only_read(sample.input) else self.sampling
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> ToolUseEnd:
         return "answer"
@@ -81,12 +84,19 @@ class ChatRunner:
         return None
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
-        return cut_at_stop(self._spoken.of(token_ids), self.sampling_of(sample).stop)
+        sampling = self.sampling_of(sample)
+        if sampling is None:
+            return ""
+        said = self._spoken.further(token_ids) if sample.input.get("echo") else self._spoken.of(token_ids)
+        return cut_at_stop(said, sampling.stop)
 
     def live_text(self, token_ids: Sequence[int]) -> str:
         return self._spoken.of(token_ids)
 
-    def logprobs(self, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
+    def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
+        """Of a chat as in its answer, without the end token; of a text each `chat_answers.TextToken`."""
+        if sample.input.get("messages") is None:
+            return self._of_text(sample, generation)
         if generation.logprobs is None:
             return None
         return [
@@ -96,12 +106,28 @@ class ChatRunner:
             if of.token_id not in self._eos
         ]
 
+    def _of_text(self, sample: LeasedSample, generation: Generation) -> list[dict[str, Any]] | None:
+        if sample.input.get("top_logprobs") is None:
+            return None
+        before = generation.prompt_logprobs or ()
+        found = [*before, *(generation.logprobs or ())]
+        ids = [*generation.prompt_ids[: len(before)], *generation.generated_ids]
+        return [
+            {"token": name, "bytes": spelled}
+            | ({} if of is None else {"logprob": of.logprob, "top": self._likeliest(of)})
+            for of, (name, spelled) in zip(found, map(self._names.of, ids), strict=True)
+        ]
+
+    def _likeliest(self, of: TokenLogprobs) -> dict[str, float]:
+        """By name, with the token itself; of two tokens of one name the likelier."""
+        found: dict[str, float] = {}
+        for token_id, logprob in (*of.top, (of.token_id, of.logprob)):
+            found.setdefault(self._names.of(token_id)[0], logprob)
+        return found
+
     def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
-        token = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        assert isinstance(token, str)
-        # a token that is a part of a character has no text of its own
-        whole = REPLACEMENT not in token
-        return {"token": token, "logprob": logprob, "bytes": list(token.encode()) if whole else None}
+        token, spelled = self._names.of(token_id)
+        return {"token": token, "logprob": logprob, "bytes": spelled}
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return {}

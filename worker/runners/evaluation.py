@@ -20,6 +20,7 @@ from worker.runners.tool_turns import ToolTurns
 
 class EvaluationRunner:
     layers_per_pass: int | None = None
+    may_score = False
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class EvaluationRunner:
     def live_text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, token_ids, ())
 
-    def logprobs(self, generation: Generation) -> None:
+    def logprobs(self, sample: LeasedSample, generation: Generation) -> None:
         return None
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:

@@ -22,6 +22,8 @@ class Prompt:
     max_tokens: int | None = None
     #: log probabilities are wanted of each generated token and of so many likeliest; None: none are
     top_logprobs: int | None = None
+    #: and those of the prompt's own tokens
+    score_prompt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,11 @@ class Runner(Protocol):
         """Prefill: layers whose rows are held at once, where the job says it."""
         ...
 
+    @property
+    def may_score(self) -> bool:
+        """Whether log probabilities of prompts may be asked for."""
+        ...
+
     def prompt(self, sample: LeasedSample) -> Prompt:
         """Raises ActographError where this sample cannot be prompted; the others go on."""
         ...
@@ -55,7 +62,7 @@ class Runner(Protocol):
         ...
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
-        """The job's sampling with the changes of the sample's condition."""
+        """The job's sampling with the changes of the sample's condition; None where it is only read."""
         ...
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
@@ -79,8 +86,8 @@ class Runner(Protocol):
         """The text of some of the generated tokens, for those who follow; stop strings are not looked for."""
         ...
 
-    def logprobs(self, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Of the generated tokens in OpenAI's form; None where nobody asked for them."""
+    def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
+        """Of the tokens in OpenAI's form; None where nobody asked for them."""
         ...
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:

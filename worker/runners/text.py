@@ -29,11 +29,21 @@ class SpokenText:
         self._tokenizer = tokenizer
         marks = {f"<{slash}{name}>" for name in ("think", "tool_call") for slash in ("", "/")}
         words = {i: tokenizer.convert_ids_to_tokens(i) for i in tokenizer.all_special_ids}
+        self._anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._left_out = frozenset(i for i, word in words.items() if word not in marks)
 
     def of(self, token_ids: Sequence[int]) -> str:
         kept = [i for i in token_ids if i not in self._left_out]
-        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        return self._decode(kept)
+
+    def further(self, token_ids: Sequence[int]) -> str:
+        """The same of tokens that continue a text: decoders drop white space before the first of all."""
+        kept = [i for i in token_ids if i not in self._left_out]
+        before = self._decode(self._anchor)
+        return self._decode([*self._anchor, *kept])[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         assert isinstance(text, str)
         return text
 

@@ -33,7 +33,7 @@ from actograph.contract.specs.evaluation import EvaluationSpec, ToolName
 from actograph.contract.specs.extract_job import ExtractSpec
 from actograph.contract.specs.inputs import MAX_INPUTS, CaptureInput, InputJobSpec, Message
 from actograph.contract.specs.job_base import ExpiresAfter, GeneratingSpec, JobSpecBase, SampleTimeout
-from actograph.contract.specs.sampling import SamplingChange, SamplingSpec, sample_seed
+from actograph.contract.specs.sampling import LogitBias, Penalty, SamplingChange, SamplingSpec, sample_seed
 from actograph.contract.specs.session_update import SessionUpdate
 
 AnyJobSpec = EvaluationSpec | CaptureJobSpec | ExtractSpec
@@ -69,10 +69,12 @@ __all__ = [
     "JobSpecBase",
     "LayerIndex",
     "Layers",
+    "LogitBias",
     "Message",
     "Mode",
     "Name",
     "PathDataset",
+    "Penalty",
     "PromptText",
     "SampleTimeout",
     "SamplingChange",

@@ -7,6 +7,18 @@ from pydantic import Field
 
 from actograph.contract.specs.base import Spec
 
+#: entries of one `logit_bias`
+MAX_BIASED = 1024
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+LogitBias = Annotated[
+    dict[
+        Annotated[int, Field(ge=0, lt=2**31)],
+        Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)],
+    ],
+    Field(max_length=MAX_BIASED),
+]
+
 
 class SamplingSpec(Spec):
     """How tokens are chosen. Temperature 0 is greedy decoding."""
@@ -20,6 +32,15 @@ class SamplingSpec(Spec):
     )
     stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
         default_factory=list, max_length=16, description="Generation ends after any of these strings."
+    )
+    presence_penalty: Penalty = Field(
+        0.0, description="Taken off the logits of tokens that the sample has generated already."
+    )
+    frequency_penalty: Penalty = Field(
+        0.0, description="The same for each time that the sample has generated the token."
+    )
+    logit_bias: LogitBias = Field(
+        default_factory=dict, description="Token id to what is added to its logit in every step."
     )
 
 

@@ -78,6 +78,23 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(client: Any) -> None
         assert choice.finish_reason == "stop"
 
 
+def test_penalties_and_bias_change_what_is_chosen_and_nothing_of_the_batch(service: Any, client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0.7, "seed": 3, "max_tokens": 24}
+    prompts = ["one and two", "Tom has 3"]
+    changed = {"presence_penalty": 1.5, "frequency_penalty": 2.0}
+    plain = client.completions.create(prompt=prompts, **options)
+    both = client.completions.create(prompt=prompts, **options, **changed)
+    alone = [client.completions.create(prompt=p, **options, **changed).choices[0].text for p in prompts]
+    assert [choice.text for choice in both.choices] == alone != [choice.text for choice in plain.choices]
+    (word,) = service.ids("1")
+    forced = client.completions.create(prompt="Tom", logit_bias={word: 100}, **options | {"max_tokens": 5})
+    assert forced.choices[0].text == "11111"
+    banned = client.completions.create(prompt="Tom", logit_bias={word: -100}, **options)
+    assert "1" not in banned.choices[0].text
+    (job,) = {sample.job_id for sample in service.samples(both.run_id)}
+    assert service.job(job).spec["sampling"]["presence_penalty"] == 1.5
+
+
 def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
     history: list[Any] = [
@@ -107,7 +124,9 @@ def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) ->
         ({"max_tokens": 4096}, openai.BadRequestError, "context_length_exceeded", "max_tokens"),
         ({"max_tokens": 2047}, openai.BadRequestError, "context_length_exceeded", None),
         ({"messages": []}, openai.BadRequestError, "invalid_request", "messages"),
-        ({"presence_penalty": 0.5}, openai.BadRequestError, "invalid_request", "presence_penalty"),
+        ({"presence_penalty": 2.5}, openai.BadRequestError, "invalid_request", "presence_penalty"),
+        ({"logit_bias": {"5": 101}}, openai.BadRequestError, "invalid_request", None),
+        ({"logit_bias": {"577": 1}}, openai.BadRequestError, "invalid_request", "logit_bias"),
         ({"tool_choice": "required"}, openai.BadRequestError, "invalid_request", "tool_choice"),
         ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "invalid_request", None),
         ({"extra_body": {"typo": 1}}, openai.BadRequestError, "invalid_request", "typo"),

@@ -1,0 +1,135 @@
+"""`echo` in `/v1/completions`: the prompt in the answer, with its tokens' probabilities."""
+
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+#: the last one has characters of several tokens
+PROMPTS = ["Tom has 3 apples and buys 4 more.", "a", "é one ☃ two"]
+SCORED: dict[str, Any] = {"model": MODEL, "echo": True, "max_tokens": 0, "logprobs": 2}
+
+
+def forward(service: Any, ids: list[int]) -> torch.Tensor:
+    """Log probabilities [tokens, vocab] of one plain forward."""
+    with torch.inference_mode():
+        logits = service.engine.model.hf(torch.tensor([ids])).logits[0]
+    found: torch.Tensor = logits.float().log_softmax(-1)
+    return found
+
+
+def assert_scored(service: Any, found: Any, ids: list[int]) -> None:
+    assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    rows = forward(service, ids)
+    wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+    assert found.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
+    for top, token, row in zip(found.top_logprobs[1:], found.tokens[1:], rows, strict=False):
+        assert max(top.values()) == pytest.approx(float(row.max()), abs=1e-4)
+        assert token in top and 2 <= len(top) <= 3
+
+
+def test_texts_are_scored_alone_and_together_and_as_token_ids(service: Any, client: Any) -> None:
+    single = [client.completions.create(prompt=prompt, **SCORED) for prompt in PROMPTS]
+    together = client.completions.create(prompt=PROMPTS, **SCORED)
+    by_ids = client.completions.create(prompt=[service.ids(prompt) for prompt in PROMPTS], **SCORED)
+    assert together.usage.completion_tokens == 0
+    assert together.usage.prompt_tokens == sum(len(service.ids(prompt)) for prompt in PROMPTS)
+    for prompt, alone, *others in zip(PROMPTS, single, together.choices, by_ids.choices, strict=True):
+        ids, (first,) = service.ids(prompt), alone.choices
+        for choice in (first, *others):
+            assert choice.text == prompt and choice.finish_reason == "length"
+            assert_scored(service, choice.logprobs, ids)
+            assert choice.logprobs.tokens == first.logprobs.tokens
+            assert choice.logprobs.token_logprobs[1:] == pytest.approx(
+                first.logprobs.token_logprobs[1:], abs=1e-4
+            )
+        # every token begins where its text does
+        tokens, offsets = first.logprobs.tokens, first.logprobs.text_offset
+        for token, at in zip(tokens, offsets, strict=True):
+            assert token.startswith("bytes:") or prompt.startswith(token, at)
+    assert "bytes:\\xe2" in single[2].choices[0].logprobs.tokens
+
+
+def test_an_echoed_text_goes_on_and_its_last_token_may_be_the_end(service: Any, client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 4}
+    plain = client.completions.create(logprobs=2, **options).choices[0]
+    (choice,) = client.completions.create(echo=True, logprobs=2, **options).choices
+    prompt = service.ids(PROMPTS[0])
+    assert choice.text == PROMPTS[0] + plain.text
+    assert_scored(service, choice.logprobs, prompt)
+    assert choice.logprobs.tokens[len(prompt) :] == plain.logprobs.tokens
+    assert choice.logprobs.token_logprobs[len(prompt) :] == pytest.approx(
+        plain.logprobs.token_logprobs, abs=1e-4
+    )
+    assert choice.logprobs.text_offset[len(prompt)] == len(PROMPTS[0])
+    said = client.completions.create(echo=True, **options).choices[0]
+    assert said.text == choice.text and said.logprobs is None
+    chunks = list(client.completions.create(echo=True, logprobs=2, stream=True, **options))
+    assert "".join(part.text for chunk in chunks for part in chunk.choices) == choice.text
+
+    # the token that ends the text is a token like any other, so that a prompt's can be counted off
+    end = service.engine.model.tokenizer.eos_token_id
+    (ended,) = client.completions.create(
+        prompt="Tom", model=MODEL, max_tokens=3, echo=True, logprobs=0, temperature=0,
+        logit_bias={str(end): 100},
+    ).choices  # fmt: skip
+    assert ended.finish_reason == "stop" and ended.text == "Tom"
+    assert len(ended.logprobs.tokens) == len(service.ids("Tom")) + 1
+    assert ended.logprobs.text_offset[-1] == len("Tom")
+
+
+def test_a_scored_text_may_be_captured_and_steered(service: Any, client: Any) -> None:
+    capture = {"points": ["resid_post", "logits"], "layers": [0]}
+    steering = [{"hook": "resid_post.0", "op": "scale", "coefficient": 0.0}]
+    prompts = PROMPTS[:2]
+    answer = client.completions.create(
+        prompt=prompts, extra_body={"capture": capture, "interventions": steering}, **SCORED
+    )
+    for choice, prompt in zip(answer.choices, prompts, strict=True):
+        ids = service.ids(prompt)
+        reader = service.session(choice.session_id)
+        assert reader.token_ids() == ids
+        tensors = reader.manifest.tensors
+        assert tensors["resid_post.0"].shape[0] == tensors["logits"].shape[0] == len(ids)
+        data = bytearray(reader.rows("logits", 0, len(ids)).data)
+        rows = torch.frombuffer(data, dtype=torch.float32).reshape(len(ids), -1).log_softmax(-1)
+        wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(wanted, abs=1e-4)
+        assert (
+            wanted
+            != pytest.approx(
+                [float(row[t]) for row, t in zip(forward(service, ids), ids[1:], strict=False)], abs=0.1
+            )
+            or len(ids) == 1
+        )
+    # rows alone need no probabilities, and a repeated text needs no model
+    options = SCORED | {"logprobs": None, "prompt": "Tom"}
+    rows_only = client.completions.create(extra_body={"store_activations": True}, **options)
+    assert rows_only.choices[0].session_id and rows_only.choices[0].logprobs is None
+    assert client.completions.create(**options).choices[0].text == "Tom"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"echo": False}, None),
+        ({"extra_body": {"capture": {"positions": "generated"}}}, None),
+        ({"prompt": [5] * 2049}, None),
+        ({"prompt": []}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(client: Any, changes: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(**SCORED | {"prompt": "Tom"} | changes)
+    assert param is None or str(raised.value.param).startswith(param)
+
+
+def test_a_prompt_may_fill_the_context_where_nothing_follows(service: Any, client: Any) -> None:
+    ids = [5 + i % 200 for i in range(service.engine.structure.context_length)]
+    (choice,) = client.completions.create(prompt=ids, **SCORED).choices
+    assert_scored(service, choice.logprobs, ids)
