@@ -114,7 +114,7 @@ class LineReader:
             return line, spec, self._hooks(spec)
         except ActographError as error:
             # a field of the body, whatever it is called in a job
-            param = (error.param or "").replace("inputs.0.", "")
+            param = (error.param or "").replace("inputs.0.", "").removeprefix("sampling.")
             told = f"body.{param}" if param else "body"
             raise LineFault(error.code, error.message, param=told) from None
 
@@ -143,6 +143,7 @@ class LineReader:
 
     def _hooks(self, spec: ChatJobSpec) -> list[str] | None:
         submissions.check_template(spec, self._structure)
+        submissions.check_biased(spec, self._structure)
         asked = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
         if asked not in self._checked:
             if len(self._checked) >= MOST_CHECKED:

@@ -93,8 +93,7 @@ def check(services: Services, spec: Spec) -> Submission:
         interventions.check(session, spec, structure)
     if structure is not None:
         _check_context(spec, structure)
-        if isinstance(spec, GeneratingSpec):
-            check_sampling(spec.sampling, structure)
+    check_biased(spec, structure)
     check_template(spec, structure)
     if isinstance(spec, CaptureJobSpec):
         capture_spec = spec
@@ -235,6 +234,12 @@ def _check_context(spec: Spec, structure: ModelStructure) -> None:
             f"context of {structure.context_length} tokens",
             param="sampling.max_tokens",
         )
+
+
+def check_biased(spec: Spec, structure: ModelStructure | None) -> None:
+    """Raises InvalidRequest where a token is biased that the model does not have."""
+    if structure is not None and isinstance(spec, GeneratingSpec):
+        check_sampling(spec.sampling, structure)
 
 
 def check_template(spec: Spec, structure: ModelStructure | None) -> None:

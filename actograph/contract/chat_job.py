@@ -57,7 +57,7 @@ class ChatJobSpec(InputJobSpec, GeneratingSpec):
 
     @property
     def is_prefill(self) -> bool:
-        return all(given.max_tokens == 0 for given in self.inputs)
+        return bool(self.inputs) and all(given.max_tokens == 0 for given in self.inputs)
 
     @property
     def scores_prompts(self) -> bool:
