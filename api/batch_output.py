@@ -8,8 +8,13 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO
 
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
 from actograph.contract.batches import BatchError, BatchStatus, BatchUsage, RequestCounts
 from actograph.contract.resources import JobStatus, SampleStatus
 from api import chat_results
@@ -20,6 +25,8 @@ from storage import batches, sessions
 from storage.models import BatchRow, JobRow, SessionRow
 
 CHUNK = 1 << 20
+#: lines whose sessions are read at once
+PAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +58,7 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
     errors = tempfile.TemporaryFile()  # noqa: SIM115
     total = completed = read = chosen = 0
     with services.database.read() as session:
-        for rows in batches.lines(session, job.id):
-            found = [session.get(SessionRow, row.session_id) for row in rows if row.session_id]
-            stored = sessions.resources_of(session, [row for row in found if row is not None])
-            result = ChatResult(job=job, samples=rows, sessions={item.id: item for item in stored})
+        for result in _results(session, job):
             line = _line(result, end)
             is_answer = line["error"] is None and line["response"]["status_code"] == 200
             total, completed = total + 1, completed + is_answer
@@ -70,6 +74,19 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
         counts=RequestCounts(total=total, completed=completed, failed=total - completed),
         usage=BatchUsage.of(read, chosen),
     )
+
+
+def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
+    """Each request in the order of the input file; the sessions of some lines are read at once."""
+    lines = batches.lines(session, job.id)
+    while page := list(islice(lines, PAGE)):
+        wanted = [row.session_id for rows in page for row in rows if row.session_id]
+        stored: dict[str, resources.Session] = {}
+        if wanted:
+            found = session.scalars(sa.select(SessionRow).where(SessionRow.id.in_(wanted))).all()
+            stored = {one.id: one for one in sessions.resources_of(session, found)}
+        for rows in page:
+            yield ChatResult(job=job, samples=rows, sessions=stored)
 
 
 def chunks(file: BinaryIO) -> Iterator[bytes]:
