@@ -13,7 +13,9 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from bench.servers import Unavailable, swift
+from bench.servers import receiver as receivers
 from bench.servers.postgres import PostgresServer
+from bench.servers.receiver import Receiver
 from bench.servers.swift import SwiftServer
 from storage import migrate
 from storage.database import Database
@@ -144,3 +146,10 @@ def s3_environment(swift_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -
 def s3_bucket(swift_server: SwiftServer, s3_environment: None) -> str:
     """A new, empty bucket."""
     return swift_server.new_bucket()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A server that takes webhooks."""
+    with receivers.running() as running:
+        yield running

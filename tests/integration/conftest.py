@@ -173,3 +173,16 @@ def slow(engine: Any) -> Iterator[list[float]]:
     handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
     yield steps
     handle.remove()
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until something holds."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.02)
+
+    return wait

@@ -36,7 +36,7 @@ from storage.session_files import SessionWriter, TensorRows
 #: the modules whose routes live on the index
 ON_BOTH = {
     "test_job_submission", "test_job_lifecycle", "test_event_stream", "test_reconciler", "test_service_state",
-    "test_export_api", "test_sessions_api", "test_session_sweep", "test_uploads",
+    "test_export_api", "test_sessions_api", "test_session_sweep", "test_uploads", "test_batches_api",
 }  # fmt: skip
 
 MODEL = "demo"

@@ -1,11 +1,9 @@
 """Webhooks against a real receiver: what is sent and signed, repeats, refused places, restarts."""
 
 import json
-import threading
+import socket
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -13,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.settings import Settings
+from bench.servers.receiver import Receiver
 from storage import jobs
 from storage.models import WebhookRow
 
@@ -22,58 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 SECRET = "whsec_" + "c2VjcmV0IG9mIHRoZSB0ZXN0cyBhbG9uZSwgMzIgYnl0"
-
-
-@dataclass
-class Receiver:
-    """A server that notes what it gets, and answers as `answers` says, then with 204."""
-
-    answers: list[int] = field(default_factory=list)
-    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    #: while it is not set, no request is answered
-    open: threading.Event = field(default_factory=threading.Event)
-    port: int = 0
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}/hook?of=tests"
-
-    @property
-    def bodies(self) -> list[dict[str, Any]]:
-        return [json.loads(body) for _, body in self.got]
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    kept = Receiver()
-    kept.open.set()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            kept.got.append(({k.lower(): v for k, v in self.headers.items()} | {":path": self.path}, body))
-            kept.open.wait(30)
-            self.send_response(kept.answers.pop(0) if kept.answers else 204)
-            self.send_header("location", f"http://{kept.host}/elsewhere")
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    kept.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield kept
-    kept.open.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture
@@ -223,6 +170,27 @@ def test_a_host_that_resolves_to_a_private_address_is_not_told(
     ((_, entry),) = deliver(service, job_id, until=["webhook.failed"])
     assert "private address" in entry["reason"]
     assert receiver.got == []
+
+
+def test_a_name_is_resolved_once_and_what_was_checked_is_connected_to(
+    start: "Start", told: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server that answers otherwise the second time leads nowhere else."""
+    service = start(told.model_copy(update={"webhook_hosts": ("localhost", receiver.host)}))
+    resolve, asked = socket.getaddrinfo, []
+
+    def rebinding(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if host == "localhost":
+            asked.append(host)
+            host = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
+        return resolve(host, port, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    job_id = service.submit(webhook={"url": f"http://localhost:{receiver.port}/hook"})
+    finish(service, job_id)
+    deliver(service, job_id, until=["webhook.delivered"])
+    assert asked == ["localhost"]
+    assert receiver.got[0][0]["host"] == f"localhost:{receiver.port}"
 
 
 def test_a_host_that_is_no_longer_allowed_is_not_told(

@@ -6,7 +6,7 @@ Only Celery is missing: a thread runs the drain for every job that waits.
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,16 +143,3 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
 def client(service: Service) -> Iterator[openai.OpenAI]:
     with service.client() as client:
         yield client
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something holds."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.02)
-
-    return wait

@@ -1,0 +1,314 @@
+"""Batches on both indexes: every end, two processes at once, one that ends, repeated requests, owners."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from actograph.contract.batches import unit_key
+from actograph.settings import Settings
+from api.batch_keeper import BatchKeeper
+from bench.servers.receiver import Receiver
+from storage import batches, jobs, samples
+from storage.models import BatchRow
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Keyed, Problem, Service, Start
+
+pytestmark = pytest.mark.integration
+
+CHAT = "/v1/chat/completions"
+SECRET = "whsec_" + "c2VjcmV0IG9mIHRoZSB0ZXN0cyBhbG9uZSwgMzIgYnl0"
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def line(name: str, **body: Any) -> dict[str, Any]:
+    asked = {"model": "demo", "messages": [{"role": "user", "content": f"Say {name}"}], "max_tokens": 8}
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": asked | body}
+
+
+def upload(service: "Service", *lines: dict[str, Any], headers: dict[str, str] | None = None) -> str:
+    part = {"file": ("in.jsonl", "\n".join(json.dumps(one) for one in lines).encode())}
+    answer = service.client.post("/v1/files", files=part, data={"purpose": "batch"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def wanted(file_id: str, **changes: Any) -> dict[str, Any]:
+    return {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"} | changes
+
+
+def create(
+    service: "Service", *lines: dict[str, Any], headers: dict[str, str] | None = None, **changes: Any
+) -> str:
+    """The id of a batch whose file has been read."""
+    body = wanted(upload(service, *lines, headers=headers), **changes)
+    answer = service.client.post("/v1/batches", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    batch_id = str(answer.json()["id"])
+    BatchKeeper(service.services).advance(batch_id)
+    return batch_id
+
+
+def show(service: "Service", batch_id: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    answer = service.client.get(f"/v1/batches/{batch_id}", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def content(service: "Service", file_id: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """custom_id -> line"""
+    text = service.client.get(f"/v1/files/{file_id}/content", headers=headers).text
+    found = [json.loads(one) for one in text.splitlines()]
+    assert len({one["custom_id"] for one in found}) == len(found)
+    return {one["custom_id"]: one for one in found}
+
+
+def run(service: "Service", batch_id: str, count: int) -> None:
+    """The next so many samples, as a worker runs them."""
+    job_id = show(service, batch_id, None)["job_id"]
+    for lease in service.claim(job_id, count):
+        service.finish(lease)
+
+
+def stored_files(service: "Service") -> set[str]:
+    return {entry.prefix for entry in service.services.store.list_prefixes("files")}
+
+
+@pytest.fixture
+def told(settings: Settings, receiver: Receiver) -> Settings:
+    changes = {"webhook_hosts": (receiver.host,), "webhook_secret": SECRET, "webhook_retry_seconds": 0.01}
+    return settings.model_copy(update=changes)
+
+
+END = {"completed": 3, "cancelled": 2, "expired": 2, "failed": 0}
+
+
+@pytest.mark.parametrize("end", list(END))
+def test_every_end_keeps_what_finished_and_is_told(
+    start: "Start", told: Settings, receiver: Receiver, end: str, eventually: Eventually
+) -> None:
+    service = start(told)
+    service.load_model()
+    receiver.answers[:] = [500, 302]
+    lines = [line("a"), line("b", n=2), line("c") if end != "failed" else line("a")]
+    changes: dict[str, Any] = {"webhook": {"url": receiver.url}, "metadata": {"night": "1"}}
+    if end == "expired":
+        changes["completion_window"] = "1s"
+    batch_id = create(service, *lines, **changes)
+    if end != "failed":
+        assert show(service, batch_id)["request_counts"] == {"total": 3, "completed": 0, "failed": 0}
+        run(service, batch_id, 4 if end == "completed" else 3)
+    if end == "cancelled":
+        answer = service.client.post(f"/v1/batches/{batch_id}/cancel").json()
+        assert answer["status"] in ("cancelling", "cancelled")
+
+    def is_told() -> bool:
+        service.app.state.reconciler.reconcile_once()
+        return len(receiver.got) == 3 and show(service, batch_id)["status"] == end
+
+    eventually(is_told)
+    batch = show(service, batch_id)
+    done = END[end]
+    total = 0 if end == "failed" else 3
+    assert batch["request_counts"] == {"total": total, "completed": done, "failed": total - done}
+    assert batch[f"{end}_at"] >= batch["created_at"]
+    answers = content(service, batch["output_file_id"]) if batch["output_file_id"] else {}
+    errors = content(service, batch["error_file_id"]) if batch["error_file_id"] else {}
+    assert list(answers) == ["a", "b", "c"][:done]
+    assert list(errors) == ["a", "b", "c"][done:total]
+    assert {one["error"]["code"] for one in errors.values()} <= {f"batch_{end}"}
+    if end == "failed":
+        (error,) = batch["errors"]["data"]
+        assert (error["line"], error["code"], error["param"]) == (3, "duplicate_custom_id", "custom_id")
+    else:
+        assert len(answers["b"]["response"]["body"]["choices"]) == 2
+        assert batch["usage"]["output_tokens"] == 4 * (done + 1)
+    # one end is told, in the same bytes each time, signed as the openai package checks it
+    assert len({body for _, body in receiver.got}) == 1
+    assert {headers[":path"] for headers, _ in receiver.got} == {"/hook?of=tests"}
+    client = openai.OpenAI(api_key="none", webhook_secret=SECRET)
+    headers, body = receiver.got[-1]
+    event: Any = client.webhooks.unwrap(body, headers)
+    assert (event.type, event.data.id) == (f"batch.{end}", batch_id)
+    assert json.loads(body)["data"] == batch
+
+
+def test_two_processes_make_one_job_and_one_set_of_files(start: "Start", settings: Settings) -> None:
+    first = start(settings)
+    first.load_model()
+    second = start(settings)
+    batch_id = create(first, line("a"), line("b"))
+    BatchKeeper(second.services).advance(batch_id)
+    assert first.queue_state()[:2] == (1, 2)
+    run(first, batch_id, 2)
+    with first.database.read() as session:
+        row = batches.get(session, batch_id)
+    # the lock of one process is gone with it: both come to write the files, one after the other
+    stale = BatchKeeper(second.services)
+    BatchKeeper(first.services).advance(batch_id)
+    before = stored_files(first)
+    stale._end(row)
+    assert stored_files(first) == before
+    assert len(before) == 2
+    assert len(first.client.get("/v1/files").json()["data"]) == 2
+    assert list(content(second, show(second, batch_id)["output_file_id"])) == ["a", "b"]
+
+
+def test_who_is_at_a_batch_keeps_others_off(
+    start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(settings), start(settings)
+    first.load_model()
+    begun: list[str] = []
+
+    def busy(keeper: BatchKeeper, row: BatchRow) -> None:
+        begun.append(row.id)
+        if len(begun) == 1:
+            BatchKeeper(second.services).advance(row.id)
+
+    monkeypatch.setattr(BatchKeeper, "_begin", busy)
+    answer = first.client.post("/v1/batches", json=wanted(upload(first, line("a"))))
+    assert begun == [answer.json()["id"]]
+
+
+def test_a_process_that_ends_while_it_reads_leaves_nothing(
+    start: "Start", settings: Settings, eventually: Eventually
+) -> None:
+    first = start(settings)
+    first.load_model()
+    body = wanted(upload(first, *(line(str(number)) for number in range(2500))))
+    first.services.stopping.set()
+    batch_id = first.client.post("/v1/batches", json=body).json()["id"]
+    assert show(first, batch_id)["status"] == "validating"
+    assert first.queue_state()[:2] == (0, 0)
+    # its first round goes on with it
+    second = start(settings)
+    eventually(lambda: show(second, batch_id)["status"] == "in_progress")
+    assert show(second, batch_id)["request_counts"]["total"] == 2500
+    assert second.queue_state()[:2] == (1, 2500)
+
+
+def test_files_that_a_killed_process_left_are_written_again(
+    start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(settings)
+    service.load_model()
+    batch_id = create(service, line("a"), line("b"))
+    run(service, batch_id, 2)
+    keeper = BatchKeeper(service.services)
+    move = batches.move
+
+    class Killed(BaseException):
+        pass
+
+    def die(session: Any, row: BatchRow, status: Any, **values: Any) -> Any:
+        if status == "completed":
+            raise Killed
+        return move(session, row, status, **values)
+
+    monkeypatch.setattr(batches, "move", die)
+    with pytest.raises(Killed):
+        keeper.advance(batch_id)
+    assert show(service, batch_id)["status"] == "finalizing"
+    assert len(stored_files(service)) == 2
+    monkeypatch.undo()
+    keeper.advance(batch_id)
+    batch = show(service, batch_id)
+    assert list(content(service, batch["output_file_id"])) == ["a", "b"]
+    assert len(stored_files(service)) == 2
+
+
+def test_a_repeated_request_makes_one_batch(service: "Service", problem: "Problem") -> None:
+    body, headers = wanted(upload(service, line("a"))), {"Idempotency-Key": "once"}
+    first = service.client.post("/v1/batches", json=body, headers=headers)
+    again = service.client.post("/v1/batches", json=body, headers=headers)
+    assert first.json() == again.json()
+    assert len(service.client.get("/v1/batches").json()["data"]) == 1
+    other = body | {"metadata": {"a": "b"}}
+    problem(service.client.post("/v1/batches", json=other, headers=headers), 422, "idempotency_mismatch")
+
+
+def test_batches_are_listed_page_by_page(service: "Service") -> None:
+    service.load_model()
+    made = [create(service, line("a")) for _ in range(5)]
+    client = openai.OpenAI(
+        api_key="none", base_url=f"{service.client.base_url}/v1", http_client=service.client
+    )
+    assert [batch.id for batch in client.batches.list(limit=2)] == made[::-1]
+    page = client.batches.list(limit=2, after=made[3])
+    assert [batch.id for batch in page.data] == [made[2], made[1]]
+    assert page.has_more
+
+
+def test_units_are_of_lines_that_can_be_run_together(service: "Service") -> None:
+    service.load_model()
+    mine, other = {"points": ["resid_post"], "layers": [1]}, {"hooks": ["mlp_out.0"]}
+    lines = [line(str(i), capture=(mine, other)[i % 2]) for i in range(6)] + [line("6", max_tokens=900)]
+    batch_id = create(service, *lines)
+    job_id = show(service, batch_id)["job_id"]
+    with service.database.read() as session:
+        assert jobs.get(session, job_id).hooks == ["resid_post.1", "mlp_out.0"]
+    units = []
+    while (stored := next_line(service, job_id)) is not None:
+        fits = partial(can_follow, unit_key(stored))
+        with service.database.write() as session:
+            unit = samples.claim(session, job_id, worker_id="w", count=4, lease_seconds=60, fits=fits)
+        units.append([lease.input["custom_id"] for lease in unit])
+    assert units == [["0", "2", "4"], ["1", "3", "5"], ["6"]]
+
+
+def next_line(service: "Service", job_id: str) -> dict[str, Any] | None:
+    with service.database.read() as session:
+        return samples.next_input(session, job_id)
+
+
+def can_follow(key: dict[str, Any], stored: Mapping[str, Any]) -> bool:
+    return unit_key(stored) == key
+
+
+def test_what_all_lines_capture_is_planned_before(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"store_quota_bytes": 100_000}))
+    service.load_model()
+    every = {"points": ["resid_post"], "layers": "all"}
+    small = create(service, line("a", capture=every), line("b"))
+    large = create(service, *(line(str(i), capture=every if i % 2 else None) for i in range(400)))
+    assert show(service, small)["status"] == "in_progress"
+    batch = show(service, large)
+    assert batch["status"] == "failed"
+    assert batch["errors"]["data"][0]["code"] == "quota_exceeded"
+
+
+def test_a_batch_and_its_files_are_their_owners(keyed: "Keyed", problem: "Problem") -> None:
+    keyed.load_model()
+    alice, bob = (keyed.headers(keyed.make_key("submit", owner=name)) for name in ("alice", "bob"))
+    batch_id = create(keyed, line("a"), line("b"), headers=alice)
+    job_id = show(keyed, batch_id, alice)["job_id"]
+    (lease,) = keyed.claim(job_id)
+    keyed.finish(lease)
+    answer = keyed.client.post(f"/v1/batches/{batch_id}/cancel", headers=alice)
+    assert answer.status_code == 200, answer.text
+    BatchKeeper(keyed.services).advance(batch_id)
+    batch = show(keyed, batch_id, alice)
+    assert batch["status"] == "cancelled"
+    names = [batch[name] for name in ("input_file_id", "output_file_id", "error_file_id")]
+    for file_id in names:
+        for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content"):
+            assert keyed.client.get(path, headers=alice).status_code == 200
+            problem(keyed.client.get(path, headers=bob), 404)
+        problem(keyed.client.delete(f"/v1/files/{file_id}", headers=bob), 404)
+    problem(keyed.client.get(f"/v1/batches/{batch_id}", headers=bob), 404)
+    problem(keyed.client.post(f"/v1/batches/{batch_id}/cancel", headers=bob), 404)
+    assert keyed.client.get("/v1/batches", headers=bob).json()["data"] == []
+    assert keyed.client.get("/v1/files", headers=bob).json()["data"] == []
+    # a batch of another's file is one of a file that is not there
+    refused = keyed.client.post("/v1/batches", json=wanted(names[0]), headers=bob)
+    problem(refused, 422, says="there is no file")
+    # all three count
+    sizes = sum(keyed.client.get(f"/v1/files/{name}", headers=alice).json()["bytes"] for name in names)
+    usage = keyed.client.get("/v1/activations/stats", headers=alice).json()
+    assert (usage["files"], usage["file_bytes"]) == (3, sizes)
