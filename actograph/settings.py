@@ -74,7 +74,8 @@ class Settings(BaseSettings):
     turn_seconds: float = Field(
         10.0,
         gt=0,
-        description="A worker turns to a job of the same priority and model that nobody runs after so long.",
+        description="A worker turns to a job of the same priority and model that nobody runs after so long, "
+        "and from chats to any job of the model.",
     )
     model_hold_seconds: float = Field(
         600.0, ge=0, description="So long a job may be put off by jobs of the model that a worker holds."

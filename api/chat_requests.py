@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
-from api import planning, submissions
+from api import pauses, planning, submissions
 from api.dependencies import Services
 from api.submissions import Submission
 from storage import samples
@@ -76,7 +76,8 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
     """Check the job, insert it with its samples and wake a worker.
 
     Raises:
-        ServiceUnavailable: no live worker can serve the model.
+        ServiceUnavailable: no live worker can serve the model, or the queue is paused. Nobody knows for how
+            long, and a client that waits is better told than held.
         InvalidRequest: `param` is named as in the request.
     """
     try:
@@ -86,6 +87,10 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
         ahead = submission.outlook
         if ahead.waiting_reason is not None:
             raise ServiceUnavailable(ahead.waiting_reason)
+        with services.database.read() as session:
+            held = pauses.of_owner(services, session, owner)
+        if held is not None:
+            raise ServiceUnavailable(f"nothing is begun now: {held}")
         made = services.database.write_small(lambda session: _insert(session, submission))
     except ActographError as error:
         # a job's sampling is a request's own fields

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from actograph import redaction
 from actograph.settings import Settings
 from api.app import create_app
+from api.heap import limit_arenas
 
 #: open event streams end at once; a download may go on for so long
 GRACE_SECONDS = 5
@@ -62,6 +63,7 @@ def serve(
         shared: a bound socket that other processes take connections from too.
         before_first: see `Server`; where it raises OSError or EOFError the process ends.
     """
+    limit_arenas()
     app = create_app(settings)
     server = Server(server_config(settings, app), app, before_first)
     try:

@@ -5,7 +5,7 @@ clients one after the other.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -38,18 +38,7 @@ def claim(
     Args:
         held: owners whose jobs cannot be begun now, see `storage.quotas`.
     """
-    waiting = session.execute(
-        sa.select(JobRow.id, JobRow.spec, JobRow.total)
-        .where(
-            JobRow.kind == KIND,
-            JobRow.model == model,
-            JobRow.status.in_(jobs.ACTIVE),
-            has_work(now(session)),
-            not_held(held),
-        )
-        .order_by(JobRow.created_at, JobRow.id)
-        .limit(MOST_JOBS)
-    ).all()
+    waiting = session.execute(_waiting(session, model, held).limit(MOST_JOBS)).all()
     chosen: list[str] = []
     room = count
     for row in waiting:
@@ -68,3 +57,31 @@ def claim(
             jobs.start(session, job_id)
             leases += claimed
     return leases
+
+
+class WaitingChat(NamedTuple):
+    """A chat that can be begun, and what those that share a batch with it have in common."""
+
+    job_id: str
+    key: Mapping[str, Any]
+
+
+def oldest(session: Session, model: str, *, held: Collection[str] = ()) -> WaitingChat | None:
+    """The chat of a model that waits longest; None where none waits."""
+    row = session.execute(_waiting(session, model, held).limit(1)).first()
+    return None if row is None else WaitingChat(row.id, batch_key(row.spec))
+
+
+def _waiting(session: Session, model: str, held: Collection[str]) -> sa.Select[tuple[str, Any, int | None]]:
+    """Chats that can be begun, the oldest first."""
+    return (
+        sa.select(JobRow.id, JobRow.spec, JobRow.total)
+        .where(
+            JobRow.kind == KIND,
+            JobRow.model == model,
+            JobRow.status.in_(jobs.ACTIVE),
+            has_work(now(session)),
+            not_held(held),
+        )
+        .order_by(JobRow.created_at, JobRow.id)
+    )

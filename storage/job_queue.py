@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.chat_job import KIND as CHAT
+from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
 from storage.database import now
+from storage.job_control import LOAD
 from storage.jobs import ACTIVE
-from storage.models import EventRow, JobRow, SampleRow
+from storage.models import EventRow, JobRow, SampleRow, WorkerRow
 from storage.ownership import of_everyone
 
 
@@ -42,6 +44,34 @@ def more_urgent_waits(
     if models is not None:
         statement = statement.where(JobRow.model.in_(models))
     return session.execute(statement.limit(1)).first() is not None
+
+
+def behind_chats(session: Session, model: str, priority: int, held: Collection[str] = ()) -> str | None:
+    """The next job of a model that is no chat, has work, and that nobody runs; None where there is none.
+
+    Args:
+        priority: of the chats; jobs that are served before them anyway do not count.
+        held: owners whose jobs cannot be begun now, see `storage.quotas`.
+    """
+    is_run = (
+        sa.select(WorkerRow.id)
+        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+        .exists()
+    )
+    statement = (
+        sa.select(JobRow.id)
+        .where(
+            JobRow.kind.not_in((CHAT, LOAD)),
+            JobRow.model == model,
+            JobRow.priority >= priority,
+            JobRow.status.in_(ACTIVE),
+            has_work(now(session)),
+            not_held(held),
+            ~is_run,
+        )
+        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
+    )
+    return session.scalars(statement.limit(1)).first()
 
 
 def has_work(moment: float) -> sa.ColumnElement[bool]:

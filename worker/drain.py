@@ -14,6 +14,7 @@ from contextlib import suppress
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from actograph.contract import chat_job
 from actograph.contract.batches import unit_key
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
@@ -35,6 +36,7 @@ from storage.database import Database, is_away
 from storage.models import JobRow
 from storage.samples import LeasedSample
 from storage.session_files import session_prefix
+from worker.chat_share import ChatShare
 from worker.commit import Committed, commit_unit
 from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
@@ -80,6 +82,7 @@ class Drain:
         self._worker_id = worker_id
         self._stop = stop
         self._grouping = ModelGrouping(settings.model_hold_seconds)
+        self._chats = ChatShare(settings.turn_seconds)
         self._pauses = Pauses(settings, database, store)
         self._model = ModelInHand(models, database)
         self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
@@ -161,12 +164,23 @@ class Drain:
             )
             if chosen != row.id and self._model.name is not None:
                 model = self._model.name
+        elif row.kind == chat_job.KIND:
+            chosen = self._instead_of_chat(session, row, held) or row.id
         # a sibling has the same model
         chosen = turns.next_job(session, chosen, self._worker_id, held)
         turns.begin(session, chosen)
         jobs.start(session, chosen)
         workers.set_busy(session, self._worker_id, chosen, model)
         return chosen
+
+    def _instead_of_chat(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
+        """What the turn of a chat goes to: a job that chats kept waiting, or the chat that waits longest."""
+        if self._chats.is_spent():
+            owed = job_queue.behind_chats(session, row.model, row.priority, held)
+            if owed is not None:
+                return owed
+        first = chat_batches.oldest(session, row.model, held=held)
+        return None if first is None else first.job_id
 
     def _set_idle(self) -> None:
         """A worker that seemed busy for good would keep its job from being woken."""
@@ -180,6 +194,8 @@ class Drain:
     def _run(self, job_id: str) -> bool:
         """Returns whether the job may have work left that nobody runs."""
         current = self._prepared(job_id)
+        if current is not None:
+            self._chats.begins(is_chat=current.chat is not None)
         began, called = time.monotonic(), False
         while current is not None and not self._pauses.hold():
             with self._database.write() as session:
@@ -260,8 +276,19 @@ class Drain:
             held = self._pauses.held_owners(session)
             if job_queue.more_urgent_waits(session, current.job_id, current.priority, near, held=held):
                 return True
+            if current.chat is not None and self._chats_give_way(session, current, held):
+                return True
             late = seconds > self._settings.turn_seconds
             return late and turns.another_waits(session, current.job_id, held)
+
+    def _chats_give_way(self, session: Session, current: Slice, held: Collection[str]) -> bool:
+        """To a chat that has waited longer and cannot share their batch, or to a job that had no turn."""
+        first = chat_batches.oldest(session, current.model, held=held)
+        if first is not None and first.key != current.chat:
+            return True
+        return self._chats.is_spent() and (
+            job_queue.behind_chats(session, current.model, current.priority, held) is not None
+        )
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
         """Returns whether to go on: not where the store is away, or the job has ended with this unit."""

@@ -5,19 +5,18 @@ from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.queue_control import PauseRequest
-from actograph.contract.resources import Queue, QueuePause, WorkerStatus
+from actograph.contract.resources import Queue, WorkerStatus
+from api import pauses
 from api.auth import caller
 from api.dependencies import Services, ServicesDep
 from api.errors import documented
 from api.request_body import body_of, optional_json_body
 from api.validation import parse_body
 from api.waking import wake_jobs
-from storage import job_queue, queue_pause, quotas, workers
-from storage.queue_state import disk_pause
+from storage import job_queue, queue_pause, workers
 
 log = logging.getLogger(__name__)
 
@@ -76,33 +75,18 @@ def resume_queue(services: ServicesDep, by: Annotated[str, Depends(caller)]) -> 
 def _queue(services: Services) -> Queue:
     messages = _messages(services)
     with services.database.read() as session:
-        pauses = _pauses(services, session)
+        held = pauses.find(services, session)
         statuses = Counter(row.status for row in workers.find(session))
         return Queue(
-            paused=bool(pauses),
-            paused_reason="; ".join(_words(pause) for pause in pauses) or None,
-            pauses=pauses,
+            paused=bool(held),
+            paused_reason=pauses.in_words(held),
+            pauses=held,
             jobs={str(status): count for status, count in job_queue.counts(session).items()},
             samples={str(status): count for status, count in job_queue.open_samples(session).items()},
             next=job_queue.next_of_own(session)[:SHOWN_JOBS],
             messages=messages,
             workers={str(status): statuses[status] for status in WorkerStatus},
         )
-
-
-def _pauses(services: Services, session: Session) -> list[QueuePause]:
-    manual = queue_pause.find(session)
-    disk = disk_pause(services.store, services.settings.disk_floor_bytes)
-    found = [manual] if manual is not None else []
-    full = quotas.read(session, services.settings).pause()
-    found += [QueuePause(kind="disk", reason=disk)] if disk is not None else []
-    return found + ([QueuePause(kind="quota", reason=full)] if full is not None else [])
-
-
-def _words(pause: QueuePause) -> str:
-    if pause.kind != "manual":
-        return pause.reason or ""
-    return f"paused by {pause.by}" + (f": {pause.reason}" if pause.reason else "")
 
 
 def _messages(services: Services) -> int | None:

@@ -61,9 +61,7 @@ class ChatRunner:
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
-            shown = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-            assert isinstance(shown, str)
-            return Prompt(text=shown, token_ids=ids)
+            return Prompt(text=text.shown(self._tokenizer, ids, with_special=True), token_ids=ids)
         if given.prompt is not None:
             return text.encode(self._tokenizer, given.prompt, is_chat=False)
         rendered = render_chat(

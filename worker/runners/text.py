@@ -8,6 +8,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.scoring.completions import cut_at_stop
 from worker.chat_template import encode_prompt
 from worker.runners.runner import Prompt
+from worker.text_stream import REPLACEMENT
 
 
 def encode(
@@ -19,6 +20,17 @@ def encode(
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     cut = most_tokens is not None and len(ids) > most_tokens
     return Prompt(text=text, token_ids=tuple(ids[:most_tokens]), truncated_from=len(ids) if cut else None)
+
+
+def shown(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, with_special: bool) -> str:
+    """The tokens' text as it is stored and sent.
+
+    A NUL, which Postgres cannot hold, becomes the mark of an unreadable character. The token ids, which
+    sessions hold, have it as it is.
+    """
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=not with_special)
+    assert isinstance(text, str)
+    return text.replace("\0", REPLACEMENT)
 
 
 class SpokenText:
@@ -43,13 +55,9 @@ class SpokenText:
         return self._decode([*self._anchor, *kept])[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        assert isinstance(text, str)
-        return text
+        return shown(self._tokenizer, token_ids, with_special=True)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> str:
     """Special tokens are left out, and the first stop string with all that follows it."""
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-    assert isinstance(text, str)
-    return cut_at_stop(text, stop)
+    return cut_at_stop(shown(tokenizer, token_ids, with_special=False), stop)

@@ -253,6 +253,31 @@ def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -
     assert raised.value.status_code == 503
 
 
+def test_while_the_queue_is_paused_a_request_is_told_why_at_once(
+    service: Any, client: Any, eventually: Callable[..., None]
+) -> None:
+    from storage import queue_pause
+
+    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 2}
+    service.works.clear()
+    with ThreadPoolExecutor(1) as pool, service.client() as earlier:
+        waits = pool.submit(earlier.chat.completions.create, **options)
+        eventually(lambda: len(service.jobs()) == 1)
+        with service.database.write() as session:
+            queue_pause.pause(session, by="ann", reason="new disk at noon")
+        service.works.set()
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError, match="paused by ann: new disk at noon") as raised:
+                client.chat.completions.create(stream=stream, **options)
+            assert raised.value.status_code == 503 and raised.value.code == "service_unavailable"
+        # who came before the pause is answered after it
+        assert not waits.done() and len(service.jobs()) == 1
+        with service.database.write() as session:
+            queue_pause.resume(session)
+        assert waits.result().choices[0].message.content
+    assert client.chat.completions.create(**options).choices
+
+
 def test_models_are_listed_and_found(client: Any) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
