@@ -125,6 +125,7 @@ def structure(
         "dtype": found.dtype,
         "device": found.device,
         "chat template": "yes" if found.chat_template else "no",
+        "batches": "" if found.ragged_batches else "of equal lengths only: padding changes the numbers",
     }
     for name, text in fields.items():
         if text:

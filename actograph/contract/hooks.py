@@ -194,6 +194,8 @@ def resolve(name: str, table: HookTable) -> str:
             return hook
     if location in table.module_locations:
         return location
+    if location in table.unavailable:
+        raise UnknownHook(f"{name}: {table.unavailable[location]}", param="hooks")
     near = nearest(name, location, table)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")

@@ -41,3 +41,16 @@ def adds_up(total: torch.Tensor, first: torch.Tensor, *others: torch.Tensor) -> 
     if bool(((wide[0] - exact).abs() <= allowed).all()):
         return False
     return bool(((torch.stack(wide).sum(0) - exact).abs() <= allowed).all())
+
+
+def adds_up_scaled(total: torch.Tensor, first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether `total` is `first` and a constant times `other`, by `adds_up`; the constant is fitted."""
+    if first.shape != total.shape or other.shape != total.shape:
+        return False
+    term = other.to(total.device).double()
+    square = float((term * term).sum())
+    if not square:
+        return False
+    rest = total.double() - first.to(total.device).double()
+    scaled = term * (float((rest * term).sum()) / square)
+    return adds_up(total, first, scaled.to(total.dtype))

@@ -9,6 +9,7 @@ import torch
 
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
+from worker.engine.trial import tried
 
 # The dry batch: sizes that no head count or width is likely to share
 _ROWS, _TOKENS = 3, 11
@@ -129,6 +130,9 @@ def dry_forward(model: LoadedModel) -> DryForward:
     That is a tensor [batch, tokens, ...], or [batch * tokens, ...] that a module made from such.
     Autograd is off by `no_grad` and not by inference mode, because only so do tensors count
     their in-place changes.
+
+    Raises:
+        ModelRefused: the forward fails.
     """
     recorder = _Recorder()
     handles = []
@@ -140,7 +144,11 @@ def dry_forward(model: LoadedModel) -> DryForward:
     ids = ids % int(model.text_config.vocab_size)
     try:
         with torch.no_grad():
-            output = model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            output = tried(
+                model,
+                "reads a text",
+                lambda: model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False),
+            )
     finally:
         for handle in handles:
             handle.remove()

@@ -188,7 +188,7 @@ class Engine:
             learned=self.limit,
         )
         with self._lock:
-            return job.run()
+            return job.run(self._batches(requests))
 
     def prefill(
         self,
@@ -251,7 +251,7 @@ class Engine:
             options=options,
         )
         with self._lock:
-            return job.run()
+            return job.run(self._batches(requests))
 
     def score(
         self, requests: Sequence[GenerationRequest], *, should_stop: Callable[[], bool] = _never
@@ -281,7 +281,16 @@ class Engine:
             limit=self.prefill_limit,
         )
         with self._lock:
-            return job.run()
+            return job.run(self._batches(requests))
+
+    def _batches(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+        """Requests that may share a batch: all, or those of one length where padding changes the numbers."""
+        if self.structure.ragged_batches:
+            return [list(range(len(requests)))]
+        lengths: dict[int, list[int]] = {}
+        for index, request in enumerate(requests):
+            lengths.setdefault(len(request.prompt_ids), []).append(index)
+        return list(lengths.values())
 
     def _check(
         self,

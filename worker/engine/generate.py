@@ -61,8 +61,12 @@ class Generate:
     on_batch: OnBatch | None
     learned: LearnedLimit  # told of what fits, in bytes
 
-    def run(self) -> list[Generation]:
-        """One `Generation` for each request, in their order."""
+    def run(self, batches: Sequence[Sequence[int]]) -> list[Generation]:
+        """One `Generation` for each request, in their order.
+
+        Args:
+            batches: requests that may be run together.
+        """
         done: dict[int, Generation] = {}
         devices = self.model.devices
         sparing = replace(self, options=ladder.sparing(self.options))
@@ -89,7 +93,7 @@ class Generate:
             done[index] = _failed(request, memory.out_of_memory(devices, what, seen))
 
         ladder.descend(
-            range(len(self.requests)),
+            batches,
             attempt=attempt,
             reset=reset,
             observe=lambda: memory.memory_snapshot(devices),

@@ -27,9 +27,10 @@ def kv_bytes_per_token(model: LoadedModel) -> int:
 def _cache_bytes(model: LoadedModel, tokens: int) -> int:
     ids = torch.zeros(1, tokens, dtype=torch.long, device=model.device)
     with torch.inference_mode():
-        cache = model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True).past_key_values
+        output = model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
     held = 0
-    for layer in cache.layers:
+    # a recurrent model keeps a state of one size, by another name
+    for layer in getattr(getattr(output, "past_key_values", None), "layers", ()):
         for name in ("keys", "values"):
             tensor = getattr(layer, name, None)
             if isinstance(tensor, torch.Tensor):

@@ -35,7 +35,7 @@ def sparing(options: BufferOptions) -> BufferOptions:
 
 
 def descend(
-    indices: Sequence[int],
+    batches: Sequence[Sequence[int]],
     *,
     attempt: Callable[[Sequence[int], int], None],
     reset: Callable[[Sequence[int]], None],
@@ -43,7 +43,7 @@ def descend(
     give_up: Callable[[int, Mapping[str, int]], None],
     spares: int,
 ) -> int:
-    """Run `attempt` on all indices; where memory runs out, on their halves, and so on.
+    """Run `attempt` on each batch of indices; where memory runs out, on its halves, and so on.
 
     Args:
         attempt: runs one batch to its end, the more sparingly the larger its second argument is (0: not);
@@ -56,7 +56,7 @@ def descend(
     Returns:
         The size of the largest batch that went through; 0 where none did.
     """
-    waiting = [(list(indices), 0)]
+    waiting = [(list(batch), 0) for batch in reversed(batches)]
     largest = 0
     while waiting:
         batch, spare = waiting.pop()

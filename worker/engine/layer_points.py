@@ -4,10 +4,11 @@ Attention and MLP are told by their class; every point around them by the data t
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
-from worker.engine.comparison import adds_up, same
+from worker.engine.comparison import adds_up, adds_up_scaled, same
 from worker.engine.dry_forward import Visit
 from worker.engine.findings import Findings
 from worker.engine.locations import place_of
@@ -61,50 +62,89 @@ def find_in_layer(
     if mlp is not None:
         found.mlps[layer] = mlp
     pre, post = visits[f"{path}.input"], visits[f"{path}.output"]
-    attn_out = visits.get(f"{attention}.output")
-    mlp_out = visits.get(f"{mlp}.output")
-    if attn_out is None or attn_out.value.shape != pre.value.shape:
-        attn_out = None
+    attn_out = _output(attention, pre, visits)
+    mlp_out = _output(mlp, pre, visits)
+    if attn_out is None:
         for point in ("attn_in", "attn_out", "resid_mid"):
             found.lack(point, layer, "no attention module that puts out one row per token was found")
-    if mlp_out is None or mlp_out.value.shape != pre.value.shape:
-        mlp_out = None
-        for point in ("mlp_in", "mlp_out", "resid_mid"):
-            found.lack(point, layer, "no MLP module that puts out one row per token was found")
-    if attn_out is not None:
-        found.hooks[f"attn_out.{layer}"] = attn_out.location
+    else:
         norm = _input_norm(path, attention, pre, visits)
         if norm is None:
             found.lack("attn_in", layer, "no norm stands between the residual stream and attention")
         else:
             found.hooks[f"attn_in.{layer}"] = f"{norm}.output"
             found.prove("attn_in is norm(resid_pre) and what attention takes in")
-    if mlp_out is not None:
-        found.hooks[f"mlp_out.{layer}"] = mlp_out.location
+    if mlp_out is None:
+        for point in ("mlp_in", "mlp_out", "resid_mid"):
+            found.lack(point, layer, "no MLP module that puts out one row per token was found")
+    else:
         norm = _input_norm(path, mlp, None, visits)
         if norm is None:
             found.lack("mlp_in", layer, "no norm stands before the MLP")
         else:
             found.hooks[f"mlp_in.{layer}"] = f"{norm}.output"
             found.prove("mlp_in is what the MLP takes in")
-    if attn_out is not None and mlp_out is not None:
-        mid = _resid_mid(
-            path, pre=pre, post=post, attn_out=attn_out, mlp_out=mlp_out, visits=visits, found=found
+    if mlp_out is not None and same(mlp_out.value, post.value):
+        found.lack("mlp_out", layer, f"{mlp_out.location} is resid_post: the module adds the stream to it")
+    elif mlp_out is not None:
+        found.hooks[f"mlp_out.{layer}"] = mlp_out.location
+    if attn_out is not None and _is_stream(path, attn_out, mlp, visits):
+        found.lack(
+            "attn_out",
+            layer,
+            f"{attn_out.location} goes into the MLP as the stream, so it is not attention's share alone",
         )
-        beside = f"{mlp}.input" in visits and (
-            _input_norm(path, mlp, pre, visits) is not None or same(visits[f"{mlp}.input"].value, pre.value)
+        found.lack("resid_mid", layer, "what attention adds to the stream is not seen apart from it")
+    elif attn_out is not None:
+        found.hooks[f"attn_out.{layer}"] = attn_out.location
+        if mlp_out is not None:
+            stream = _Stream(pre, post, attn_out, mlp_out)
+            _find_mid(path, layer, stream, mlp=mlp, visits=visits, found=found)
+
+
+def _output(module: str | None, like: Visit, visits: Mapping[str, Visit]) -> Visit | None:
+    """What a module puts out, if it is one row per token as wide as the stream."""
+    out = visits.get(f"{module}.output")
+    return out if out is not None and out.value.shape == like.value.shape else None
+
+
+def _is_stream(layer_path: str, attn_out: Visit, mlp: str | None, visits: Mapping[str, Visit]) -> bool:
+    """Whether the MLP, or the norm before it, takes in attention's output as it is (BLOOM)."""
+    taken = visits.get(f"{mlp}.input")
+    if taken is None:
+        return False
+    return taken.identity == attn_out.identity or (
+        _norm_between(layer_path, attn_out, taken, visits) is not None
+    )
+
+
+class _Stream(NamedTuple):
+    """A layer's residual stream before and after it, and what is added on the way."""
+
+    pre: Visit
+    post: Visit
+    attn_out: Visit
+    mlp_out: Visit
+
+
+def _find_mid(
+    path: str, layer: int, stream: _Stream, *, mlp: str | None, visits: Mapping[str, Visit], found: Findings
+) -> None:
+    """The stream between attention and MLP, or why there is none."""
+    pre, post, attn_out, mlp_out = stream
+    mid = _resid_mid(path, stream, visits, found)
+    beside = f"{mlp}.input" in visits and (
+        _input_norm(path, mlp, pre, visits) is not None or same(visits[f"{mlp}.input"].value, pre.value)
+    )
+    if mid is not None:
+        found.hooks[f"resid_mid.{layer}"] = mid
+    elif beside and adds_up(post.value, pre.value, attn_out.value, mlp_out.value):
+        found.prove("resid_post == resid_pre + attn_out + mlp_out")
+        found.lack(
+            "resid_mid", layer, "attention and MLP run side by side here, so no stream stands between them"
         )
-        if mid is not None:
-            found.hooks[f"resid_mid.{layer}"] = mid
-        elif beside and adds_up(post.value, pre.value, attn_out.value, mlp_out.value):
-            found.prove("resid_post == resid_pre + attn_out + mlp_out")
-            found.lack(
-                "resid_mid",
-                layer,
-                "attention and MLP run side by side here, so no stream stands between them",
-            )
-        else:
-            found.lack("resid_mid", layer, "no tensor was found that equals resid_pre + attn_out")
+    else:
+        found.lack("resid_mid", layer, "no tensor was found that equals resid_pre + attn_out")
 
 
 def _input_norm(
@@ -129,17 +169,9 @@ def _deltas(layer_path: str, out: Visit, visits: Mapping[str, Visit]) -> dict[st
     return deltas
 
 
-def _resid_mid(
-    layer_path: str,
-    *,
-    pre: Visit,
-    post: Visit,
-    attn_out: Visit,
-    mlp_out: Visit,
-    visits: Mapping[str, Visit],
-    found: Findings,
-) -> str | None:
+def _resid_mid(layer_path: str, stream: _Stream, visits: Mapping[str, Visit], found: Findings) -> str | None:
     """The location between attention and MLP that equals `resid_pre + attn_out`, proved."""
+    pre, post, attn_out, mlp_out = stream
     attn_deltas = _deltas(layer_path, attn_out, visits)
     mlp_deltas = _deltas(layer_path, mlp_out, visits)
     inputs = [
@@ -151,12 +183,21 @@ def _resid_mid(
     ]
     for kind, delta in attn_deltas.items():
         for visit in inputs:
-            if visit.identity == pre.identity or not adds_up(visit.value, pre.value, delta):
+            times = None if visit.identity == pre.identity else _times(visit.value, pre.value, delta)
+            if times is None:
                 continue
-            found.prove(f"resid_mid == resid_pre + {kind}attn_out")
+            found.prove(f"resid_mid == resid_pre + {times}{kind}attn_out")
             for mlp_kind, mlp_delta in mlp_deltas.items():
-                if adds_up(post.value, visit.value, mlp_delta):
-                    found.prove(f"resid_post == resid_mid + {mlp_kind}mlp_out")
+                mlp_times = _times(post.value, visit.value, mlp_delta)
+                if mlp_times is not None:
+                    found.prove(f"resid_post == resid_mid + {mlp_times}{mlp_kind}mlp_out")
                     break
             return visit.location
     return None
+
+
+def _times(total: torch.Tensor, first: torch.Tensor, other: torch.Tensor) -> str | None:
+    """By which factor `other` must be added to `first` to give `total`, in words; None: by none."""
+    if adds_up(total, first, other):
+        return ""
+    return "a constant times " if adds_up_scaled(total, first, other) else None

@@ -29,7 +29,16 @@ CONFIG.APP.DEBUG = False
 
 LoadDtype = Literal["auto", "float32", "float16", "bfloat16"]
 
-_CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+_CONTEXT_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+    "seq_length",
+)
+#: a tokenizer that knows no limit says a number that no model has
+_NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +115,21 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens that prompt and continuation may have together.
+        """Most tokens that prompt and continuation may have together: the config's, else the tokenizer's.
 
         Raises:
-            ModelRefused: the config does not say.
+            ModelRefused: neither says.
         """
         for field in _CONTEXT_FIELDS:
             value = getattr(self.text_config, field, None)
             if isinstance(value, int) and value > 0:
                 return value
+        longest = self.tokenizer.model_max_length
+        if 0 < longest < _NO_LIMIT:
+            return int(longest)
         raise ModelRefused(
-            f"{self.name}: the config names no context length (looked for {', '.join(_CONTEXT_FIELDS)})"
+            f"{self.name}: the config names no context length (looked for {', '.join(_CONTEXT_FIELDS)}), "
+            "nor does the tokenizer; set model_max_length in tokenizer_config.json"
         )
 
     @property

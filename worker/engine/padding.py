@@ -1,6 +1,8 @@
 """Prompts of different lengths as one batch."""
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,3 +22,17 @@ def left_padded(
         ids[row, start:] = torch.tensor(request.prompt_ids)
         mask[row, start:] = 1
     return ids, mask
+
+
+def padded_inputs(model: LoadedModel, requests: Sequence[GenerationRequest]) -> dict[str, Any]:
+    """Left-padded ids, their mask and positions; no cache is kept."""
+    ids, mask = left_padded(model, requests)
+    device = model.device
+    inputs: dict[str, Any] = {
+        "input_ids": ids.to(device),
+        "attention_mask": mask.to(device),
+        "use_cache": False,
+    }
+    if "position_ids" in inspect.signature(model.hf.forward).parameters:
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0).to(device)
+    return inputs

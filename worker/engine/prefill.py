@@ -1,6 +1,5 @@
 """Prefill: rows of every token of given texts, nothing generated, one chunk of layers at a time."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from worker.engine.layer_chunks import Errors, LayerChunks
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
-from worker.engine.padding import left_padded
+from worker.engine.padding import padded_inputs
 from worker.engine.point_reader import PointReader
 from worker.engine.request_edits import editor_of
 from worker.engine.requests import (
@@ -55,8 +54,12 @@ class Prefill:
     limit: LearnedLimit  # told of what fits, in padded tokens
     options: BufferOptions
 
-    def run(self) -> list[Generation]:
-        """One `Generation` for each request, in their order."""
+    def run(self, batches: Sequence[Sequence[int]]) -> list[Generation]:
+        """One `Generation` for each request, in their order.
+
+        Args:
+            batches: requests that may be run together.
+        """
         done: dict[int, Generation] = {}
         ways = [self, *self._sparing()]
         devices = self.model.devices
@@ -83,7 +86,7 @@ class Prefill:
             done[index] = self._outcome(index, memory.out_of_memory(devices, what, seen))
 
         ladder.descend(
-            range(len(self.requests)),
+            batches,
             attempt=attempt,
             reset=reset,
             observe=lambda: memory.memory_snapshot(devices),
@@ -258,17 +261,3 @@ class _HeadPieces:
         """Tokens to compute at once."""
         room = max(_LEAST_PIECE_BYTES, self._job.options.device_buffer_bytes)
         return max(1, room // max(1, piece[:, :1].nbytes))
-
-
-def padded_inputs(model: LoadedModel, requests: Sequence[GenerationRequest]) -> dict[str, Any]:
-    """Left-padded ids, their mask and positions; no cache is kept."""
-    ids, mask = left_padded(model, requests)
-    device = model.device
-    inputs: dict[str, Any] = {
-        "input_ids": ids.to(device),
-        "attention_mask": mask.to(device),
-        "use_cache": False,
-    }
-    if "position_ids" in inspect.signature(model.hf.forward).parameters:
-        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0).to(device)
-    return inputs

@@ -8,7 +8,7 @@ import torch
 from worker.engine import ladder, memory, tracing
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import LoadedModel
-from worker.engine.prefill import padded_inputs
+from worker.engine.padding import padded_inputs
 from worker.engine.prompt_scores import PromptScores, with_scores
 from worker.engine.request_edits import editor_of
 from worker.engine.requests import Generation, GenerationRequest
@@ -27,8 +27,12 @@ class Score:
     should_stop: Callable[[], bool]
     limit: LearnedLimit  # told of what fits, in padded tokens
 
-    def run(self) -> list[Generation]:
-        """One `Generation` for each request, in their order."""
+    def run(self, batches: Sequence[Sequence[int]]) -> list[Generation]:
+        """One `Generation` for each request, in their order.
+
+        Args:
+            batches: requests that may be run together.
+        """
         done: dict[int, Generation] = {}
         devices = self.model.devices
 
@@ -48,7 +52,7 @@ class Score:
             done[index] = self._outcome(index, error=memory.out_of_memory(devices, what, seen))
 
         ladder.descend(
-            range(len(self.requests)),
+            batches,
             attempt=attempt,
             reset=lambda batch: None,
             observe=lambda: memory.memory_snapshot(devices),

@@ -7,7 +7,7 @@ the data that flow: a tensor is the "residual stream between attention and MLP" 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from worker.engine.findings import Findings
 from worker.engine.layer_points import find_in_layer
 from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
+from worker.engine.rehearsal import Rehearsal, rehearse
 
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 
@@ -44,8 +45,8 @@ def discover(model: LoadedModel) -> Discovery:
     A point that cannot be proved on every layer goes to `unavailable` with the reason.
 
     Raises:
-        ModelRefused: the decoder layers, the embedding or the head cannot be found, or the
-            residual stream does not pass from layer to layer.
+        ModelRefused: the decoder layers, the embedding or the head cannot be found, the residual
+            stream does not pass from layer to layer, or is another one when the model runs as jobs run it.
     """
     layers_path = model.layers_path
     forward = dry_forward(model)
@@ -58,8 +59,12 @@ def discover(model: LoadedModel) -> Discovery:
         find_in_layer(model, f"{layers_path}.{layer}", layer, by_location, found)
     _find_routers(model, layer_count, forward, found)
     _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
+    rehearsal = rehearse(model, forward)
+    _drop_faulty(model, rehearsal, found)
     _drop_partial(layer_count, found)
-    structure = _structure(model, layer_count, forward, by_location, found)
+    visits = [v for v in visits if v.location not in rehearsal.faults]
+    structure = _structure(model, layer_count, replace(forward, visits=visits), by_location, found)
+    structure = structure.model_copy(update={"ragged_batches": rehearsal.pads})
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
     return Discovery(
@@ -184,6 +189,27 @@ def _find_ends(
             found.prove("final_norm is norm(last resid_post) and what the head takes in")
             return
     found.missing["final_norm"] = "no norm stands between the last layer and the head"
+
+
+def _drop_faulty(model: LoadedModel, rehearsal: Rehearsal, found: Findings) -> None:
+    """What did not come through the rehearsal is not available; without the stream nothing is.
+
+    Raises:
+        ModelRefused: the residual stream or the embedding did not.
+    """
+    for hook, location in list(found.hooks.items()):
+        reason = rehearsal.faults.get(location)
+        if reason is None:
+            continue
+        if grammar.point_of(hook) in ("embed", "resid_pre", "resid_post"):
+            raise ModelRefused(f"{model.name}: {hook} ({location}): {reason}; this model is not supported")
+        del found.hooks[hook]
+        found.missing[hook] = reason
+    found.missing.update(rehearsal.faults)
+    with_padding = "alone and padded" if rehearsal.pads else "alone"
+    found.proofs[f"generated from and read, {with_padding}, rows are those of a whole forward"] = len(
+        rehearsal.compared - rehearsal.faults.keys()
+    )
 
 
 def _drop_partial(layer_count: int, found: Findings) -> None:

@@ -57,6 +57,10 @@ class ModelStructure(Resource):
         description="Point, or hook (`router_logits.0`) where only some layers lack it -> why it is missing.",
     )
     proofs: list[str] = Field(default_factory=list, description="Identities checked when it was loaded.")
+    ragged_batches: bool = Field(
+        True,
+        description="Prompts of different lengths share a batch; false where padding changes the numbers.",
+    )
     revision: str | None = None
     savepoints: dict[str, str] = Field(
         default_factory=dict, description="Names given when it was loaded -> hook point."

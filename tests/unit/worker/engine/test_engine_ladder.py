@@ -38,7 +38,7 @@ def run(sizes: Sequence[int], room: int, *, saved: int = 0, can_spare: bool = Tr
         seen.done += batch
 
     seen.largest = descend(
-        range(len(sizes)),
+        [range(len(sizes))],
         attempt=attempt,
         reset=seen.reset.extend,
         observe=lambda: {"held": held[0]},
@@ -111,7 +111,7 @@ def test_other_errors_are_not_swallowed() -> None:
         pytest.fail("no rung is taken for an error that is not of an allocator")
 
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        descend([0], attempt=attempt, reset=nothing, observe=dict, give_up=nothing, spares=1)
+        descend([[0]], attempt=attempt, reset=nothing, observe=dict, give_up=nothing, spares=1)
 
 
 def _impossible() -> None:

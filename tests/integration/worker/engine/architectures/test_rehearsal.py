@@ -1,0 +1,205 @@
+"""Models beyond the list: right rows, or a refusal that names what failed, and never wrong rows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BertConfig,
+    BloomConfig,
+    CohereConfig,
+    DogeConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    LlamaConfig,
+    MambaConfig,
+    MptConfig,
+    OpenAIGPTConfig,
+    OPTConfig,
+    PreTrainedTokenizerBase,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
+    RobertaConfig,
+    StableLmConfig,
+)
+
+from actograph.contract import hooks as grammar
+from actograph.contract.errors import ModelRefused, UnknownHook
+from actograph.contract.specs import SamplingSpec
+from worker.engine import moe
+from worker.engine.engine import Engine
+
+pytestmark = pytest.mark.integration
+
+IDS: dict[str, Any] = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+DENSE: dict[str, Any] = {
+    **IDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+}
+ENCODER = {k: v for k, v in DENSE.items() if k != "num_key_value_heads"}
+OPT: dict[str, Any] = {
+    **IDS,
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 160,
+}
+GRANITE: dict[str, Any] = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+SERVED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    # name: config, points that it does not have
+    "cohere": (lambda: CohereConfig(**DENSE), ("resid_mid", "logits")),
+    "granite": (lambda: GraniteConfig(**DENSE, **GRANITE), ("logits",)),
+    "granite_moe": (lambda: GraniteMoeConfig(**DENSE, num_local_experts=7, num_experts_per_tok=2), ()),
+    "stablelm": (lambda: StableLmConfig(**DENSE, use_parallel_residual=True), ("resid_mid",)),
+    "opt": (lambda: OPTConfig(**OPT), ("resid_mid", "mlp_in", "mlp_out")),
+    "opt, norms after": (
+        lambda: OPTConfig(**OPT, do_layer_norm_before=False),
+        ("attn_in", "resid_mid", "mlp_in", "mlp_out", "final_norm"),
+    ),
+    "bloom": (
+        lambda: BloomConfig(**IDS, hidden_size=32, n_layer=3, n_head=4),
+        ("attn_out", "resid_mid", "mlp_out"),
+    ),
+    "mpt": (
+        lambda: MptConfig(vocab_size=512, d_model=32, n_heads=4, n_layers=3, max_seq_len=160),
+        ("mlp_out",),
+    ),
+    "qwen3_next": (
+        lambda: Qwen3NextConfig(
+            **DENSE | {"num_hidden_layers": 4}, head_dim=8, num_experts=7, num_experts_per_tok=2,
+            moe_intermediate_size=16, shared_expert_intermediate_size=24, linear_num_value_heads=4,
+            linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+        ),
+        ("attn_in.0", "attn_out.0", "resid_mid.0"),
+    ),
+    "mamba": (
+        lambda: MambaConfig(**IDS, hidden_size=32, num_hidden_layers=3, state_size=8),
+        ("attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out"),
+    ),
+}  # fmt: skip
+PROMPTS = [
+    "Once upon a time there was a little girl who had 12 apples.",
+    "a",
+    "The cat and the dog",
+    "One day",
+]
+
+Make = Callable[[Any, str], Engine]
+
+
+@pytest.fixture(scope="module")
+def make(engine_for: Callable[[str], Engine], random_engine_of: Callable[..., Engine]) -> Make:
+    tokenizer: PreTrainedTokenizerBase = engine_for("llama").model.tokenizer
+    return lambda config, name: random_engine_of(config, tokenizer, name)
+
+
+def check_rows(engine: Engine, made: Sequence[Any], sink: Any, reference: Any) -> None:
+    hooks = [h for h in engine.structure.hooks if grammar.point_of(h) not in moe.POINTS]
+    for index, generation in enumerate(made):
+        assert generation.error is None
+        want = reference(engine, generation, hooks)
+        for hook in hooks:
+            rows = sink.rows(index, hook)
+            expected = want[hook][sink.first_row(index, hook) :]
+            assert rows.shape == expected.shape, hook
+            scale = max(1.0, expected.abs().max().item())
+            assert torch.allclose(rows, expected, rtol=1e-4, atol=2e-4 * scale), (index, hook)
+
+
+@pytest.mark.parametrize("name", list(SERVED))
+def test_rows_are_those_of_a_plain_forward(
+    name: str, make: Make, keeping_sink: Any, requests_for: Any, reference: Any
+) -> None:
+    config, lacks = SERVED[name]
+    engine = make(config(), name)
+    missing = {hook for hook in engine.structure.unavailable if not hook.startswith(moe.POINTS)}
+    assert missing >= set(lacks)
+    assert engine.structure.ragged_batches
+    sink = keeping_sink()
+    requests = requests_for(engine, PROMPTS)
+    hooks = list(engine.structure.hooks)
+    made = engine.generate(requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=sink)
+    check_rows(engine, made, sink, reference)
+
+
+def test_what_padding_would_change_is_run_with_prompts_of_its_own_length(
+    make: Make, keeping_sink: Any, requests_for: Any, reference: Any
+) -> None:
+    """BART's decoder counts positions from the first column on, padding or not."""
+    config = BartConfig(
+        **IDS, d_model=32, encoder_layers=3, decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=64,
+        max_position_embeddings=160, is_decoder=True,
+    )  # fmt: skip
+    engine = make(config, "bart")
+    assert not engine.structure.ragged_batches
+    assert any("generated from and read, alone, " in proof for proof in engine.structure.proofs)
+    requests = requests_for(engine, [*PROMPTS, PROMPTS[0]])
+    hooks, batches = list(engine.structure.hooks), []
+    sink, read = keeping_sink(), keeping_sink()
+    made = engine.generate(
+        requests,
+        sampling=SamplingSpec(max_tokens=8),
+        hooks=hooks,
+        sink=sink,
+        on_batch=lambda batch, _: batches.append(list(batch)),
+    )
+    assert batches == [[0, 4], [1], [2], [3]]
+    check_rows(engine, made, sink, reference)
+    check_rows(engine, engine.prefill(requests, hooks=hooks, sink=read), read, reference)
+
+
+@pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")
+@pytest.mark.parametrize(
+    ("config", "failed"),
+    [
+        (lambda: BertConfig(**ENCODER), r"resid_post.0 \(.*\): generating a token at a time gives other"),
+        (lambda: RobertaConfig(**ENCODER, is_decoder=True), r"resid_pre.0 \(.*\): .* gives other numbers"),
+        (
+            lambda: OpenAIGPTConfig(vocab_size=512, n_embd=32, n_layer=3, n_head=4, n_positions=160),
+            r"resid_pre.0 \(.*\): .* does not show one row",
+        ),
+        (
+            lambda: RecurrentGemmaConfig(**DENSE, lru_width=32, attention_window_size=12),
+            r"resid_post.0 \(.*\): .* gives other numbers",
+        ),
+        # two experts where the router wants to choose four
+        (
+            lambda: GraniteMoeConfig(**DENSE, num_local_experts=2, num_experts_per_tok=4),
+            "fails when it reads a text",
+        ),
+    ],
+    ids=["sees later tokens", "positions of its own", "no cache", "state left over", "forward fails"],
+)
+def test_what_cannot_run_as_jobs_run_it_is_refused(
+    config: Callable[[], Any], failed: str, make: Make
+) -> None:
+    with pytest.raises(ModelRefused, match=failed):
+        make(config(), "odd")
+
+
+def test_a_location_that_steps_show_otherwise_is_unavailable_with_the_reason(make: Make) -> None:
+    """Doge's attention computes something of all cached values, anew in every step."""
+    structure = make(DogeConfig(**DENSE, keep_window_size=160), "doge").structure
+    location = "model.layers.0.self_attn.dt_proj.output"
+    assert location not in structure.module_locations and "attn_out.0" in structure.hooks
+    with pytest.raises(UnknownHook, match="does not show one row of a fixed width for each token"):
+        grammar.resolve(location, structure)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_model_in_half_precision_is_not_refused_for_its_rounding(make: Make, dtype: torch.dtype) -> None:
+    engine = make(LlamaConfig(**DENSE | {"num_hidden_layers": 12}), "deep")
+    module: torch.nn.Module = engine.model.hf
+    module.to(dtype)
+    structure = Engine(engine.model).structure
+    assert structure.ragged_batches
+    assert set(structure.hooks) == set(engine.structure.hooks)
