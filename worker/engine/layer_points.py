@@ -181,23 +181,25 @@ def _resid_mid(layer_path: str, stream: _Stream, visits: Mapping[str, Visit], fo
         and place_of(location).parent == layer_path
         and v.value.shape == pre.value.shape
     ]
-    for kind, delta in attn_deltas.items():
-        for visit in inputs:
-            times = None if visit.identity == pre.identity else _times(visit.value, pre.value, delta)
-            if times is None:
-                continue
-            found.prove(f"resid_mid == resid_pre + {times}{kind}attn_out")
-            for mlp_kind, mlp_delta in mlp_deltas.items():
-                mlp_times = _times(post.value, visit.value, mlp_delta)
-                if mlp_times is not None:
-                    found.prove(f"resid_post == resid_mid + {mlp_times}{mlp_kind}mlp_out")
-                    break
-            return visit.location
+    for visit in inputs:
+        kind = None if visit.identity == pre.identity else _added(visit.value, pre.value, attn_deltas)
+        if kind is None:
+            continue
+        found.prove(f"resid_mid == resid_pre + {kind}attn_out")
+        mlp_kind = _added(post.value, visit.value, mlp_deltas)
+        if mlp_kind is not None:
+            found.prove(f"resid_post == resid_mid + {mlp_kind}mlp_out")
+        return visit.location
     return None
 
 
-def _times(total: torch.Tensor, first: torch.Tensor, other: torch.Tensor) -> str | None:
-    """By which factor `other` must be added to `first` to give `total`, in words; None: by none."""
-    if adds_up(total, first, other):
-        return ""
-    return "a constant times " if adds_up_scaled(total, first, other) else None
+def _added(total: torch.Tensor, first: torch.Tensor, deltas: Mapping[str, torch.Tensor]) -> str | None:
+    """Which of the deltas is what must be added to `first` to give `total`, in words; None: none is.
+
+    A constant of the model's (Granite) comes last, for it is fitted to the data.
+    """
+    for times, fits in (("", adds_up), ("a constant times ", adds_up_scaled)):
+        for kind, delta in deltas.items():
+            if fits(total, first, delta):
+                return times + kind
+    return None

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
 from actograph.contract import hooks as grammar
-from actograph.contract.errors import UnknownHook
+from actograph.contract.errors import ModelRefused, UnknownHook
 from actograph.contract.specs import SamplingSpec
 from worker.engine import memory
 from worker.engine.engine import Engine
@@ -175,6 +175,24 @@ def test_a_router_that_looks_at_its_neighbours_is_refused(
         return plain(self, hidden_states + hidden_states.roll(1, 0))
 
     monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
+    # alone, a token has other neighbours than in its text: so has every token that is generated
+    with pytest.raises(
+        ModelRefused, match=r"resid_post.0 .* generating a token at a time gives other numbers"
+    ):
+        make_moe()
+
+
+def test_a_router_that_is_not_given_what_the_mlp_takes_in_is_refused(
+    make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The MLP gives it something else than what it takes in, so its rows are not answers to `mlp_in`."""
+
+    def block(self: Any, hidden_states: torch.Tensor) -> Any:
+        flat = hidden_states.view(-1, hidden_states.shape[-1])
+        _, weights, indices = self.gate(2 * flat)
+        return self.experts(flat, indices, weights).reshape(hidden_states.shape)
+
+    monkeypatch.setattr(Qwen3MoeSparseMoeBlock, "forward", block)
     structure = make_moe().structure
     assert "one row of scores per token" in structure.unavailable["router_logits"]
     assert structure.hooks["mlp_out.0"].location == "model.layers.0.mlp.output"
