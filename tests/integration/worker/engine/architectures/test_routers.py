@@ -176,22 +176,26 @@ def test_a_router_that_looks_at_its_neighbours_is_refused(
 
     monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
     # alone, a token has other neighbours than in its text: so has every token that is generated
-    with pytest.raises(
-        ModelRefused, match=r"resid_post.0 .* generating a token at a time gives other numbers"
-    ):
+    with pytest.raises(ModelRefused, match=r"resid_post.0 .* a token at a time gives other numbers"):
         make_moe()
 
 
-def test_a_router_that_is_not_given_what_the_mlp_takes_in_is_refused(
+def test_a_router_that_answers_otherwise_when_it_is_asked_alone_is_refused(
     make_moe: MakeMoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The MLP gives it something else than what it takes in, so its rows are not answers to `mlp_in`."""
+    """The MLP sets something in it before each call, so its rows are no answers to `mlp_in` alone."""
+    plain: Any = Qwen3MoeTopKRouter.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
+        return plain(self, hidden_states + self.__dict__.pop("shift", 0.0))
 
     def block(self: Any, hidden_states: torch.Tensor) -> Any:
         flat = hidden_states.view(-1, hidden_states.shape[-1])
-        _, weights, indices = self.gate(2 * flat)
+        self.gate.__dict__["shift"] = 0.5
+        _, weights, indices = self.gate(flat)
         return self.experts(flat, indices, weights).reshape(hidden_states.shape)
 
+    monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", forward)
     monkeypatch.setattr(Qwen3MoeSparseMoeBlock, "forward", block)
     structure = make_moe().structure
     assert "one row of scores per token" in structure.unavailable["router_logits"]
