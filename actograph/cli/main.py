@@ -104,7 +104,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (ActographError, OSError) as error:
         if options.debug:
             raise
-        note(f"error: {_one_line(error)}")
+        text = _one_line(error)
+        if isinstance(error, ActographError) and error.status == 401:
+            text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY, or say --api-key"
+        note(f"error: {text}")
         return exit_codes.of_error(error)
     return code if isinstance(code, int) else exit_codes.OK
 

@@ -1,6 +1,7 @@
 """`actograph store`: usage, clearing the artifact store, and comparing it with the index."""
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -96,27 +97,33 @@ def verify(
 
     Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
     """
+    from actograph.cli.progress import RateMeter, view
+
     chosen = secrets.randbelow(2**31) if seed is None else seed
     problems: list[StoreProblem] = []
     checked = size = 0
-    reached = after
+    reached, meter = after, RateMeter()
+    meter.add(time.monotonic(), 0)
     with closing(client_of(ctx)) as client:
         try:
-            for page in client.verify_store(sample=sample, seed=chosen, after=after):
-                checked, size, reached = checked + page.checked, size + page.bytes, page.next
-                problems += page.problems
-                if output is Format.JSON:
-                    for problem in page.problems:
-                        emit(problem.model_dump_json())
-                note(
-                    f"checked {checked} of {page.total}, {tables.size(size)}, "
-                    f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
-                )
+            with view("items") as shown:
+                for page in client.verify_store(sample=sample, seed=chosen, after=after):
+                    checked, size, reached = checked + page.checked, size + page.bytes, page.next
+                    problems += page.problems
+                    if output is Format.JSON:
+                        for problem in page.problems:
+                            emit(problem.model_dump_json())
+                    meter.add(time.monotonic(), checked)
+                    # how many a share has is an estimate until the end
+                    total = max(page.total, checked) if page.next else checked
+                    shown.update("checking", checked, len(problems), total, meter.per_second)
         except (ActographError, KeyboardInterrupt) as error:
             share = f" --sample {sample} --seed {chosen}" if sample < 1 else ""
             _report(problems, output)
             _broken_off(error, reached, f"actograph store verify{share}")
     _report(problems, output)
+    told = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+    note(f"checked {checked}, {tables.size(size)}, {told}")
     if problems:
         kinds = Counter(problem.problem for problem in problems)
         note(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))

@@ -6,6 +6,7 @@ from actograph.cli import comparisons, exit_codes, job_tables, tables
 from actograph.cli.output import Format, emit, emit_json_lines, note
 from actograph.cli.progress import RateMeter, view
 from actograph.client import Client
+from actograph.client.blocking.job_calls import LAST_EVENTS
 from actograph.contract.resources import Event, Job, JobStatus
 
 _STATUS_OF = {
@@ -55,7 +56,9 @@ def follow(client: Client, job: Job) -> Watched:
             if event.event == "job.progress":
                 watched.last_progress_at, watched.done = event.created_at, done
                 meter.add(event.created_at, done)
-            shown.update(status, done, failed, total, meter.per_second)
+            # what is over need not be told again, only how it went
+            if not job.status.is_terminal() or event.event in LAST_EVENTS:
+                shown.update(status, done, failed, total, meter.per_second)
     return watched
 
 
