@@ -47,7 +47,7 @@ _LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 
 
 #: what the programs need -> the extra that brings it
-_PROGRAM_MODULES = {"fastapi": "server", "celery": "server", "torch": "worker", "nnsight": "worker"}
+_PROGRAM_MODULES = ("fastapi", "celery", "torch", "nnsight")
 
 
 class PortInUse(Conflict):
@@ -338,11 +338,11 @@ def _without(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[
 
 def require_installed() -> None:
     """Raises ServiceUnavailable where only the client is installed."""
-    for module, extra in _PROGRAM_MODULES.items():
+    for module in _PROGRAM_MODULES:
         if importlib.util.find_spec(module) is None:
             raise ServiceUnavailable(
                 f"the service's programs are not installed ({module} is missing); "
-                f"say: pip install 'actograph[{extra}]'"
+                "say: pip install 'actograph[worker]'"
             )
 
 

@@ -1,8 +1,18 @@
 """Talk to a service: `Client`, `AsyncClient`, and readers for the tensors that it keeps."""
 
-from actograph.client.aio.client import AsyncClient
-from actograph.client.blocking.client import Client
-from actograph.client.errors import ApiError, DownloadDamaged, ServiceUnreachable, UnexpectedAnswer
+from typing import TYPE_CHECKING, Any
+
+from actograph.client.errors import (
+    ApiError,
+    DownloadDamaged,
+    ServiceUnreachable,
+    UnexpectedAnswer,
+    WaitTimeout,
+)
+
+if TYPE_CHECKING:
+    from actograph.client.aio.client import AsyncClient
+    from actograph.client.blocking.client import Client
 
 __all__ = [
     "ApiError",
@@ -11,4 +21,18 @@ __all__ = [
     "DownloadDamaged",
     "ServiceUnreachable",
     "UnexpectedAnswer",
+    "WaitTimeout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Each client when it is first asked for: hardly any program needs both."""
+    if name == "AsyncClient":
+        from actograph.client.aio.client import AsyncClient
+
+        return AsyncClient
+    if name == "Client":
+        from actograph.client.blocking.client import Client
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
