@@ -12,6 +12,9 @@ from actograph.client.tensors import LocalFile, SessionTensors
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import Session, SessionFile
 
+#: kept open to S3; a matrix may read as many sessions at once
+CONNECTIONS = 64
+
 
 class ArtifactFiles(Protocol):
     """Where sessions lie."""
@@ -81,8 +84,11 @@ class _Bucket:
 
     def __init__(self, bucket: str, prefix: str) -> None:
         session = package("boto3", f"reading from s3://{bucket} itself", module="boto3.session")
+        config = package("boto3", f"reading from s3://{bucket} itself", module="botocore.config")
         self._bucket, self._prefix = bucket, prefix
-        self._client: Any = session.Session().client("s3")
+        self._client: Any = session.Session().client(
+            "s3", config=config.Config(max_pool_connections=CONNECTIONS)
+        )
 
     def tensors(self, session: Session) -> SessionTensors:
         folder = "/".join([*filter(None, [self._prefix]), "sessions", plain_name(session.id)])

@@ -71,8 +71,7 @@ def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     rows = PROBLEMS.read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "data").mkdir()
     for name in ("problems.jsonl", "data/problems.jsonl"):
-        (folder / name).write_text("".join(rows[:12]), encoding="utf-8")
-    (folder / "many.jsonl").write_text("".join(rows[:60]), encoding="utf-8")
+        (folder / name).write_text("".join(rows[:24]), encoding="utf-8")
     (folder / "texts.jsonl").write_text('{"body": "The cat sat on the mat."}\n', encoding="utf-8")
     (folder / "completions.jsonl").write_text(
         '{"id": "q1", "completion": "The answer is $5.00.", "gold": "#### 5"}\n', encoding="utf-8"
@@ -159,7 +158,6 @@ def test_what_the_page_shows_runs(
 ) -> None:
     monkeypatch.chdir(reader.folder)
     monkeypatch.setenv("ACTOGRAPH_URL", reader.url)
-    monkeypatch.setattr(sys, "argv", ["program.py", "many.jsonl"])
     (page,) = (page for page in PAGES if page.name == name)
     text = page.read_text(encoding="utf-8")
     for file, content in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):

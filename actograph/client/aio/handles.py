@@ -1,6 +1,6 @@
 """Jobs and sessions that know their client, so that what is asked next can be asked of them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,8 +13,10 @@ from actograph.client.chosen_rows import RowChoice
 from actograph.client.hook_names import absent, stored_name
 from actograph.client.matrix import Matrix
 from actograph.client.queries import SessionChoice
+from actograph.client.results_folder import Activations, PulledResults
 from actograph.client.session_files import plain_name
 from actograph.contract import resources
+from actograph.contract.comparison import ActivationComparison, JobComparison
 from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import raw_array
 
@@ -127,6 +129,44 @@ class JobHandle(resources.Job):
     async def results(self) -> resources.JobResults:
         """Scores per condition, of what has finished so far."""
         return await self._client.results(self.id)
+
+    async def comparison(self, *, baseline: str | None = None, level: float | None = None) -> JobComparison:
+        """Every condition against a baseline (the first condition where not named), problem by problem."""
+        return await self._client.comparison(self.id, baseline=baseline, level=level)
+
+    async def compare_activations(
+        self,
+        condition: str,
+        *,
+        rows: str = "all",
+        hooks: Sequence[str] = (),
+        baseline: str | None = None,
+        limit: int | None = None,
+        store_as: str | None = None,
+    ) -> ActivationComparison:
+        """Mean activations of a condition minus the baseline's, hook by hook; see docs/comparisons.md.
+
+        Args:
+            rows: tokens that are averaged: `all`, `last_prompt`, `generated`, a segment, ...
+            hooks: none: every hook that was captured.
+            limit: most pairs to read.
+            store_as: store each hook's mean difference as a vector of this name, for interventions.
+        """
+        wanted = {
+            "condition": condition, "rows": rows, "hooks": list(hooks), "baseline": baseline, "limit": limit,
+            "store_as": store_as,
+        }  # fmt: skip
+        return await self._client.compare_activations(self.id, wanted)
+
+    async def pull_results(
+        self, folder: str | Path, *, activations: Activations = "meta", parallel: int = 4
+    ) -> PulledResults:
+        """Its results as a folder of files; see `Client.pull_results`."""
+        return await self._client.pull_results(self.id, folder, activations=activations, parallel=parallel)
+
+    async def delete(self, *, include_pinned: bool = False) -> resources.Deleted:
+        """Remove it, once it has ended, with its samples and sessions."""
+        return await self._client.delete_job(self.id, include_pinned=include_pinned)
 
     async def matrix(
         self,

@@ -66,15 +66,20 @@ class ResultCalls(Calls):
         return read(JobComparison, answer)
 
     def compare_activations(
-        self, job_id: str, wanted: ActivationComparisonRequest, *, timeout: float = 3600.0
+        self,
+        job_id: str,
+        wanted: ActivationComparisonRequest | Mapping[str, Any],
+        *,
+        timeout: float = 3600.0,
     ) -> ActivationComparison:
         """Pooled activations of a condition minus the baseline's; the service reads every session for it.
 
         Args:
+            wanted: the request, or its fields.
             timeout: seconds to wait for the answer.
         """
         path = path_of("/v1/jobs", job_id, "comparison", "activations")
-        body = wanted.model_dump(mode="json")
+        body = wanted.model_dump(mode="json") if isinstance(wanted, BaseModel) else dict(wanted)
         answer = self._transport.request("POST", path, json=body, timeout=timeout)
         return read(ActivationComparison, answer)
 
