@@ -12,6 +12,8 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+#: an annotated calculation up to where its result is due (Cobbe et al. 2021, arXiv 2110.14168)
+CALCULATION = re.compile(r"<<([^<>=\n]{1,400})=\Z")
 _FORM = 'write {"name": "<tool>", "arguments": {...}} between <tool_call> and </tool_call>'
 
 
@@ -42,6 +44,18 @@ def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
         body, closed, _ = piece.partition(CLOSE)
         calls.append(_parse(body.strip()) if closed else _unclosed(body))
     return calls
+
+
+def annotation_call(text: str) -> ToolCall | None:
+    """The call of the calculator with which a text ends, in GSM8K's form: `<<48/2=`."""
+    found = CALCULATION.search(text)
+    return None if found is None else ToolCall("calculator", {"expression": found[1].strip()})
+
+
+def recorded_calls(text: str) -> list[ToolCall | MalformedCall]:
+    """The calls of a recorded turn, in whichever of the two forms they are."""
+    annotation = annotation_call(text)
+    return parse_calls(text) or ([] if annotation is None else [annotation])
 
 
 def text_before_calls(text: str) -> str:

@@ -65,9 +65,10 @@ class Conversation:
 
     def begin(self, prompt_ids: Sequence[int], results_from: int | None = None) -> TurnPrompt:
         """What the next turn shares with the latest; changes nothing."""
-        # the last token of a prompt is always run, since the first choice is made from it
-        most = min(len(self._ids), len(prompt_ids) - 1)
+        most = min(len(self._ids), len(prompt_ids))
         shared = next((i for i in range(most) if self._ids[i] != prompt_ids[i]), most)
+        if shared == len(prompt_ids) and self._numbers[shared - 1] not in self._unrun:
+            shared -= 1  # the last token of a prompt is always run, since the first choice is made from it
         new = range(len(self.token_ids), len(self.token_ids) + len(prompt_ids) - shared)
         return TurnPrompt(
             ids=tuple(prompt_ids),

@@ -10,8 +10,9 @@ end; a closing mark without an opening one is part of the answer. A prompt that 
 mark (a template that starts the thought) leaves the generation inside that segment.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,12 +20,18 @@ from storage.manifest import Segment
 
 ANSWER = "answer"
 _NAMES = ("think", "tool_call")
+_ANNOTATION_MARKS = {"<<": ("tool_call", True), ">>": ("tool_call", False), "\n": ("tool_call", False)}
 
 
 class Markup:
-    """How a tokenizer spells the marks of segments."""
+    """How a tokenizer spells the marks of segments.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        annotations: GSM8K's calculations, `<<48/2=24>>`, are tool calls; one that is not closed ends with
+            its line.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, annotations: bool = False) -> None:
         self._tokenizer = tokenizer
         texts = {f"<{name}>": (name, True) for name in _NAMES}
         texts |= {f"</{name}>": (name, False) for name in _NAMES}
@@ -38,6 +45,9 @@ class Markup:
                 self._tokens[ids[0]] = mark
             else:
                 self._texts[text] = mark
+        if annotations:  # by text alone: tokens such as ` <<` have it in many forms
+            self._texts |= _ANNOTATION_MARKS
+        self._endings = {text[-1] for text in self._texts}
         # every token carries at least one byte
         self._window = max((len(text) for text in self._texts), default=0) + 4
         self._may_end: dict[int, bool] = {}
@@ -45,7 +55,7 @@ class Markup:
     def mark(self, ids: Sequence[int]) -> tuple[str, bool] | None:
         """The mark that the last of these tokens is or completes: (segment, whether it opens)."""
         found = self._tokens.get(ids[-1])
-        if found is not None or not self._texts or not self._has_bracket(ids[-1]):
+        if found is not None or not self._texts or not self._ends_a_mark(ids[-1]):
             return found
         tail = ids[-self._window :]
         now, before = self._decode(tail), self._decode(tail[:-1])
@@ -64,10 +74,11 @@ class Markup:
             tail.pop()
         return None
 
-    def _has_bracket(self, token: int) -> bool:
+    def _ends_a_mark(self, token: int) -> bool:
         known = self._may_end.get(token)
         if known is None:
-            known = self._may_end[token] = ">" in self._decode([token])
+            text = self._decode([token])
+            known = self._may_end[token] = any(ending in text for ending in self._endings)
         return known
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -76,6 +87,11 @@ class Markup:
         )
         assert isinstance(text, str)
         return text
+
+
+def markup_of(spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Markup:
+    """How the samples of a stored job spec are parted."""
+    return Markup(tokenizer, annotations=spec.get("tool_format") == "annotations")
 
 
 class SegmentFollower:

@@ -28,7 +28,7 @@ from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
-from worker.segments import Markup
+from worker.segments import markup_of
 from worker.steering import UNSTEERED, Steering, steering_of
 from worker.unit import UnitRunner
 
@@ -97,6 +97,7 @@ class Slices:
             runner=runner,
             provenance=provenance,
             steering=steering,
+            markup=markup_of(spec, engine.model.tokenizer),
             time_limit=row.spec.get("sample_timeout_seconds") or None,
             live=self._live if row.kind == chat_job.KIND else None,
         )
@@ -156,6 +157,6 @@ class Slices:
             capture=capture,
             hooks=names,
             sampling=runner.sampling,
-            markup=Markup(engine.model.tokenizer),
+            markup=markup_of(spec, engine.model.tokenizer),
             steering=steering,
         )

@@ -26,7 +26,7 @@ from worker import row_choice
 from worker.engine.engine import Engine
 from worker.engine.interventions import Edit
 from worker.engine.row_chooser import RowChooser
-from worker.segments import Markup
+from worker.segments import Markup, markup_of
 
 
 class _Condition(BaseModel):
@@ -74,7 +74,7 @@ def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: E
     conditions = [_Condition.model_validate(value) for value in spec.get("conditions") or ()]
     if not job and not any(c.interventions for c in conditions):
         return UNSTEERED
-    markup = Markup(engine.model.tokenizer)
+    markup = markup_of(spec, engine.model.tokenizer)
     ready = [
         _ready(session, intervention, model, engine, param=param, markup=markup)
         for param, intervention in each(job, conditions)

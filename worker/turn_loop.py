@@ -35,6 +35,7 @@ class _Talk:
     conversation: Conversation
     prompt: Prompt
     results_from: int | None = None
+    continues: bool = False
     running: bool = True
     #: what the job sums up, of the rows of the turns so far
     summed: Mapping[str, SummedRows] = field(default_factory=dict)
@@ -152,6 +153,8 @@ class TurnLoop:
                 lease.condition, lambda positions: TurnTokens(conversation, begun, positions, markup)
             ),
             chooser=chooser,
+            max_tokens=talk.prompt.max_tokens,
+            stop_at=talk.prompt.stop_at,
             earlier=EarlierRows(talk.summed) if self._summarises and not last_only else None,
         )
 
@@ -168,12 +171,13 @@ class TurnLoop:
                 return
             if isinstance(answer, str):
                 ended = answer
-            elif len(answer.prompt.token_ids) + sampling.max_tokens > self._context_length:
+            elif len(answer.prompt.token_ids) + _most(answer.prompt, sampling) > self._context_length:
                 ended = "context_length"
             else:
                 further = answer
         if further is not None:
             talk.prompt, talk.results_from = further.prompt, further.results_from
+            talk.continues = further.continues
             return
         talk.running = False
         if self._recorder is not None and talk.latest:
@@ -182,12 +186,19 @@ class TurnLoop:
             except Exception as error:  # noqa: BLE001 (as the engine does: it fails this sample alone)
                 talk.outcome = replace(talk.outcome, error=self._error_of(replace(generation, error=error)))
                 return
+        if talk.continues:
+            whole = tuple(talk.conversation.token_ids[talk.conversation.prompt_tokens :])
+            generation = replace(generation, generated_ids=whole)
         talk.outcome = replace(
             talk.outcome,
             generation=generation,
             conversation=talk.conversation,
             tools=self._runner.tools_of(lease, turns, ended),
         )
+
+
+def _most(prompt: Prompt, sampling: SamplingSpec) -> int:
+    return sampling.max_tokens if prompt.max_tokens is None else prompt.max_tokens
 
 
 @dataclass(frozen=True)

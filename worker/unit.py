@@ -56,12 +56,14 @@ class UnitRunner:
         runner: Runner,
         provenance: Provenance | None,
         steering: Steering = UNSTEERED,
+        markup: Markup | None = None,
         time_limit: float | None = None,
         live: LiveTextWriter | None = None,
     ) -> None:
         """
         Args:
             provenance: None where the job captures nothing.
+            markup: how samples are parted; None: as the tokenizer alone says.
             time_limit: seconds for one sample.
             live: where the text of samples that ask for it goes while it is generated.
         """
@@ -70,6 +72,7 @@ class UnitRunner:
         #: bytes before and after the last batch, for the worker's report
         self.batch_memory: dict[str, int] = {}
         self._steering = steering
+        self._markup = markup or Markup(engine.model.tokenizer)
         self._store = store
         self._engine = engine
         self._runner = runner
@@ -271,7 +274,7 @@ class UnitRunner:
         return TurnLoop(
             runner=self._runner,
             steering=self._steering,
-            markup=origin.markup if origin else Markup(self._engine.model.tokenizer),
+            markup=self._markup,
             context_length=self._engine.structure.context_length,
             positions=origin.capture.positions if origin else None,
             summarises=origin is not None and origin.shaping.summarises,

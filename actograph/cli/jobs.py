@@ -67,6 +67,9 @@ def submit(
     num_fewshot: Annotated[int | None, typer.Option(help="Few-shot examples.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Answers to every problem.")] = None,
     mode: Annotated[str | None, typer.Option(help="no_tools or with_tools.")] = None,
+    tool_format: Annotated[
+        str | None, typer.Option(help="template (the model's own) or annotations (<<48/2=24>>).")
+    ] = None,
     max_turns: Annotated[int | None, typer.Option(help="Most turns of the model with tools.")] = None,
     condition: Annotated[
         list[str] | None,

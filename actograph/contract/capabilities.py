@@ -31,6 +31,7 @@ class EvaluationCapabilities(Resource):
     scorers: list[str]
     modes: list[str]
     tools: list[str]
+    tool_formats: list[str]
 
 
 class Limits(Resource):
@@ -91,6 +92,7 @@ def of_contract() -> dict[str, Any]:
             scorers=[name for scorer in get_args(scorers.AnyScorer) for name in _scorer_names(scorer)],
             modes=names(evaluation["mode"].annotation),
             tools=names(evaluation["tools"].annotation),
+            tool_formats=names(evaluation["tool_format"].annotation),
         ),
     }
 

@@ -96,6 +96,15 @@ class EfficiencyScorer(ScorerBase):
         return self
 
 
+class AnnotationsScorer(ScorerBase):
+    """The share of GSM8K's calculator annotations, `<<48/2=24>>`, whose result is right."""
+
+    name: Literal["annotations"]
+    without: float = Field(
+        0.0, ge=0.0, le=1.0, allow_inf_nan=False, description="Value of a completion that has none."
+    )
+
+
 _KEYS = {
     "strict-match": "exact_match,strict-match",
     "flexible-extract": "exact_match,flexible-extract",
@@ -104,6 +113,7 @@ _KEYS = {
     "includes": "includes,none",
     "format": "format,none",
     "efficiency": "efficiency,none",
+    "annotations": "annotations,none",
 }
 #: every scorer's name, as accepted in place of an object where it needs no parameters
 SCORER_NAMES = tuple(_KEYS)
@@ -129,6 +139,7 @@ AnyScorer = (
     | IncludesScorer
     | FormatScorer
     | EfficiencyScorer
+    | AnnotationsScorer
 )
 ScorerSpec = Annotated[
     AnyScorer,

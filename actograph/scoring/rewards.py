@@ -1,8 +1,9 @@
-"""Verdicts on form and length rather than on the answer: values from 0 to 1, made by factories."""
+"""Verdicts on form, length and working rather than on the answer: values from 0 to 1, made by factories."""
 
 import re
 from collections.abc import Callable
 
+from actograph.calculator import annotations
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Score
 from actograph.scoring.completions import CLOSE, OPEN, without_thoughts
@@ -36,6 +37,26 @@ def format_reward(
         else:
             answer = without_thoughts(completion).strip()[:MAX_ANSWER_CHARS] or None
         return Score(value=sum(parts) / len(parts), answer=answer)
+
+    return judge
+
+
+def annotation_reward(*, without: float = 0.0) -> Callable[[str], Score]:
+    """Judges a completion's calculator annotations: the share whose stated result is what comes out.
+
+    A result with decimals may be rounded to them. What cannot be worked out (`<<x*2=6>>`) is not right.
+    The score's answer is `right/all`, such as `3/4`.
+
+    Args:
+        without: value of a completion that has no annotations.
+    """
+
+    def judge(completion: str) -> Score:
+        found = annotations(completion)
+        if not found:
+            return Score(value=without)
+        right = sum(one.right for one in found)
+        return Score(value=right / len(found), answer=f"{right}/{len(found)}")
 
     return judge
 

@@ -8,6 +8,7 @@ from typing import Literal
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
 from actograph.contract.scorers import (
+    AnnotationsScorer,
     AnyScorer,
     EfficiencyScorer,
     ExactScorer,
@@ -21,7 +22,7 @@ from actograph.scoring import gsm8k_filters
 from actograph.scoring.completions import without_thoughts
 from actograph.scoring.final_answer import final_number
 from actograph.scoring.numbers import Number, read_number
-from actograph.scoring.rewards import efficiency_reward, format_reward
+from actograph.scoring.rewards import annotation_reward, efficiency_reward, format_reward
 
 Form = Literal["gsm8k", "gsm8k_cot"]
 
@@ -134,6 +135,9 @@ def _judge(scorer: AnyScorer, *, form: Form, max_tokens: int | None) -> Judge:
                 raise InvalidRequest("efficiency needs max_tokens, where it falls to 0", param="scorers")
             judge_length = efficiency_reward(target_tokens=scorer.target_tokens, max_tokens=most)
             return lambda answered: judge_length(answered.generated_tokens)
+        case AnnotationsScorer():
+            judge_working = annotation_reward(without=scorer.without)
+            return lambda answered: judge_working(answered.completion)
 
 
 def _filtered(extract: Callable[[str], str | None]) -> Judge:

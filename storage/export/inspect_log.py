@@ -16,7 +16,7 @@ from typing import Any
 
 from actograph import __version__
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from actograph.tool_calls import MalformedCall, ToolCall, parse_calls, text_before_calls
+from actograph.tool_calls import MalformedCall, ToolCall, recorded_calls, text_before_calls
 from storage.export.archive import Spool
 from storage.export.names import safe_part
 from storage.export.of_condition import ConditionRun, Origin, dataset_name
@@ -249,7 +249,7 @@ def _messages(sample: Sample, model: str) -> Iterator[dict[str, Any]]:
         if message.role == "assistant":
             waiting = [
                 _call(call, f"{sample.id}-{number}-{place}")
-                for place, call in enumerate(parse_calls(message.content), start=1)
+                for place, call in enumerate(recorded_calls(message.content), start=1)
             ]
             text = text_before_calls(message.content) if waiting else message.content
             yield _said(sample, number, text, model, list(waiting))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from actograph.contract.resources import Sample
-from actograph.tool_calls import MalformedCall, ToolCall, parse_calls
+from actograph.tool_calls import MalformedCall, ToolCall, recorded_calls
 from storage.manifest import SessionManifest, Turn
 
 
@@ -63,7 +63,7 @@ def _answer(number: int, content: str, manifest: SessionManifest | None, span: T
         "tokens": end - begin if span is not None else None,
         "segments": _segments(manifest, begin, end) if span is not None else None,
     }
-    calls = [_call(call) for call in parse_calls(content)]
+    calls = [_call(call) for call in recorded_calls(content)]
     return turn | ({"tool_calls": calls} if calls else {})
 
 

@@ -29,7 +29,7 @@ from worker.engine.requests import (
 from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
 from worker.engine.step_values import StepValues
-from worker.engine.stopping import RowTracker, StopStrings
+from worker.engine.stopping import RowTracker, StopStrings, TextEnds
 
 #: the requests of a batch, and the growing list of each one's tokens
 OnBatch = Callable[[Sequence[int], Sequence[Sequence[int]]], None]
@@ -161,12 +161,14 @@ class Generate:
 
     def _tracker(self, batch: Sequence[int]) -> RowTracker:
         limits, stop, asked = [self._limit(i) for i in batch], self.sampling.stop, self.should_drop
+        tokenizer, ends = self.model.tokenizer, [self.requests[i].stop_at for i in batch]
         return RowTracker(
             rows=len(batch),
             max_tokens=max(limits),
             limits=limits,
             eos_ids=self.model.eos_token_ids,
-            stops=StopStrings(stop, self.model.tokenizer) if stop else None,
+            stops=StopStrings(stop, tokenizer) if stop else None,
+            own_stops=[TextEnds(end, tokenizer) if end else None for end in ends] if any(ends) else (),
             should_stop=self.should_stop,
             on_step=self.on_step,
             device=self.model.device,

@@ -1,5 +1,6 @@
 """What goes into the engine and what comes out of it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -26,8 +27,18 @@ class GenerationRequest:
     max_tokens: int | None = None  # most tokens to generate; None: the sampling's
     top_logprobs: int | None = None  # log probabilities of each token and so many likeliest; None: none
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
+    stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
     chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
     earlier: "EarlierRows | None" = None  # rows that what is summed up counts in, of earlier generations
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """Ends a generation once its text ends so."""
+
+    pattern: re.Pattern[str]  # of the end of the text
+    last: str  # a character that every such end ends with
+    window: int  # tokens that such an end has at most
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
-from worker.engine.requests import FinishReason
+from worker.engine.requests import FinishReason, TextEnd
 
 
 class StopStrings:
@@ -42,11 +42,33 @@ class StopStrings:
         return any(stop in text for stop in self._stops)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        return decode_exactly(self._tokenizer, ids)
+
+
+class TextEnds:
+    """Tells whether a row's text ends as a `TextEnd` says."""
+
+    def __init__(self, end: TextEnd, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._end = end
+        self._tokenizer = tokenizer
+        self._may_end: dict[int, bool] = {}
+
+    def ended(self, generated: Sequence[int]) -> bool:
+        last = generated[-1]
+        may_end = self._may_end.get(last)
+        if may_end is None:
+            may_end = self._may_end[last] = decode_exactly(self._tokenizer, [last]).endswith(self._end.last)
+        if not may_end:
+            return False
+        text = decode_exactly(self._tokenizer, generated[-self._end.window :])
+        return self._end.pattern.search(text) is not None
+
+
+def decode_exactly(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of tokens, special ones included."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text
 
 
 class RowTracker(StoppingCriteria):
@@ -75,12 +97,14 @@ class RowTracker(StoppingCriteria):
         time_limit: float | None = None,
         limits: Sequence[int] | None = None,
         should_drop: Callable[[int], bool] | None = None,
+        own_stops: Sequence[TextEnds | None] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             time_limit: seconds from now after which the rows that still run are ended.
             limits: most tokens of each row; None: `max_tokens` for all.
+            own_stops: of each row, beside `stops`; empty where no row has any.
             should_drop: polled for each running row; True ends it and leaves the others alone.
         """
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
@@ -92,6 +116,7 @@ class RowTracker(StoppingCriteria):
         self._should_drop = should_drop
         self._eos = frozenset(eos_ids)
         self._stops = stops
+        self._own_stops = own_stops
         self._should_stop = should_stop
         self._on_step = on_step
         self._steps = 0
@@ -108,7 +133,7 @@ class RowTracker(StoppingCriteria):
             token = newest[row]
             tokens = self.tokens[row]
             tokens.append(token)
-            if token in self._eos or (self._stops is not None and self._stops.ended(tokens)):
+            if token in self._eos or self._says_stop(row):
                 self.reasons[row] = "stop"
             elif self._steps >= self._limits[row]:
                 pass
@@ -134,3 +159,10 @@ class RowTracker(StoppingCriteria):
             self._running = []
             self._done = torch.ones_like(self._done)
         return self._done  # type: ignore[return-value]
+
+    def _says_stop(self, row: int) -> bool:
+        tokens = self.tokens[row]
+        if self._stops is not None and self._stops.ended(tokens):
+            return True
+        own = self._own_stops[row] if self._own_stops else None
+        return own is not None and own.ended(tokens)

@@ -13,7 +13,9 @@ from storage.samples import LeasedSample
 from worker.chat_template import is_chat_prompt, render_chat
 from worker.engine.requests import Generation
 from worker.evals.tasks import ChatMessages, FewshotSampler, build_prompt, task_of
+from worker.evals.tools import TOOLS
 from worker.runners import text
+from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.runners.tool_turns import ToolTurns
 
@@ -46,40 +48,57 @@ class EvaluationRunner:
         self._scoring = JobScoring(spec)
         stop = self._task.stop_strings(spec.sampling.stop)
         self.sampling: SamplingSpec = spec.sampling.model_copy(update={"stop": stop})
-        self._tools = ToolTurns(spec, tokenizer) if spec.uses_tools else None
+        self._tools: ToolTurns | None = None
+        self._annotations: AnnotationTurns | None = None
+        if spec.uses_tools and spec.tool_format == "annotations":
+            self._annotations = AnnotationTurns(spec, tokenizer, TOOLS)
+        elif spec.uses_tools:
+            self._tools = ToolTurns(spec, tokenizer)
 
     @property
     def takes_turns(self) -> bool:
-        return self._tools is not None
+        return self._spec.uses_tools
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
         changes = self._conditions[sample.condition].sampling
         return self.sampling if changes is None else changes.applied(self.sampling)
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        built = self._built(sample)
-        if isinstance(built, str):
-            return text.encode(self._tokenizer, built, is_chat=False)
-        tools = self._tools_of(sample)
-        if tools is not None:
-            return tools.first(built)
-        rendered = render_chat(self._tokenizer, built, enable_thinking=self._spec.enable_thinking)
-        return text.encode(self._tokenizer, rendered, is_chat=True)
+        if self._tools is not None and self._has_tools(sample):
+            return self._tools.first(self._messages(sample))
+        prompt = self._plain(sample)
+        if self._annotations is not None and self._has_tools(sample):
+            return self._annotations.first(prompt)
+        return prompt
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        tools = self._tools_of(sample)
-        return "answer" if tools is None else tools.further(self._built(sample), turns)
+        if not self._has_tools(sample):
+            return "answer"
+        if self._annotations is not None:
+            return self._annotations.further(self._plain(sample), turns)
+        return "answer" if self._tools is None else self._tools.further(self._messages(sample), turns)
 
     def tools_of(
         self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
     ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
-        tools = self._tools_of(sample)
-        return None if tools is None else tools.record(turns, ended)
+        used = self._annotations or self._tools
+        return used.record(turns, ended) if used is not None and self._has_tools(sample) else None
 
-    def _tools_of(self, sample: LeasedSample) -> ToolTurns | None:
-        """None where the sample's condition has no tools."""
-        condition = self._conditions[sample.condition]
-        return self._tools if self._spec.mode_of(condition) == "with_tools" else None
+    def _has_tools(self, sample: LeasedSample) -> bool:
+        return self._spec.mode_of(self._conditions[sample.condition]) == "with_tools"
+
+    def _plain(self, sample: LeasedSample) -> Prompt:
+        """The prompt without tools."""
+        built = self._built(sample)
+        if isinstance(built, str):
+            return text.encode(self._tokenizer, built, is_chat=False)
+        rendered = render_chat(self._tokenizer, built, enable_thinking=self._spec.enable_thinking)
+        return text.encode(self._tokenizer, rendered, is_chat=True)
+
+    def _messages(self, sample: LeasedSample) -> ChatMessages:
+        built = self._built(sample)
+        assert not isinstance(built, str)  # tools of a chat template, so the prompt is a chat
+        return built
 
     def _built(self, sample: LeasedSample) -> str | ChatMessages:
         """The task's prompt: plain text, or the messages of a chat."""

@@ -8,7 +8,7 @@ from actograph.contract.resources import Score
 from actograph.contract.specs import SamplingSpec
 from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from storage.samples import LeasedSample
-from worker.engine.requests import Generation
+from worker.engine.requests import Generation, TextEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,8 @@ class Prompt:
     truncated_from: int | None = None
     #: most tokens to generate after it; None: as the job's sampling says
     max_tokens: int | None = None
+    #: ends a turn beside the stop strings
+    stop_at: TextEnd | None = None
     #: log probabilities are wanted of each generated token and of so many likeliest; None: none are
     top_logprobs: int | None = None
     #: and those of the prompt's own tokens
@@ -32,6 +34,8 @@ class FurtherTurn:
 
     prompt: Prompt
     results_from: int
+    #: the text of the turns so far goes on, and all of it is the answer
+    continues: bool = False
 
 
 class Runner(Protocol):

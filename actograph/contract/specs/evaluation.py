@@ -12,6 +12,9 @@ from actograph.contract.specs.job_base import GeneratingSpec, SampleTimeout
 from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
 
 ToolName = Literal["calculator"]
+ToolForm = Literal["template", "annotations"]
+#: turns of `annotations` where nothing is said: an answer has a turn for each of its calculations
+ANNOTATION_TURNS = 32
 
 
 def _calculator() -> list[ToolName]:
@@ -35,8 +38,17 @@ class EvaluationSpec(GeneratingSpec):
     tools: list[ToolName] = Field(
         default_factory=_calculator, min_length=1, max_length=1, description="Of `with_tools`."
     )
+    tool_format: ToolForm = Field(
+        "template",
+        description="How tools are called: as the chat template offers them, or in GSM8K's annotations, "
+        "`<<48/2=`, which the calculator completes.",
+    )
     max_turns: int = Field(
-        8, ge=1, le=64, description="Most turns of the model with tools; max_tokens is for each of them."
+        8,
+        ge=1,
+        le=64,
+        description="Most turns of the model with tools; max_tokens is for each of them. With annotations "
+        f"the default is {ANNOTATION_TURNS}, and max_tokens is for the whole answer.",
     )
     num_fewshot: int = Field(
         0, ge=0, le=64, description="Examples to show; a task that brings its own shows all by default."
@@ -80,6 +92,14 @@ class EvaluationSpec(GeneratingSpec):
             own = len(samples) if isinstance(samples, list) else 0
         return {**value, "num_fewshot": own} if own else value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _turns_of_annotations(cls, value: Any) -> Any:
+        """The default of `max_turns` where every calculation ends a turn."""
+        if not isinstance(value, dict) or "max_turns" in value or value.get("tool_format") != "annotations":
+            return value
+        return {**value, "max_turns": ANNOTATION_TURNS}
+
     @model_validator(mode="after")
     def _enough_own_examples(self) -> "EvaluationSpec":
         own = self.own_examples
@@ -107,11 +127,13 @@ class EvaluationSpec(GeneratingSpec):
     @model_validator(mode="after")
     def _fits_its_tools(self) -> "EvaluationSpec":
         if not self.uses_tools:
-            if self.max_turns != type(self).model_fields["max_turns"].default:
-                raise ValueError("max_turns needs mode: with_tools, of the job or of a condition")
+            for name in ("tool_format", "max_turns"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} needs mode: with_tools, of the job or of a condition")
             return self
-        if self.apply_chat_template is False:
+        if self.apply_chat_template is False and self.tool_format == "template":
             raise ValueError(
-                "tools are offered through the chat template; apply_chat_template cannot be false"
+                "tools are offered through the chat template; apply_chat_template cannot be false, "
+                "except with tool_format: annotations"
             )
         return self

@@ -111,6 +111,22 @@ def test_marks_of_several_tokens_count_where_their_text_is_complete(stories: Any
     assert "one" in runs[1][1] and runs[2][1].strip() == "two"
 
 
+@pytest.mark.parametrize("tokenizer", ["qwen", "stories"])
+def test_annotations_are_calls_where_they_are_asked_for(
+    tokenizer: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(tokenizer)
+    given, text = model.encode("Q"), "so 4 = <<2+2=4>>4\nif a << b then\n1 >> 0 <<1+1="
+    made = model.encode(text, add_special_tokens=False)
+    runs = segments(Markup(model, annotations=True), given, made)[1:]
+    ids = [*given, *made]
+    found = [(run.name, model.decode(ids[run.start : run.stop]).lstrip()) for run in runs]
+    # a mark's first tokens belong to what stands before it; a call that is not closed ends with its line
+    assert [name for name, _ in found] == ["answer", "tool_call"] * 3
+    assert [said for name, said in found if name == "tool_call"] == ["<2+2=4>>", "< b then\n", "<1+1="]
+    assert {run.name for run in segments(Markup(model), given, made)} == {"prompt", "answer"}
+
+
 @pytest.mark.parametrize(
     "positions", ["think", ["answer"], ["prompt", "think"], ["tool_result"], {"stride": 3}, [0, -1, 7, 9]]
 )

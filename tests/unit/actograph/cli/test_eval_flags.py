@@ -179,6 +179,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
         (("--scorer", "best"), "--scorer best: there are"),
         (("--mode", "tools"), "mode: "),
         (("--max-turns", "3"), "max_turns needs mode: with_tools"),
+        (("--tool-format", "annotations"), "tool_format needs mode: with_tools"),
         (("--capture", "embed", "--layers", "all"), "leave --points"),
         (("--condition", "a b"), "conditions.0.name: "),
     ],

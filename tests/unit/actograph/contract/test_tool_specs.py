@@ -23,6 +23,14 @@ def test_a_condition_may_have_tools_where_its_job_has_none() -> None:
     assert not without.uses_tools
 
 
+def test_annotations_have_turns_for_every_calculation_and_need_no_template() -> None:
+    assert spec(**TOOLS).max_turns == 8
+    annotated = spec(**TOOLS, tool_format="annotations", apply_chat_template=False)
+    assert annotated.max_turns == 32
+    assert EvaluationSpec.model_validate(annotated.model_dump(mode="json")) == annotated
+    assert spec(**TOOLS, tool_format="annotations", max_turns=5).max_turns == 5
+
+
 def test_a_stored_spec_reads_itself_again() -> None:
     for found in (spec(), spec(**TOOLS, max_turns=2, capture={"points": ["embed"]})):
         assert EvaluationSpec.model_validate(found.model_dump(mode="json")) == found
@@ -43,6 +51,8 @@ def test_a_condition_changes_the_sampling_that_it_names() -> None:
     ("changes", "says"),
     [
         ({"max_turns": 3}, "max_turns needs mode: with_tools"),
+        ({"tool_format": "annotations"}, "tool_format needs mode: with_tools"),
+        (TOOLS | {"tool_format": "xml"}, "template"),
         (TOOLS | {"tools": ["clock"]}, "calculator"),
         (TOOLS | {"tools": []}, "at least 1"),
         (TOOLS | {"apply_chat_template": False}, "chat template"),

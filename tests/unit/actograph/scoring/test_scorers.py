@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
 from actograph.contract.scorers import SCORER_NAMES, ScorerList
-from actograph.scoring.rewards import efficiency_reward, format_reward
+from actograph.scoring.rewards import annotation_reward, efficiency_reward, format_reward
 from actograph.scoring.scorers import Answered, ScorerSet
 
 SCORERS: TypeAdapter[Any] = TypeAdapter(ScorerList)
@@ -34,7 +34,7 @@ def test_keys_are_lm_evals_metric_keys_in_the_order_named() -> None:
 
 @pytest.mark.parametrize("name", [n for n in SCORER_NAMES if n != "efficiency"])
 def test_a_name_alone_is_enough_for_what_has_defaults(name: str) -> None:
-    assert score(name, "#### 5").value == (name != "exact")
+    assert score(name, "<<2+3=5>>\n#### 5").value == (name != "exact")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,22 @@ def test_efficiency(tokens: int, value: float) -> None:
     assert efficiency_reward(target_tokens=100, max_tokens=300)(tokens) == Score(
         value=value, answer=str(tokens)
     )
+
+
+@pytest.mark.parametrize(
+    ("completion", "value", "answer"),
+    [
+        ("<<48/2=24>>24 and <<48+24=73>>73", 0.5, "1/2"),
+        ("<<48/2=24>>24", 1.0, "1/1"),
+        ("<<x*2=6>>6", 0.0, "0/1"),
+        ("no working\n#### 5", 0.25, None),
+        ("<<48/2=", 0.25, None),
+    ],
+)
+def test_annotations(completion: str, value: float, answer: str | None) -> None:
+    assert annotation_reward(without=0.25)(completion) == Score(value=value, answer=answer)
+    named = {"name": "annotations", "without": 0.25}
+    assert score(named, completion) == Score(value=value, answer=answer)
 
 
 def test_efficiency_takes_the_jobs_limit_and_needs_a_length() -> None:

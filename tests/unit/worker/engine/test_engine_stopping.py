@@ -1,11 +1,14 @@
 """Stop strings and the tracker, with a byte-level tokenizer made for the purpose."""
 
+import re
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from worker.engine.stopping import RowTracker, StopStrings
+from worker.engine.requests import TextEnd
+from worker.engine.stopping import RowTracker, StopStrings, TextEnds
 
 PIECES = ["a", "b", "c", "Que", "stion", "stion:", ":", "Ġ", "ĠQ", "ue", "Ċ", "Ã", "©", "<end>"]
 
@@ -44,6 +47,24 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(
         assert not stops.ended(ids(*before[:n]))
     assert stops.ended(ids(*before, last))
     assert stops.ended(ids(*["b"] * 300, *before, last))
+
+
+def test_a_text_ends_where_its_pattern_does(tokenizer: PreTrainedTokenizerFast) -> None:
+    ends = TextEnds(TextEnd(re.compile(r"Q[^:]*:\Z"), last=":", window=6), tokenizer)
+    said = ids("a", ":", "ĠQ", "ue", "stion:", "b", ":")
+    assert [ends.ended(said[:n]) for n in range(1, len(said) + 1)] == [False] * 4 + [True, False, False]
+    assert ends.ended(ids(*["b"] * 300, "ĠQ", ":"))
+    assert not ends.ended(ids("ĠQ", *["b"] * 6, ":"))  # longer than the window
+
+
+def test_rows_of_a_batch_may_end_at_texts_of_their_own(tokenizer: PreTrainedTokenizerFast) -> None:
+    end = TextEnds(TextEnd(re.compile(r"c\Z"), last="c", window=3), tokenizer)
+    follow = tracker(tokenizer, stops=None, own_stops=[end, None, end])
+    a, b, c = ids("a", "b", "c")
+    assert feed(follow, [a, c, b], [c, c, b], [b, c, c]) == [
+        [False, False, False], [True, False, False], [True, False, True],
+    ]  # fmt: skip
+    assert follow.reasons == ["stop", "length", "stop"]
 
 
 def tracker(tokenizer: PreTrainedTokenizerFast, **changes: object) -> RowTracker:

@@ -55,6 +55,7 @@ _SIGNS = str.maketrans(
     {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "$": "", "€": "", "£": ""}
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_DECIMALS = re.compile(r"\.([0-9]{1,12})\s*%?\s*\Z")
 _ANNOTATION = re.compile(r"<<([^<>=]{1,400})=([^<>=]{0,100})>>")
 
 
@@ -72,13 +73,20 @@ class Annotation:
 
     @property
     def right(self) -> bool:
-        """Whether what is stated is what comes out."""
+        """Whether what is stated is what comes out, rounded to the decimals that are stated."""
         if self.value is None:
             return False
         try:
-            return calculate(self.stated) == self.value
+            stated = calculate(self.stated)
         except CalculatorError:
             return False
+        if stated == self.value:
+            return True
+        decimals = _DECIMALS.search(self.stated)
+        if decimals is None:
+            return False
+        away = abs(Fraction(stated) - Fraction(self.value))
+        return away <= Fraction(1, 2 * 10 ** len(decimals[1]))
 
 
 def calculate(expression: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.evals.calculator import MAX_CHARS, CalculatorError, annotations, calculate
+from actograph.calculator import MAX_CHARS, CalculatorError, annotations, calculate
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,18 @@ def test_annotations_are_worked_out_anew() -> None:
         ("24+48", "73", "72", False),
         ("a+b", "3", None, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right"),
+    [
+        ("<<10/3=3.33>>", True), ("<<10/3=3.34>>", False), ("<<10/3=3>>", False), ("<<2/3=0.67>>", True),
+        ("<<2/3=.6667>>", True), ("<<2/3=0.66>>", False), ("<<1/8=0.13>>", True), ("<<5*2=$10>>", True),
+        ("<<7-9=-2>>", True), ("<<1000*2=2,000>>", True), ("<<1+1=two>>", False), ("<<1/0=0>>", False),
+    ],
+)  # fmt: skip
+def test_results_may_be_rounded_to_their_decimals(annotation: str, right: bool) -> None:
+    assert [found.right for found in annotations(annotation)] == [right]
 
 
 def test_nearly_every_annotation_of_gsm8k_is_right(shared: Path) -> None:
