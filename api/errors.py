@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.errors import ActographError, ExportChanged, ServiceUnavailable, Unauthorized
 from actograph.contract.resources import OpenAIError, Problem, ProblemItem
 from actograph.redaction import redact
 from api.validation import InvalidFields, field_errors
@@ -54,10 +54,25 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """An error answer. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
-    detail, instance = redact(detail), redact(instance)
+    problem = _problem(status, redact(detail), code=code, instance=redact(instance), param=param, items=items)
+    sent = dict(headers or {})
+    if status == 401:
+        sent.setdefault("WWW-Authenticate", "Bearer")
+    return JSONResponse(problem.model_dump(mode="json"), status, sent, MEDIA_TYPE)
+
+
+def _problem(
+    status: int,
+    detail: str,
+    *,
+    code: str,
+    instance: str,
+    param: str | None = None,
+    items: Sequence[ProblemItem] | None = None,
+) -> Problem:
     if items is None:
         items = [ProblemItem(detail=detail, pointer=pointer_of(param))] if param else []
-    problem = Problem(
+    return Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
@@ -65,10 +80,6 @@ def problem_response(
         errors=list(items),
         error=openai_error(status, detail, code=code, param=param),
     )
-    sent = dict(headers or {})
-    if status == 401:
-        sent.setdefault("WWW-Authenticate", "Bearer")
-    return JSONResponse(problem.model_dump(mode="json"), status, sent, MEDIA_TYPE)
 
 
 def openai_error(status: int, message: str, *, code: str, param: str | None = None) -> OpenAIError:
@@ -173,10 +184,53 @@ _MEANINGS = {
 }
 
 
+#: what an answer of a status says for example: code, message, and the parameter at fault
+_SAMPLES: Mapping[int, tuple[str, str, str | None]] = {
+    400: ("invalid_request", "max_tokens: Input should be greater than or equal to 1", "max_tokens"),
+    401: ("unauthorized", Unauthorized().message, None),
+    403: ("forbidden", "this needs an API key of the role submit; the role of this one is read", None),
+    404: ("not_found", "no job has this id; ids look like job_<32 hex digits>", None),
+    409: ("conflict", "the job has ended already", None),
+    412: (ExportChanged.code, ExportChanged().message, None),
+    413: (
+        "payload_too_large",
+        "the request body is larger than 67108864 bytes (ACTOGRAPH_MAX_BODY_BYTES)",
+        None,
+    ),
+    415: ("unsupported_media_type", "send the body as JSON, with Content-Type: application/json", None),
+    416: ("range_not_satisfiable", "rows 90:100: the tensor has rows 0:42", "rows"),
+    422: ("invalid_request", "sampling.max_tokens: Input should be a valid integer", "sampling.max_tokens"),
+    429: (
+        "rate_limit_exceeded",
+        "this API key may send 600 requests per minute; repeat this one in 2 s",
+        None,
+    ),
+    500: ("internal_error", "something went wrong inside Actograph; the server's log has the reason", None),
+    503: ("service_unavailable", "the database does not answer; try again in a moment", None),
+    504: ("deadline_exceeded", "the request was not answered in time", None),
+}
+_HEADERS: Mapping[int, Mapping[str, Any]] = {
+    401: {"WWW-Authenticate": {"description": "`Bearer`.", "required": True, "schema": {"type": "string"}}},
+    429: {
+        "Retry-After": {
+            "description": "Seconds until it is worth asking.",
+            "required": True,
+            "schema": {"type": "integer"},
+        }
+    },
+}
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI entries for error answers, for a route's `responses`."""
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {
-        status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}}
-        for status in statuses
+    return {status: _documented(status) for status in statuses}
+
+
+def _documented(status: int) -> dict[str, Any]:
+    code, message, param = _SAMPLES[status]
+    content = {
+        "schema": {"$ref": "#/components/schemas/Problem"},
+        "example": _problem(status, message, code=code, instance="/v1/jobs", param=param).model_dump(),
     }
+    entry: dict[str, Any] = {"description": _MEANINGS[status], "content": {MEDIA_TYPE: content}}
+    return entry | ({"headers": dict(_HEADERS[status])} if status in _HEADERS else {})

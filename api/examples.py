@@ -1,9 +1,14 @@
-"""Examples of request bodies for the OpenAPI document; a test checks that each is accepted.
+"""Examples for the OpenAPI document, of request bodies and of answers; a test checks each against its model.
 
-Keyed by the name of the body's schema, then by what the example shows.
+Those of bodies are keyed by the name of the body's schema, then by what the example shows. Those of answers
+come from a run on the demo's model (long lists are cut) and are keyed by the name of the schema, in
+`answer_examples.json`; pages of a list are made of their items.
 """
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 Examples = Mapping[str, Mapping[str, Any]]
@@ -117,13 +122,96 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+#: answers that are no JSON, by operation and media type
+TEXTS: Mapping[tuple[str, str], str] = {
+    ("livez", "text/plain"): "ok\n",
+    (
+        "readyz",
+        "text/plain",
+    ): "[+]database ok\n[+]broker ok\n[+]store ok\n[+]worker ok\nreadyz check passed\n",
+    ("metrics", "text/plain"): (
+        "# HELP actograph_jobs Jobs in the index.\n# TYPE actograph_jobs gauge\n"
+        'actograph_jobs{status="queued"} 2.0\n'
+    ),
+    ("follow_job", "text/event-stream"): (
+        'retry: 2000\n\nid: 1\nevent: job.queued\ndata: {"id":1,"event":"job.queued","data":{}}\n\n'
+    ),
+    ("create_chat_completion", "text/event-stream"): (
+        'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"7"}}]}\n\n'
+        "data: [DONE]\n\n"
+    ),
+    ("create_completion", "text/event-stream"): (
+        'data: {"object":"text_completion","choices":[{"index":0,"text":" 7"}]}\n\ndata: [DONE]\n\n'
+    ),
+}
+#: parameters of a path
+PARAMETERS: Mapping[str, str] = {
+    "job_id": "job_ec8c48724aa350cf6dd470ce3e9b233b",
+    "load_id": "job_0d1ecb8b3b7f5bb2ad6ed3d3a7a0f5a3",
+    "sample_id": "smp_5cb5cdb6ee4c0f4bd3b2a3a5e0e5f7b1",
+    "session_id": "ses_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2",
+    "file_id": FILE_ID,
+    "vector_id": VECTOR_ID,
+    "batch_id": "batch_d9fbb3511650f1ab351323d7b4e72a24",
+    "key_id": "key_0a62f59b8c5f142566aa73165f793c1a",
+    "hook": "resid_post.12",
+    "name": "manifest.json",
+    "model": "Qwen/Qwen3-0.6B",
+}
+_PAGE = "ListPage_"
+
+
+@lru_cache(maxsize=1)
+def answers() -> Mapping[str, Any]:
+    """Examples of answers by the name of their schema."""
+    content = Path(__file__).with_name("answer_examples.json").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = json.loads(content)
+    return found
+
+
+def answer_of(schema: str) -> Any:
+    """The example of a schema by its name; None where there is none."""
+    if not schema.startswith(_PAGE):
+        return answers().get(schema)
+    item = answers().get(schema.removeprefix(_PAGE).removesuffix("_"))
+    if item is None:
+        return None
+    return {
+        "object": "list",
+        "data": [item],
+        "first_id": item.get("id"),
+        "last_id": item.get("id"),
+        "has_more": False,
+    }
+
+
 def add_examples(document: dict[str, Any]) -> None:
-    """Put the examples of each JSON body into an OpenAPI document, at the bodies that they are of."""
+    """Put the examples into an OpenAPI document, at the bodies, answers and parameters that they are of."""
     for operations in document["paths"].values():
         for operation in operations.values():
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            if content is None:
-                continue
-            name = content["schema"].get("$ref", "").rpartition("/")[2]
-            if name in EXAMPLES:
-                content["examples"] = {about: {"value": value} for about, value in EXAMPLES[name].items()}
+            _add_body(operation)
+            _add_answers(operation)
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path" and parameter["name"] in PARAMETERS:
+                    parameter["example"] = PARAMETERS[parameter["name"]]
+
+
+def _add_body(operation: dict[str, Any]) -> None:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if content is not None:
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        if name in EXAMPLES:
+            content["examples"] = {about: {"value": value} for about, value in EXAMPLES[name].items()}
+
+
+def _add_answers(operation: dict[str, Any]) -> None:
+    for status, response in operation["responses"].items():
+        if not status.startswith("2"):
+            continue
+        for media_type, content in response.get("content", {}).items():
+            example = TEXTS.get((operation["operationId"], media_type))
+            if media_type == "application/json":
+                name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+                example = answer_of(name or operation["operationId"])
+            if example is not None:
+                content["example"] = example

@@ -86,8 +86,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
         }
     }
     for path, operations in found["paths"].items():
-        if path not in OPEN_PATHS:
-            for method, operation in operations.items():
+        for method, operation in operations.items():
+            if path in OPEN_PATHS:
+                # nobody is refused for want of a key
+                for status in ("401", "403", "429"):
+                    operation["responses"].pop(status, None)
+            else:
                 operation["security"] = [{"apiKey": []}]
                 operation["x-role"] = ROLES.get((method.upper(), path), Role.ADMIN)
     add_examples(found)

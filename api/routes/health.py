@@ -22,6 +22,13 @@ class Health(BaseModel):
     checks: dict[str, str]
 
 
+_NOT_READY = "[+]database ok\n[+]broker ok\n[+]store ok\n[-]worker none is ready\nreadyz check failed\n"
+_UNAVAILABLE = {
+    "status": "unavailable",
+    "checks": {"database": "ok", "broker": "ok", "store": "ok", "worker": "none is ready"},
+}
+
+
 @router.get("/livez", operation_id="livez", summary="The process answers", response_class=PlainTextResponse)
 async def livez() -> str:
     return "ok\n"
@@ -33,7 +40,10 @@ async def livez() -> str:
     summary="Requests can be served",
     response_class=PlainTextResponse,
     responses={
-        503: {"description": "Something is missing; the lines say what.", "content": {"text/plain": {}}},
+        503: {
+            "description": "Something is missing; the lines say what.",
+            "content": {"text/plain": {"example": _NOT_READY}},
+        },
         **documented(422),
     },
 )
@@ -53,7 +63,13 @@ def readyz(services: ServicesDep, verbose: Annotated[str | None, Query()] = None
     operation_id="health",
     summary="The same as /readyz, in JSON",
     response_model=Health,
-    responses={503: {"model": Health, "description": "Something is missing."}},
+    responses={
+        503: {
+            "model": Health,
+            "description": "Something is missing.",
+            "content": {"application/json": {"example": _UNAVAILABLE}},
+        }
+    },
 )
 def health(services: ServicesDep) -> JSONResponse:
     checks = run_checks(services)
