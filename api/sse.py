@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +23,16 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 PING_SECONDS = 15.0
 BATCH = 500
+#: of an answer in the OpenAPI document: one message of the stream
+DOCUMENTED: dict[str, Any] = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+            "required": ["data"],
+        }
+    }
+}
 #: a browser that lost the stream asks again after so long
 RETRY_MILLISECONDS = 2000
 LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})

@@ -15,7 +15,7 @@ from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.chat_answers import ChatCompletion, Completion
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
-from api import chat_requests, chat_results, chat_stream
+from api import chat_requests, chat_results, chat_stream, sse
 from api.auth import caller
 from api.chat_results import ChatResult
 from api.chat_running import Running, cancel, first_of
@@ -48,7 +48,7 @@ class Call:
 
 STREAMED = {
     "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": sse.DOCUMENTED,
 }
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 

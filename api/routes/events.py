@@ -24,7 +24,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     responses={
         200: {
             "description": "Messages with `id`, `event` and `data` (an Event); the last is the job's end.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": sse.DOCUMENTED,
         },
         204: {"description": "The job has ended and its last event was received: do not ask again."},
         **documented(404, 422),

@@ -184,3 +184,55 @@ def test_a_row_nested_deeper_than_others_can_read_is_refused() -> None:
 def test_wrong_fields_of_a_task_file_are_named() -> None:
     with pytest.raises(InvalidRequest, match=r"name: Field required; promt: Extra inputs"):
         task_from({"promt": "x"})
+
+
+MANY, LONG = [1] * 1_000_000, "y" * 900_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in many %}{% for b in many %}{% endfor %}{% endfor %}",
+        "{% for a in many %}{{ long }}{% endfor %}",
+        "{% for a in many %}{% if long.partition('x') %}{% endif %}{% endfor %}",
+        "{% for a in many %}{% if long in text %}{% endif %}{% endfor %}",
+        "{% for a in many %}{% if long is in text %}{% endif %}{% endfor %}",
+        "{% for a in many %}{% if long[1:] %}{% endif %}{% endfor %}",
+        "{{ many|join(long) }}",
+        "{{ (" + "~".join(["long"] * 2000) + ")|length }}",
+        "{{ (" + "+".join(["long"] * 50) + ")|length }}",
+        "{{ [" + ",".join(["long|list"] * 50) + "]|length }}",
+        "{{ long }}{{ long }}",
+    ],
+)
+def test_a_short_template_cannot_ask_for_much(source: str) -> None:
+    with pytest.raises(InvalidDataset, match=r"takes too much work|makes a text longer"):
+        render(source, {"many": MANY, "long": LONG, "text": LONG + "z"})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ a|tojson(indent=1000000000) }}",
+        "{{ " + "+".join(["a"] * 500) + " }}",
+        "{{ " + "not " * 20_000 + "a }}",
+        "{{ a" + "|upper" * 10_000 + " }}",
+        "{% if a %}" * 90 + "x" + "{% endif %}" * 90,
+        "{{ a }}" * 10_000,
+        "{{ " + " < ".join(["a"] * 20_000) + " }}",
+    ],
+)
+def test_templates_that_take_long_to_compile_are_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"nested|takes no arguments|more than 5000 parts"):
+        RowTemplate(source, param="task.prompt")
+
+
+def test_counting_changes_no_text() -> None:
+    row = {"d": {"a": 1, "b": 2}, "l": [{"n": 1}, {"n": 2}], "none": None, "s": "abc"}
+    source = (
+        "{% for k, v in d.items() %}{{ loop.index }}/{{ loop.length }} {{ k }}={{ v }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}"
+        "|{{ x|default('nothing') }}|{{ l|join('-', attribute='n') }}|{{ none ~ 1 ~ true }}"
+        "|{{ s[1:3] }}|{{ 'b' in s }}|{{ x is defined }}|{{ s == 'abc' }}|{{ 1 + 2 }}"
+    )
+    assert render(source, row) == "1/2 a=1, 2/2 b=2|nothing|1-2|None1True|bc|True|False|True|3"
