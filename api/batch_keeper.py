@@ -92,11 +92,11 @@ class BatchKeeper:
                 batch_input.submission_of(services, row.id, request, row.owner) as submission,
                 services.database.write() as session,
             ):
-                row = batches.get(session, row.id)
-                if row.status != BatchStatus.VALIDATING:
+                held = batches.lock(session, row.id)
+                if held is None or held.status != BatchStatus.VALIDATING:
                     return  # another process was faster, or it was cancelled
                 job = submissions.insert(session, submission)
-                batches.move(session, row, BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
+                batches.move(session, held, BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
         except ServiceUnavailable:
             raise
         except InvalidBatch as error:
@@ -143,6 +143,8 @@ class BatchKeeper:
             output = self._store(row, "output", written.answers)
             errors = self._store(row, "error", written.errors)
         with services.database.write() as session:
+            # its deletion takes the job first and then the batch
+            jobs.keep(session, [job.id])
             ended = batches.move(
                 session,
                 row,

@@ -15,7 +15,7 @@ from actograph.contract.errors import ActographError
 from api.batch_keeper import BatchKeeper
 from api.dependencies import Services
 from api.webhooks import WebhookSender
-from storage import batches, chat_retention, session_changes, webhooks
+from storage import batches, chat_retention, idempotency, session_changes, webhooks
 from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ class Housekeeping:
 
     def _sweep(self) -> None:
         services = self._services
+        with services.database.write() as session:
+            idempotency.forget(session)
         removed = services.store.sweep_staging(STAGING_SECONDS)
         if removed:
             log.info("removed %d leftover(s) of writers that were killed", removed)

@@ -42,16 +42,26 @@ def check(session: Session, spec: Steered, structure: ModelStructure | None) -> 
 
 
 def require_vectors(session: Session, spec: Steered) -> None:
-    """Raises InvalidRequest where a stored vector is not there."""
-    for param, intervention in each(spec.interventions, spec.conditions):
-        _stored(session, intervention, param)
+    """Hold off the deletion of the stored vectors. Raises InvalidRequest where one is not there."""
+    named = {
+        intervention.vector_id: (param, intervention)
+        for param, intervention in each(spec.interventions, spec.conditions)
+        if intervention.vector_id is not None
+    }
+    # in one order, as all locks
+    for vector_id in sorted(named):
+        param, intervention = named[vector_id]
+        _stored(session, intervention, param, keep=True)
 
 
-def _stored(session: Session, intervention: Intervention, param: str) -> StoredVector | None:
+def _stored(
+    session: Session, intervention: Intervention, param: str, *, keep: bool = False
+) -> StoredVector | None:
     if intervention.vector_id is None:
         return None
     try:
-        return vectors.resource(vectors.get(session, intervention.vector_id))
+        find = vectors.keep if keep else vectors.get
+        return vectors.resource(find(session, intervention.vector_id))
     except NotFound:
         raise InvalidRequest(
             f"there is no vector {intervention.vector_id}; store it through /v1/interventions",

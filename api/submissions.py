@@ -7,6 +7,7 @@ the queue. The job is visible only together with its samples.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from sqlalchemy.orm import Session
@@ -196,8 +197,8 @@ def insert(session: Session, submission: Submission) -> JobRow:
         InvalidDataset: an uploaded file was deleted since the check.
         InvalidRequest: a stored vector was.
     """
-    for field, file_id in submission.uploads:
-        _require_upload(session, file_id, field)
+    for field, file_id in sorted(submission.uploads, key=itemgetter(1)):
+        _require_upload(session, file_id, field, keep=True)
     spec = submission.spec
     interventions.require_vectors(session, spec)
     row = jobs.create(
@@ -375,9 +376,10 @@ def _named(field: str) -> Iterator[None]:
         raise InvalidDataset(f"the file cannot be read: {error.strerror}", param=field) from error
 
 
-def _require_upload(session: Session, file_id: str, field: str) -> FileRow:
+def _require_upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
+    """`keep`: until the transaction ends. Raises InvalidDataset where it is not there."""
     try:
-        return files.get(session, file_id)
+        return (files.keep if keep else files.get)(session, file_id)
     except NotFound:
         raise InvalidDataset(
             f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from api.dependencies import Services
-from storage import events, job_queue, routing
+from storage import events, job_queue, jobs, routing
 
 WAITING = "job.waiting"
 MOST_AT_ONCE = 500
@@ -37,7 +37,8 @@ class UnservedJobs:
         told: list[str] = []
         for model in due:
             with self._services.database.write() as session:
-                for job_id in job_queue.active_without_event(session, model, WAITING, limit=MOST_AT_ONCE):
+                mute = job_queue.active_without_event(session, model, WAITING, limit=MOST_AT_ONCE)
+                for job_id in jobs.keep(session, mute):
                     events.append(session, job_id, WAITING, {"reason": reasons[model]})
                     told.append(job_id)
         return told

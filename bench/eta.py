@@ -24,7 +24,7 @@ from actograph.contract.resources import Job, JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
 from bench.marks import Mark, print_marks, write_result
-from bench.null_worker import NullEngine
+from bench.null_engine import NullEngine
 from storage import job_view, jobs, migrate, samples, workers
 from storage.artifacts.store import open_store
 from storage.database import Database

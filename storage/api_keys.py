@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.key_roles import Role
 from actograph.contract.keys import KEY_PREFIX, ApiKey, KeyUpdate, NewKey
-from storage import pages
+from storage import pages, row_locks
 from storage.database import now
 from storage.ids import new_key_id
 from storage.models import ApiKeyRow
@@ -117,7 +117,7 @@ def find(
 
 def update(session: Session, key_id: str, change: KeyUpdate) -> ApiKeyRow:
     """Raises NotFound; Conflict where the key is revoked."""
-    row = get(session, key_id)
+    row = _locked(session, key_id)
     if row.revoked_at is not None:
         raise Conflict(f"key {key_id} is revoked")
     for name, value in change.changes.items():
@@ -136,7 +136,11 @@ def revoke(session: Session, key_id: str, *, needs_admin: bool = True) -> ApiKey
         NotFound: no such key.
         Conflict: nobody could make keys any more.
     """
-    row = get(session, key_id)
+    if needs_admin:
+        # two admins that revoke each other's key at once would both see the other one's
+        admins = sa.select(ApiKeyRow.id).where(ApiKeyRow.role == Role.ADMIN).order_by(ApiKeyRow.id)
+        session.execute(admins.with_for_update(key_share=True))
+    row = _locked(session, key_id)
     if row.revoked_at is None:
         if needs_admin and row.role == Role.ADMIN:
             _require_other_admin(session, row)
@@ -181,8 +185,10 @@ def touch(session: Session, key_ids: Collection[str]) -> None:
     """Note that these keys were used, where that was not noted lately."""
     moment = now(session)
     lately = sa.and_(ApiKeyRow.last_used_at.is_not(None), ApiKeyRow.last_used_at > moment - USED_SECONDS)
+    # what somebody else writes at the moment need not be written again
+    due = sa.select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), ~lately).with_for_update(skip_locked=True)
     session.execute(
-        sa.update(ApiKeyRow).where(ApiKeyRow.id.in_(key_ids), ~lately).values(last_used_at=moment)
+        sa.update(ApiKeyRow).where(ApiKeyRow.id.in_(session.scalars(due).all())).values(last_used_at=moment)
     )
 
 
@@ -210,6 +216,13 @@ def resource(row: ApiKeyRow) -> ApiKey:
         quota_bytes=row.quota_bytes,
         requests_per_minute=row.requests_per_minute,
     )
+
+
+def _locked(session: Session, key_id: str) -> ApiKeyRow:
+    """Raises NotFound."""
+    for row in row_locks.lock(session, ApiKeyRow, [key_id]):
+        return row
+    raise NotFound(f"no key {key_id}")
 
 
 def _good(moment: float) -> tuple[sa.ColumnElement[bool], ...]:

@@ -18,7 +18,7 @@ from actograph.contract.batches import (
 )
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.resources import SampleStatus
-from storage import jobs, pages, webhooks
+from storage import jobs, pages, row_locks, webhooks
 from storage.database import changed, now
 from storage.ids import new_batch_id
 from storage.models import BatchRow, JobRow, SampleRow
@@ -50,6 +50,12 @@ def get(session: Session, batch_id: str) -> BatchRow:
     if row is None:
         raise NotFound(f"no batch {batch_id}")
     return row
+
+
+def lock(session: Session, batch_id: str) -> BatchRow | None:
+    """The batch as it is now, held until the transaction ends; None where it is not there."""
+    found = row_locks.lock(session, BatchRow, [batch_id])
+    return found[0] if found else None
 
 
 def find(
@@ -126,8 +132,8 @@ def cancel(session: Session, batch_id: str) -> BatchRow:
             raise Conflict(f"batch {batch_id} has just begun; cancel it again")
         webhooks.plan_batch(session, ended, resource(session, ended))
         return ended
-    job = jobs.lock(session, row.job_id)
-    if job.finished_at is not None:
+    held = jobs.lock_all(session, [row.job_id])
+    if not held or held[0].finished_at is not None:
         raise Conflict(f"all requests of batch {batch_id} have ended already")
     cancelling = move(session, row, BatchStatus.CANCELLING)
     if cancelling is None:
@@ -191,8 +197,9 @@ def resource(session: Session, row: BatchRow) -> Batch:
     request = BatchRequest.model_validate(row.request)
     status = BatchStatus(row.status)
     if status is BatchStatus.IN_PROGRESS and row.job_id is not None:
-        job = jobs.get(session, row.job_id)
-        if job.finished_at is not None:
+        job = session.get(JobRow, row.job_id)
+        # one that was deleted a moment ago has ended too
+        if job is None or job.finished_at is not None:
             status = BatchStatus.FINALIZING
     moments = {f"{name}_at": int(moment) for name, moment in row.moments.items()}
     errors = [BatchError.model_validate(error) for error in row.errors or ()]

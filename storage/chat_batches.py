@@ -48,7 +48,7 @@ def claim(
             chosen.append(row.id)
             room -= row.total or 1
     leases: list[LeasedSample] = []
-    for job_id in sorted(chosen):
+    for job_id in [row.id for row in jobs.lock_all(session, chosen)]:
         left = count - len(leases)
         if left <= 0:
             break

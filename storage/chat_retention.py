@@ -7,22 +7,23 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import KIND
 from actograph.contract.resources import JobStatus
+from storage import row_locks
 from storage.database import now
 from storage.models import JobRow, SessionRow
 
+_HAS_SESSION = sa.select(SessionRow.id).where(SessionRow.job_id == JobRow.id).exists()
 ENDED = [status for status in JobStatus if status.is_terminal()]
 
 
 def forgettable(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
     """Chat jobs that ended so long ago and have no session, the oldest first."""
-    has_session = sa.select(SessionRow.id).where(SessionRow.job_id == JobRow.id).exists()
     statement = (
         sa.select(JobRow.id)
         .where(
             JobRow.kind == KIND,
             JobRow.status.in_(ENDED),
             JobRow.finished_at < now(session) - seconds,
-            ~has_session,
+            ~_HAS_SESSION,
         )
         .order_by(JobRow.created_at)
         .limit(limit)
@@ -32,4 +33,5 @@ def forgettable(session: Session, seconds: float, *, limit: int) -> Sequence[str
 
 def forget(session: Session, job_ids: Sequence[str]) -> None:
     """Remove these jobs with their samples and logs; one that was retried since stays."""
-    session.execute(sa.delete(JobRow).where(JobRow.id.in_(job_ids), JobRow.status.in_(ENDED)))
+    row_locks.lock(session, JobRow, job_ids, to_delete=True)
+    session.execute(sa.delete(JobRow).where(JobRow.id.in_(job_ids), JobRow.status.in_(ENDED), ~_HAS_SESSION))

@@ -5,6 +5,7 @@ nor made twice. Each worker adds to rows of its own, so that workers never wait 
 worker is forgotten its rows are added to those of nobody.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -16,6 +17,7 @@ from storage.upsert import Upsert
 
 #: the source of what no live worker counts
 NOBODY = ""
+_WAITING = "actograph_counts"
 _TABLE = cast(sa.Table, CounterRow.__table__)
 
 
@@ -27,16 +29,29 @@ class Counter(NamedTuple):
     status: str = ""
 
 
+_Sums = dict[tuple[str, Counter], float]
 _grow = Upsert(_TABLE, lambda new: {"value": _TABLE.c.value + new.value})
 
 
 def add(session: Session, source: str, counts: Mapping[Counter, float]) -> None:
-    """Add to counts; `source` is the id of the worker that counts, or NOBODY."""
+    """Add to counts; `source` is the id of the worker that counts, or NOBODY.
+
+    They are written when the transaction ends, by `Database.write`: everyone writes to the same few rows, so
+    these are held as briefly as can be, and nobody waits for others while holding them.
+    """
+    waiting: _Sums = session.info.setdefault(_WAITING, defaultdict(float))
+    for counter, count in counts.items():
+        if count:
+            waiting[source, counter] += float(count)
+
+
+def write(session: Session) -> None:
+    """Write what `add` has gathered in this transaction."""
+    waiting: _Sums = session.info.pop(_WAITING, {})
     # one order for all, so that Postgres finds no deadlock
     rows = [
-        {"source": source, **counter._asdict(), "value": float(count)}
-        for counter, count in sorted(counts.items())
-        if count
+        {"source": source, **counter._asdict(), "value": count}
+        for (source, counter), count in sorted(waiting.items())
     ]
     _grow(session, rows)
 

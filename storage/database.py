@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
-from storage import ownership
+from storage import counters, ownership
 from storage.group_commit import GroupCommit
 from storage.write_turns import WriteTurns
 
@@ -59,7 +59,12 @@ class Database:
             event.listen(self.engine, "begin", _begin_sqlite)
             self._turns = WriteTurns(Path(self.url.database))
         else:
-            self.engine = sa.create_engine(self.url, pool_pre_ping=True)
+            self.engine = sa.create_engine(
+                self.url,
+                pool_pre_ping=True,
+                # whatever the server's default: who waited for a lock sees what was written meanwhile
+                isolation_level="READ COMMITTED",
+            )
         self._group = GroupCommit(self.write)
 
     @contextmanager
@@ -69,6 +74,7 @@ class Database:
         opened = Session(self.engine, expire_on_commit=False)
         with turn, opened as session, session.begin(), self._restriction(session):
             yield session
+            counters.write(session)
 
     def write_small(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a write transaction that others of this process may share, and commit it.

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
-from storage import pages
+from storage import pages, row_locks
 from storage.database import now
 from storage.models import FileRow
 
@@ -44,6 +44,16 @@ def get(session: Session, file_id: str) -> FileRow:
     return row
 
 
+def keep(session: Session, file_id: str) -> FileRow:
+    """The file, held off from deletion until the transaction ends. Raises NotFound."""
+    return _the_one(row_locks.keep(session, FileRow, [file_id]), file_id)
+
+
+def lock(session: Session, file_id: str) -> FileRow:
+    """The file, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
+    return _the_one(row_locks.lock(session, FileRow, [file_id], to_delete=True), file_id)
+
+
 def find(
     session: Session,
     *,
@@ -69,8 +79,14 @@ def find(
 
 def delete(session: Session, file_id: str) -> None:
     """Remove the row; the caller removes the bytes once that is committed. Raises NotFound."""
-    session.delete(get(session, file_id))
+    session.delete(lock(session, file_id))
     session.flush()
+
+
+def _the_one(found: Sequence[FileRow], file_id: str) -> FileRow:
+    if not found:
+        raise NotFound(f"no file {file_id}")
+    return found[0]
 
 
 def resource(row: FileRow) -> resources.File:

@@ -1,10 +1,11 @@
 """Answers to requests that carried an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import IdempotencyInFlight, IdempotencyMismatch
@@ -14,6 +15,12 @@ from storage.models import IdempotencyRow
 KEEP_SECONDS = 24 * 3600
 #: a request that has not been answered for so long was lost with its process
 IN_FLIGHT_SECONDS = 60
+_TABLE = cast(sa.Table, IdempotencyRow.__table__)
+# two first requests at once: the second waits for the first and finds it there
+_RESERVE = {
+    "sqlite": sqlite.insert(_TABLE).on_conflict_do_nothing().returning(_TABLE.c.key),
+    "postgresql": postgresql.insert(_TABLE).on_conflict_do_nothing().returning(_TABLE.c.key),
+}
 
 
 @dataclass(frozen=True)
@@ -30,14 +37,14 @@ def begin(session: Session, owner: str, key: str, digest: str) -> StoredAnswer |
         IdempotencyMismatch: the key was used with another body.
     """
     moment = now(session)
-    forget(session)
+    new = {"owner": owner, "key": key, "digest": digest, "created_at": moment}
+    if _reserve(session, new):
+        return None
     row = session.get(IdempotencyRow, (owner, key), with_for_update=True, populate_existing=True)
-    if row is None:
-        session.add(IdempotencyRow(owner=owner, key=key, digest=digest, created_at=moment))
-        try:
-            session.flush()
-        except IntegrityError as error:  # two first requests at once: the other one has it
-            raise IdempotencyInFlight(param="Idempotency-Key") from error
+    if row is None:  # the other request was refused just now
+        raise IdempotencyInFlight(param="Idempotency-Key")
+    if row.created_at < moment - KEEP_SECONDS:
+        row.digest, row.created_at, row.status_code, row.response = digest, moment, None, None
         return None
     if row.digest != digest:
         raise IdempotencyMismatch(param="Idempotency-Key")
@@ -54,7 +61,16 @@ def forget(session: Session, *, dry_run: bool = False) -> int:
     old = IdempotencyRow.created_at < now(session) - KEEP_SECONDS
     if dry_run:
         return session.execute(sa.select(sa.func.count()).where(old)).scalar_one()
-    return changed(session.execute(sa.delete(IdempotencyRow).where(old)))
+    key = sa.tuple_(IdempotencyRow.owner, IdempotencyRow.key)
+    # who else forgets at the moment need not be waited for
+    forgotten = sa.select(IdempotencyRow.owner, IdempotencyRow.key).where(old)
+    return changed(
+        session.execute(
+            sa.delete(IdempotencyRow)
+            .where(key.in_(forgotten.with_for_update(skip_locked=True)))
+            .execution_options(synchronize_session=False)
+        )
+    )
 
 
 def finish(session: Session, owner: str, key: str, status_code: int, response: dict[str, Any]) -> None:
@@ -84,3 +100,9 @@ def _in_flight(owner: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
         IdempotencyRow.key == key,
         IdempotencyRow.status_code.is_(None),
     )
+
+
+def _reserve(session: Session, new: Mapping[str, Any]) -> bool:
+    """Insert the key; False where it is there, also where another request inserts it just now."""
+    connection = session.connection()
+    return connection.execute(_RESERVE[connection.dialect.name], new).first() is not None

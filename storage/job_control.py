@@ -24,22 +24,22 @@ LOAD = "load"
 
 def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
     """Fail active jobs, or this one, whose deadline has passed; returns their ids."""
-    statement = (
-        sa.select(JobRow.id)
-        .where(JobRow.status.in_(jobs.ACTIVE), JobRow.deadline_at < now(session))
-        .order_by(JobRow.id)
-    )
+    statement = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.deadline_at < now(session))
     if job_id is not None:
         statement = statement.where(JobRow.id == job_id)
     overdue = list(session.scalars(statement))
-    for found in overdue:
-        row = jobs.lock(session, found)
+    failed = []
+    for row in jobs.lock_all(session, overdue):
+        # it may have ended meanwhile, and been retried
+        if row.status not in jobs.ACTIVE or row.deadline_at is None or row.deadline_at >= now(session):
+            continue
         reason = (
             f"the job had not ended {row.spec['deadline_seconds']:g} s after it was submitted or retried "
             "(deadline_seconds); what finished is kept, a retry runs the rest"
         )
-        jobs.fail(session, found, DeadlineExceeded(reason))
-    return overdue
+        jobs.fail(session, row.id, DeadlineExceeded(reason))
+        failed.append(row.id)
+    return failed
 
 
 def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobStatus, bool]]:

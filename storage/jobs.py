@@ -1,6 +1,6 @@
 """Every query about jobs. Callers open and commit the transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
-from storage import counters, events, pages, webhooks
+from storage import counters, events, pages, row_locks, webhooks
 from storage.database import changed, now
 from storage.ids import new_job_id
 from storage.models import FileRow, JobRow, JobTagRow, SampleRow, SessionRow
@@ -98,20 +98,25 @@ def find(
 def lock(session: Session, job_id: str) -> JobRow:
     """The job as it is now, held until the transaction ends, so that nobody ends it meanwhile.
 
-    Whoever changes samples of a job takes this first: with one order of locks Postgres finds no deadlock.
+    Whoever changes what belongs to a job takes this first, see `storage.row_locks`.
 
     Raises:
         NotFound: no such job.
     """
-    row = session.execute(
-        sa.select(JobRow)
-        .where(JobRow.id == job_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    ).scalar_one_or_none()
-    if row is None:
-        raise NotFound(f"no job {job_id}")
-    return row
+    return _the_one(row_locks.lock(session, JobRow, [job_id]), job_id)
+
+
+def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
+    """The same for several jobs; those that were deleted are left out."""
+    return row_locks.lock(session, JobRow, job_ids)
+
+
+def keep(session: Session, job_ids: Collection[str]) -> list[str]:
+    """Which of these jobs are there, held off from deletion until the transaction ends.
+
+    For what is written about a job by whoever does not hold it, its log above all.
+    """
+    return [row.id for row in row_locks.keep(session, JobRow, job_ids)]
 
 
 def start(session: Session, job_id: str) -> bool:
@@ -231,24 +236,30 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     return JobStatus(row.status)
 
 
-def delete(session: Session, job_id: str) -> None:
+def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> list[str]:
     """Remove an ended or queued job with its samples, sessions and events.
 
-    The caller removes the sessions' files afterwards.
+    Returns the ids of its sessions: the caller removes their files once this is committed.
 
     Raises:
-        Conflict: a worker is running it.
+        NotFound: no such job.
+        Conflict: a worker is running it, or sessions are pinned and `include_pinned` does not say so.
     """
-    row = lock(session, job_id)
+    row = _the_one(row_locks.lock(session, JobRow, [job_id], to_delete=True), job_id)
     if row.status in (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING):
         raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
+    # only now, since its last samples may have been committed a moment ago
     removed = session.execute(
-        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0)).where(
-            SessionRow.job_id == job_id
+        sa.select(SessionRow.id, SessionRow.bytes, SessionRow.pinned).where(SessionRow.job_id == job_id)
+    ).all()
+    pinned = sum(one.pinned for one in removed)
+    if pinned and not include_pinned:
+        raise Conflict(
+            f"{pinned} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
         )
-    ).one()
-    counters.add_removed(session, "deleted", sessions=removed[0], size=int(removed[1]))
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
+    counters.add_removed(session, "deleted", sessions=len(removed), size=sum(one.bytes for one in removed))
+    return [one.id for one in removed]
 
 
 def status_of(session: Session, job_id: str) -> JobStatus | None:
@@ -283,6 +294,12 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
             if (row.spec.get(field) or {}).get("file_id") == file_id:
                 return row.id
     return None
+
+
+def _the_one(found: Sequence[JobRow], job_id: str) -> JobRow:
+    if not found:
+        raise NotFound(f"no job {job_id}")
+    return found[0]
 
 
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -12,10 +13,16 @@ from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from storage.database import Database
 
+#: of Postgres's advisory locks; no other of ours is a number
+_LOCK = 0x6163746F
+
 
 def upgrade(database: Database, revision: str = "head") -> None:
     """Run the migrations that are missing; with none missing, nothing happens."""
     with database.engine.begin() as connection:
+        if not database.is_sqlite:
+            # processes that start at once: the second one finds nothing missing
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, revision)

@@ -49,7 +49,9 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
     One that killed its workers is failed here.
     """
-    if jobs.status_of(session, row.id) not in jobs.ACTIVE or row.id in workers.busy_job_ids(session):
+    # of two workers that have its message the second one finds the first one busy
+    held = jobs.lock_all(session, [row.id])
+    if not held or held[0].status not in jobs.ACTIVE or row.id in workers.busy_job_ids(session):
         return False
     jobs.start(session, row.id)
     if len(_attempts(session, row.id)) >= MAX_ATTEMPTS:
@@ -65,7 +67,8 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
 def complete(session: Session, job_id: str) -> None:
     """The model is loaded, proved and ready; a request that was cancelled meanwhile stays so."""
-    if jobs.status_of(session, job_id) not in jobs.ACTIVE:
+    held = jobs.lock_all(session, [job_id])
+    if not held or held[0].status not in jobs.ACTIVE:
         return
     jobs.set_total(session, job_id, 1)
     jobs.count_finished(session, job_id, completed=1, failed=0)

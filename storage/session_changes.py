@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.specs import SessionUpdate
-from storage import counters, events
+from storage import counters, events, jobs
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database, changed, now
 from storage.models import SampleRow, SessionRow, SessionTagRow
@@ -62,7 +62,7 @@ def delete_matching(
     guard = () if include_pinned else (SessionRow.pinned == sa.false(),)
     for batch in _batches(found):
         with database.write() as session:
-            removed = _remove(session, SessionRow.id.in_(batch), *guard)
+            removed = _remove(session, batch, *guard)
             gone = Count.of(removed)
             counters.add_removed(session, "deleted", sessions=gone.sessions, size=gone.bytes)
         _delete_files(store, removed)
@@ -81,11 +81,10 @@ def expire(database: Database, store: ArtifactStore, *, limit: int = BATCH) -> C
         return Count()
     with database.write() as session:
         # whoever pinned or prolonged one meanwhile keeps it
-        removed = _remove(session, SessionRow.id.in_(found), *due)
+        removed = _remove(session, found, *due)
         gone = Count.of(removed)
         counters.add_removed(session, "expired", sessions=gone.sessions, size=gone.bytes)
-        jobs = Counter(one.job_id for one in removed)
-        for job_id, count in jobs.items():
+        for job_id, count in Counter(one.job_id for one in removed).items():
             size = sum(one.bytes for one in removed if one.job_id == job_id)
             events.append(session, job_id, "sessions.expired", {"sessions": count, "bytes": size})
     _delete_files(store, removed)
@@ -107,6 +106,7 @@ def update(session: Session, session_ids: Sequence[str], change: SessionUpdate) 
     values = {
         name: getattr(change, name) for name in ("expires_at", "pinned") if name in change.model_fields_set
     }
+    _hold_jobs(session, session_ids)
     chosen = SessionRow.id.in_(session_ids)
     if values:
         count = changed(session.execute(sa.update(SessionRow).where(chosen).values(**values)))
@@ -139,10 +139,17 @@ def _expired(moment: float) -> tuple[sa.ColumnElement[bool], ...]:
     return (SessionRow.expires_at <= moment, SessionRow.pinned == sa.false())
 
 
-def _remove(session: Session, *where: sa.ColumnElement[bool]) -> list[Removed]:
+def _hold_jobs(session: Session, session_ids: Sequence[str]) -> None:
+    """So that nobody commits to these sessions' samples, scores, deletes or changes them meanwhile."""
+    of_sessions = sa.select(SessionRow.job_id).where(SessionRow.id.in_(session_ids)).distinct()
+    jobs.lock_all(session, session.scalars(of_sessions).all())
+
+
+def _remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> list[Removed]:
+    _hold_jobs(session, session_ids)
     returned = session.execute(
         sa.delete(SessionRow)
-        .where(*where)
+        .where(SessionRow.id.in_(session_ids), *where)
         .returning(SessionRow.id, SessionRow.sample_id, SessionRow.job_id, SessionRow.bytes)
         .execution_options(synchronize_session=False)
     )

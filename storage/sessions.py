@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.specs import ExpiresAfter
-from storage import counters, pages
+from storage import counters, pages, row_locks
 from storage.database import now
 from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 from storage.session_filter import SessionFilter
@@ -149,7 +149,10 @@ def delete(session: Session, session_id: str) -> None:
         NotFound: no such session.
         Conflict: it is pinned.
     """
-    row = get(session, session_id)
+    row_locks.lock(session, JobRow, [get(session, session_id).job_id])
+    row = session.get(SessionRow, session_id, populate_existing=True)
+    if row is None:  # somebody else was faster
+        raise NotFound(f"no session {session_id}")
     if row.pinned:
         raise Conflict(f"session {session_id} is pinned; unpin it first")
     session.execute(

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, defer
 
 from actograph.contract.errors import NotFound
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, float32_bytes, vector_sha256
-from storage import jobs, pages
+from storage import jobs, pages, row_locks
 from storage.database import now
 from storage.ids import new_vector_id
 from storage.models import JobRow, VectorRow
@@ -42,6 +42,16 @@ def get(session: Session, vector_id: str) -> VectorRow:
     return row
 
 
+def keep(session: Session, vector_id: str) -> VectorRow:
+    """The vector, held off from deletion until the transaction ends. Raises NotFound."""
+    return _the_one(row_locks.keep(session, VectorRow, [vector_id]), vector_id)
+
+
+def lock(session: Session, vector_id: str) -> VectorRow:
+    """The vector, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
+    return _the_one(row_locks.lock(session, VectorRow, [vector_id], to_delete=True), vector_id)
+
+
 def find(
     session: Session,
     *,
@@ -70,8 +80,14 @@ def find(
 
 def delete(session: Session, vector_id: str) -> None:
     """Raises NotFound."""
-    session.delete(get(session, vector_id))
+    session.delete(lock(session, vector_id))
     session.flush()
+
+
+def _the_one(found: Sequence[VectorRow], vector_id: str) -> VectorRow:
+    if not found:
+        raise NotFound(f"no vector {vector_id}")
+    return found[0]
 
 
 @of_everyone

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.batches import KIND as BATCH
 from actograph.contract.batches import Batch
 from actograph.contract.webhooks import WebhookPayload, WebhookSpec
-from storage import events, job_shape
+from storage import events, job_shape, row_locks
 from storage.database import changed, now
 from storage.ids import new_webhook_id
 from storage.models import BatchRow, JobRow, WebhookRow
@@ -151,18 +151,26 @@ def claim(session: Session, *, limit: int, retry_seconds: float) -> Sequence[Del
 
 def delivered(session: Session, delivery: Delivery, status_code: int) -> None:
     """The receiver has it."""
+    _keep_job(session, delivery)
     if _forget(session, delivery):
         _tell(session, delivery, "webhook.delivered", status_code=status_code)
 
 
 def failed(session: Session, delivery: Delivery, reason: str, *, gives_up: bool) -> None:
     """The attempt failed; unless it is given up, it is made again."""
+    _keep_job(session, delivery)
     if gives_up:
         if _forget(session, delivery):
             _tell(session, delivery, "webhook.failed", reason=reason)
     elif session.get(WebhookRow, delivery.id) is not None:
         again = delivery.next_attempt_at
         _tell(session, delivery, "webhook.retrying", reason=reason, next_attempt_at=again)
+
+
+def _keep_job(session: Session, delivery: Delivery) -> None:
+    """A deletion of the job takes the job first and then the delivery, and so must who tells of it."""
+    if delivery.job_id is not None:
+        row_locks.keep(session, JobRow, [delivery.job_id])
 
 
 def _forget(session: Session, delivery: Delivery) -> bool:

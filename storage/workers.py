@@ -9,9 +9,9 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import SampleStatus, WorkerStatus
-from storage import counters
+from storage import counters, row_locks
 from storage.database import changed, now
-from storage.models import ModelRow, SampleRow, WorkerRow
+from storage.models import JobRow, ModelRow, SampleRow, WorkerRow
 from storage.upsert import Upsert
 
 _keep_structure = Upsert(
@@ -108,46 +108,47 @@ def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> in
 
     Their samples need not wait for the end of their leases then.
     """
-    known = session.scalars(
-        sa.select(WorkerRow).where(
-            WorkerRow.hostname == hostname, WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING))
-        )
+    alive = WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING))
+    known = session.execute(
+        sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.hostname == hostname, alive)
     ).all()
-    dead = [row for row in known if not is_alive(row.pid)]
-    for row in dead:
-        row.status, row.job_id = WorkerStatus.OFFLINE, None
-        session.execute(
-            sa.update(SampleRow)
-            .where(SampleRow.worker_id == row.id, SampleRow.status == SampleStatus.LEASED)
-            .values(lease_until=0.0)
-        )
-    session.flush()
-    return len(dead)
+    dead = [row.id for row in known if not is_alive(row.pid)]
+    if not dead:
+        return 0
+    theirs = (SampleRow.worker_id.in_(dead), SampleRow.status == SampleStatus.LEASED)
+    jobs_of_theirs = session.scalars(sa.select(SampleRow.job_id).where(*theirs).distinct()).all()
+    row_locks.lock(session, JobRow, jobs_of_theirs)
+    session.execute(sa.update(SampleRow).where(*theirs).values(lease_until=0.0))
+    row_locks.lock(session, WorkerRow, dead)
+    ended = session.execute(
+        sa.update(WorkerRow)
+        .where(WorkerRow.id.in_(dead), alive)
+        .values(status=WorkerStatus.OFFLINE, job_id=None)
+    )
+    return changed(ended)
 
 
 def expire(session: Session, silent_seconds: float) -> int:
     """Mark live workers without a heartbeat for so long as offline; returns how many."""
+    silent = _unwritten(
+        session,
+        WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING)),
+        WorkerRow.heartbeat_at < now(session) - silent_seconds,
+    )
     result = session.execute(
-        sa.update(WorkerRow)
-        .where(
-            WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING)),
-            WorkerRow.heartbeat_at < now(session) - silent_seconds,
-        )
-        .values(status=WorkerStatus.OFFLINE, job_id=None)
+        sa.update(WorkerRow).where(WorkerRow.id.in_(silent)).values(status=WorkerStatus.OFFLINE, job_id=None)
     )
     return changed(result)
 
 
 def forget(session: Session, older_than_seconds: float) -> None:
     """Drop the rows of workers that ended long ago."""
-    gone = session.scalars(
-        sa.delete(WorkerRow)
-        .where(
-            WorkerRow.status.in_((WorkerStatus.OFFLINE, WorkerStatus.SETUP_FAILED)),
-            WorkerRow.heartbeat_at < now(session) - older_than_seconds,
-        )
-        .returning(WorkerRow.id)
-    ).all()
+    gone = _unwritten(
+        session,
+        WorkerRow.status.in_((WorkerStatus.OFFLINE, WorkerStatus.SETUP_FAILED)),
+        WorkerRow.heartbeat_at < now(session) - older_than_seconds,
+    )
+    session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(gone)))
     counters.hand_on(session, gone)
 
 
@@ -202,6 +203,12 @@ def resource(row: WorkerRow) -> resources.Worker:
         error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
         memory=row.memory or {},
     )
+
+
+def _unwritten(session: Session, *where: sa.ColumnElement[bool]) -> Sequence[str]:
+    """Workers of which this holds, held now; one that somebody writes of at the moment is no silent one."""
+    found = sa.select(WorkerRow.id).where(*where).order_by(WorkerRow.id)
+    return session.scalars(found.with_for_update(skip_locked=True)).all()
 
 
 def _update(session: Session, worker_id: str, **values: Any) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import chat_job
 from actograph.contract.batches import unit_key
-from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
 from actograph.settings import Settings
 from storage import (
     chat_batches,
@@ -118,9 +118,9 @@ class Drain:
         if self._pauses.hold():
             return
         with self._database.write() as session:
-            if jobs.status_of(session, job_id) not in jobs.ACTIVE:
+            row = session.get(JobRow, job_id)
+            if row is None or row.status not in jobs.ACTIVE:
                 return
-            row = jobs.get(session, job_id)
             held = self._pauses.held_owners(session)
             if row.owner in held:
                 return
@@ -207,7 +207,7 @@ class Drain:
                 leases = self._claim(session, current)
                 changes = not leases and _has_other_lines(session, current)
                 if not leases and not changes:
-                    if jobs.status_of(session, job_id) is not None:
+                    with suppress(NotFound):  # deleted since
                         jobs.end_if_done(session, job_id)
                     return False
                 helpers = 0 if called else self._helpers(session, current)

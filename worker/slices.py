@@ -135,8 +135,9 @@ class Slices:
         """Insert the samples of a dataset that the API could not read."""
         found = list(read())
         with self._database.write() as session:
-            current = jobs.get(session, row.id)
-            if current.total is None:  # another worker may have been faster
+            current = jobs.lock(session, row.id)
+            # another worker may have been faster, or the job was cancelled while its dataset was read
+            if current.total is None and current.status in jobs.ACTIVE:
                 jobs.set_total(session, row.id, samples.insert(session, row.id, found))
 
     def _provenance(

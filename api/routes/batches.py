@@ -65,7 +65,7 @@ def create_batch(
 def _check_input(session: Session, file_id: str, most: int) -> None:
     """Raises InvalidRequest or PayloadTooLarge where the file cannot be that of a batch."""
     try:
-        file = files.get(session, file_id)
+        file = files.keep(session, file_id)
     except NotFound:
         raise InvalidRequest(
             f"there is no file {file_id}; upload it through /v1/files", param="input_file_id"

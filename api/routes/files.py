@@ -120,7 +120,7 @@ def get_file_content(services: ServicesDep, request: Request, file_id: str) -> R
 def delete_file(services: ServicesDep, file_id: str) -> Deleted:
     known_id(file_id, "file", "file")
     with services.database.write() as session:
-        files.get(session, file_id)
+        files.lock(session, file_id)
         reader = jobs.refers_to_file(session, file_id)
         if reader is not None:
             raise Conflict(f"job {reader} reads file {file_id}; wait for its end or cancel it first")

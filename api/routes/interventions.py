@@ -87,7 +87,7 @@ def get_vector(services: ServicesDep, vector_id: str) -> StoredVector:
 def delete_vector(services: ServicesDep, vector_id: str) -> Deleted:
     known_id(vector_id, "vec", "vector")
     with services.database.write() as session:
-        vectors.get(session, vector_id)
+        vectors.lock(session, vector_id)
         user = vectors.user_of(session, vector_id)
         if user is not None:
             raise Conflict(f"job {user} uses vector {vector_id}; wait for its end or cancel it first")

@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
 from actograph.contract import resources
-from actograph.contract.errors import Conflict
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
 from api import planning, submissions
 from api.answered_once import IdempotencyKey, Keep, answered_once
@@ -27,7 +26,6 @@ from storage import (
     jobs,
     pages,
     quotas,
-    sessions,
 )
 from storage.idempotency import StoredAnswer
 from storage.models import JobRow
@@ -148,13 +146,7 @@ def delete_job(
     """Removes the job, its samples and its sessions with all their files."""
     known_id(job_id, "job", "job")
     with services.database.write() as session:
-        pinned = sessions.totals(session, sessions.SessionFilter(job_id=job_id, pinned=True)).sessions
-        if pinned and not include_pinned:
-            raise Conflict(
-                f"{pinned} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
-            )
-        session_ids = sessions.ids(session, sessions.SessionFilter(job_id=job_id))
-        jobs.delete(session, job_id)
+        session_ids = jobs.delete(session, job_id, include_pinned=include_pinned)
     for session_id in session_ids:
         services.store.delete_prefix(f"sessions/{session_id}")
     return Deleted(id=job_id, object="job")

@@ -7,7 +7,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
 from storage import jobs
 from storage.database import changed, now
@@ -39,13 +38,7 @@ def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
 
 def lock_jobs(session: Session, leases: Sequence[LeasedSample]) -> list[LeasedSample]:
     """Hold the jobs of these leases, in the order of their ids; leases of deleted ones are left out."""
-    alive = set()
-    for job_id in sorted({lease.job_id for lease in leases}):
-        try:
-            jobs.lock(session, job_id)
-        except NotFound:
-            continue
-        alive.add(job_id)
+    alive = {row.id for row in jobs.lock_all(session, {lease.job_id for lease in leases})}
     return [lease for lease in leases if lease.job_id in alive]
 
 

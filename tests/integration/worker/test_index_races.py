@@ -1,0 +1,45 @@
+"""Every write to the index at once: the short form of `python -m bench.index_races`."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.index_races import Load, race
+from storage import migrate
+from storage.database import Database
+
+pytestmark = pytest.mark.integration
+
+LOAD = Load(clients=5, workers=3, apis=2, acts=40)
+#: acts that clients make; which they choose comes of the seed
+CHOSEN = {
+    "submit", "submit_once", "evaluate", "chat", "steer", "cancel", "delete_job", "retry", "rescore",
+    "resume", "delete_session", "delete_sessions", "change_session", "change_sessions", "upload",
+    "delete_file", "store_vector", "delete_vector", "create_batch", "cancel_batch", "revoke_key",
+    "touch_keys", "look",
+}  # fmt: skip
+#: acts that nothing refuses
+DONE = {
+    "submit", "drain", "reconcile", "expire_sessions", "advance_batches", "deliver_webhooks", "lapse",
+    "lose_worker", "silence_workers", "say_waiting", "forget_chats", "clear_store",
+}  # fmt: skip
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty index at the newest schema."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    database = Database(f"sqlite:///{tmp_path}/index.db")
+    migrate.upgrade(database)
+    database.close()
+    return f"sqlite:///{tmp_path}/index.db"
+
+
+def test_all_writes_at_once_leave_the_index_whole(index: str, tmp_path: Path) -> None:
+    # one writer at a time: a statement that waits there holds everybody up, and overlaps with nothing
+    hold_up_ms = 0.0 if index.startswith("sqlite") else 2.0
+    raced = race(tmp_path, index, seed=1, load=LOAD, hold_up_ms=hold_up_ms)
+    assert not raced.faults, "\n\n".join(raced.faults)
+    assert {*raced.done, *raced.refused} >= CHOSEN
+    assert {*raced.done} >= DONE
