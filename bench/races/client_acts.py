@@ -242,7 +242,7 @@ class Client:
         request = {"input_file_id": self._any("batch"), "endpoint": "/v1/chat/completions",
                    "completion_window": "24h"}  # fmt: skip
         made = batches.create_batch(self._services, BackgroundTasks(), json.dumps(request).encode(), "me")
-        self._keep("batches", made.id)
+        self._keep("batches", json.loads(bytes(made.body))["id"])
 
     def cancel_batch(self) -> None:
         batches.cancel_batch(self._services, self._any("batches"), BackgroundTasks())
