@@ -25,6 +25,8 @@ STAGING_SECONDS = 3600.0
 SWEEP_EVERY_SECONDS = 600.0
 #: sessions that are deleted between two looks at whether the process ends
 EXPIRE_BATCH = 50
+#: of the time, at most, goes into looking for old chats among those that are kept for their sessions
+CHATS_SHARE = 0.02
 
 
 class Housekeeping:
@@ -35,6 +37,7 @@ class Housekeeping:
         self._stop = stop
         self._threads: dict[str, threading.Thread] = {}
         self._swept_at = float("-inf")
+        self._chats_due_at = float("-inf")
 
     def tick(self) -> None:
         """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
@@ -48,7 +51,7 @@ class Housekeeping:
             self._start("webhooks", self._deliver)
         if due:
             self._start("expiry", self._expire)
-        if self._services.settings.chat_retention_seconds:
+        if self._services.settings.chat_retention_seconds and time.monotonic() >= self._chats_due_at:
             self._start("chats", self._forget_chats)
         if time.monotonic() - self._swept_at >= SWEEP_EVERY_SECONDS:
             self._swept_at = time.monotonic()
@@ -97,11 +100,14 @@ class Housekeeping:
     def _forget_chats(self) -> None:
         services, total = self._services, 0
         while not self._stop.is_set():
+            began = time.monotonic()
             with services.database.read() as session:
                 gone = chat_retention.forgettable(
                     session, services.settings.chat_retention_seconds, limit=EXPIRE_BATCH
                 )
             if not gone:
+                looked = time.monotonic()
+                self._chats_due_at = looked + (looked - began) / CHATS_SHARE
                 break
             with services.database.write() as session:
                 chat_retention.forget(session, gone)

@@ -28,6 +28,11 @@ class JobEnds:
         self._looking: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait just now."""
+        return len(self._waiting)
+
     async def wait(self, job_id: str) -> None:
         """Returns when the job has ended or was deleted; one waiter for each job.
 

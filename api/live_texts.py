@@ -26,6 +26,11 @@ class LiveTexts:
         self._followed: dict[str, _Followed] = {}
         self._reading: asyncio.Task[None] | None = None
 
+    @property
+    def followed(self) -> int:
+        """How many samples are followed just now."""
+        return len(self._followed)
+
     @contextmanager
     def follow(self, sample_ids: Sequence[str]) -> Iterator["asyncio.Queue[tuple[int, str]]"]:
         """A queue of pieces: the sample's place in `sample_ids`, and its next text."""

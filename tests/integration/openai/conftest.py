@@ -15,6 +15,7 @@ import openai
 import pytest
 import torch
 import uvicorn
+from fastapi import FastAPI
 
 from actograph.contract.resources import Job
 from actograph.settings import Settings
@@ -53,6 +54,7 @@ class Service:
     engine: Engine
     #: cleared, nothing is begun
     works: threading.Event
+    app: FastAPI
 
     def client(self, **changes: Any) -> openai.OpenAI:
         options: dict[str, Any] = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0}
@@ -121,7 +123,8 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=port, log_config=None))
+    app = create_app(settings)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     threads = [threading.Thread(target=target, daemon=True) for target in (server.run, work)]
     for thread in threads:
         thread.start()
@@ -129,7 +132,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    yield Service(f"http://127.0.0.1:{port}", settings, database, store, engine, works)
+    yield Service(f"http://127.0.0.1:{port}", settings, database, store, engine, works, app)
     server.should_exit = True
     over.set()
     stop.set()

@@ -1,6 +1,7 @@
 """Streams as the openai package reads them."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -181,3 +182,24 @@ def test_a_broker_that_forgets_costs_the_live_text_alone(service: Any, slow: lis
     (job,) = service.jobs()
     (sample,) = service.samples(job.id)
     assert texts(seen) == {0: sample.completion}
+
+
+def test_a_client_that_never_reads_holds_nobody_up(
+    service: Any, client: Any, eventually: Callable[..., None]
+) -> None:
+    asked = {"model": MODEL, "messages": ASKED, "n": 16, "max_tokens": 300, "stream": True}
+    body = json.dumps(asked).encode()
+    host, port = service.url.removeprefix("http://").split(":")
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        deaf.connect((host, int(port)))
+        deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        eventually(lambda: len(service.jobs()) == 1)
+        # its job runs on, and others are answered
+        whole = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0, max_tokens=8)
+        assert whole.usage.completion_tokens == 8
+        eventually(lambda: all(job.status == JobStatus.COMPLETED for job in service.jobs()))
+    # nothing is kept of it once it is gone
+    state = service.app.state
+    eventually(lambda: not state.live_texts.followed and not state.job_ends.waiting)

@@ -54,6 +54,21 @@ class OneModel:
         return self._engine
 
 
+class Messages:
+    """A broker as Redis serves it: by priority, and within one in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, str]] = []
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        self.waiting.append((priority, job_id))
+        return True
+
+    def take(self) -> str:
+        self.waiting.sort(key=lambda message: message[0])  # stable: the order of coming stays
+        return self.waiting.pop(0)[1]
+
+
 @dataclass
 class Bench:
     settings: Settings
@@ -126,6 +141,12 @@ class Bench:
     def indexed_sessions(self) -> set[str]:
         with self.database.read() as session:
             return set(sessions.ids(session, sessions.SessionFilter()))
+
+
+@pytest.fixture
+def messages() -> Messages:
+    """For a drain in place of Redis."""
+    return Messages()
 
 
 @pytest.fixture(scope="session")

@@ -10,26 +10,11 @@ from storage import jobs
 from storage.artifacts.store import ArtifactStore
 
 if TYPE_CHECKING:
-    from tests.integration.worker.conftest import Bench
+    from tests.integration.worker.conftest import Bench, Messages
 
 pytestmark = pytest.mark.integration
 
 CAPTURE = {"points": ["resid_post"], "layers": [0]}
-
-
-class Messages:
-    """A broker as Redis serves it: by priority, and within one in the order in which they came."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, str]] = []
-
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.waiting.append((priority, job_id))
-        return True
-
-    def take(self) -> str:
-        self.waiting.sort(key=lambda message: message[0])  # stable: the order of coming stays
-        return self.waiting.pop(0)[1]
 
 
 class Watched:
@@ -66,7 +51,7 @@ def _rows(session: Any, job_id: str) -> Any:
     return samples.find(session, job_id, limit=1000)[0]
 
 
-def run_all(bench: "Bench", messages: Messages, **changes: Any) -> None:
+def run_all(bench: "Bench", messages: "Messages", **changes: Any) -> None:
     bench.broker = messages  # type: ignore[assignment]
     drain = bench.drain(batch_size=1, **changes)
     for _ in range(100):
@@ -76,10 +61,11 @@ def run_all(bench: "Bench", messages: Messages, **changes: Any) -> None:
     raise AssertionError("the jobs do not end")
 
 
-def test_jobs_of_one_priority_take_turns_however_many_messages_each_has(bench: "Bench") -> None:
+def test_jobs_of_one_priority_take_turns_however_many_messages_each_has(
+    bench: "Bench", messages: "Messages"
+) -> None:
     inputs = [{"prompt": f"{n} and {n}"} for n in range(3)]
     first, second, third = (bench.submit(inputs=inputs, sampling={"max_tokens": 2}) for _ in range(3))
-    messages = Messages()
     for job_id in (first, first, first, first, second, third):
         messages.wake(job_id, 5)
     run_all(bench, messages, turn_seconds=1e-6)
@@ -87,9 +73,8 @@ def test_jobs_of_one_priority_take_turns_however_many_messages_each_has(bench: "
     assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 
 
-def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench") -> None:
+def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench", messages: "Messages") -> None:
     night = bench.submit(capture=CAPTURE, priority=5)
-    messages = Messages()
     messages.wake(night, 5)
     chat: list[str] = []
 

@@ -1,0 +1,100 @@
+"""Requests that cannot be answered, as the openai package tells them and repeats them."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from actograph.contract.errors import ModelRefused
+from actograph.contract.key_roles import Role
+from actograph.contract.keys import NewKey
+from actograph.contract.resources import JobStatus
+from storage import api_keys, samples
+from storage.samples.lost_workers import MAX_ATTEMPTS
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+ASKED: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}],
+    "max_tokens": 4,
+}
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def test_a_key_that_asked_too_often_is_told_when_to_come_back(service: Any) -> None:
+    with service.database.write() as session:
+        api_keys.create(session, NewKey(name="ops", role=Role.ADMIN))
+        _, key = api_keys.create(session, NewKey(name="ann", role=Role.SUBMIT, requests_per_minute=1))
+    with service.client(api_key=key) as client:
+        assert client.chat.completions.create(**ASKED).choices
+        for stream in (False, True):
+            with pytest.raises(openai.RateLimitError, match="1 requests per minute") as raised:
+                client.chat.completions.create(stream=stream, **ASKED)
+            assert raised.value.code == "rate_limit_exceeded"
+            assert 1 <= int(raised.value.response.headers["Retry-After"]) <= 60
+    assert len(service.jobs()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_kills_workers_fails_and_is_not_repeated(
+    service: Any, eventually: Eventually, stream: bool
+) -> None:
+    service.works.clear()
+    told: list[openai.APIStatusError] = []
+
+    def ask() -> None:
+        with service.client(max_retries=3) as client:
+            try:
+                client.chat.completions.create(stream=stream, **ASKED)
+            except openai.APIStatusError as error:
+                told.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: len(service.jobs()) == 1)
+    (job,) = service.jobs()
+    for _ in range(MAX_ATTEMPTS):  # leases that run out at once, as if each worker had died
+        with service.database.write() as session:
+            claimed = samples.claim(session, job.id, worker_id="wrk_dead", count=1, lease_seconds=-1)
+            assert len(claimed) == 1
+    service.works.set()
+    asking.join()
+    (error,) = told
+    assert (error.status_code, error.code) == (500, "worker_lost") and "4 times" in error.message
+    assert len(service.jobs()) == 1
+
+
+def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(
+    service: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_holder: Any, name: str) -> Any:
+        raise ModelRefused(f"{name} needs 80 GiB, 16 are free")
+
+    monkeypatch.setattr("tests.integration.openai.conftest.OneModel.engine_for", refuse)
+    with pytest.raises(openai.APIStatusError, match="needs 80 GiB, 16 are free") as raised:
+        client.with_options(max_retries=3).chat.completions.create(**ASKED)
+    assert raised.value.code == "model_refused"
+    assert len(service.jobs()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_repeats_after_a_timeout_leave_nothing_running(
+    service: Any, eventually: Eventually, stream: bool
+) -> None:
+    """Nobody answers, so that each attempt ends in the queue; the package sends it three times."""
+    service.works.clear()
+    with service.client(timeout=0.3, max_retries=2) as client, pytest.raises(openai.APITimeoutError):
+        client.chat.completions.create(stream=stream, **ASKED)
+    eventually(lambda: {job.status for job in service.jobs()} == {JobStatus.CANCELLED})
+    assert len(service.jobs()) == 3
+    # what was cancelled in the queue is never run
+    service.works.set()
+    with service.client() as client:
+        assert client.chat.completions.create(**ASKED).choices
+    ran = [job for job in service.jobs() if job.status == JobStatus.COMPLETED]
+    assert len(ran) == 1 and all(job.started_at is None for job in service.jobs() if job not in ran)
