@@ -25,11 +25,15 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
     given = ChatInput(
         messages=[message.for_template() for message in request.messages],
         tools=[tool.for_template() for tool in request.offered_tools] or None,
+        must_call=request.must_call,
+        call_name=request.call_name,
+        one_call=request.one_call,
         enable_thinking=request.thinks,
         max_tokens=request.most_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        live=bool(request.stream) and not request.logprobs,
+        # a call that is begun is sent whole
+        live=bool(request.stream) and not request.logprobs and not request.must_call,
     )
     return _spec(request, [given], services, metadata=request.metadata or {})
 

@@ -125,14 +125,18 @@ def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
     """What was said beside tool calls, and the calls; no text at all is null beside calls.
 
     Something meant as a call that cannot be read stays in the text, and then so do all: a client must not
-    run one half of what the model wanted.
+    run one half of what the model wanted. So does a call that was demanded, where it names no tool of the
+    request.
     """
     text = row.completion or ""
     if not row.input.get("tools"):
         return text, []
-    found = parse_calls(text)
+    found = parse_calls(text)[: 1 if row.input.get("one_call") else None]
     calls = [call for call in found if isinstance(call, ToolCall)]
     if not calls or len(calls) < len(found):
+        return text, []
+    offered = {tool["function"]["name"] for tool in row.input["tools"]}
+    if row.input.get("must_call") and any(call.name not in offered for call in calls):
         return text, []
     said = text_before_calls(text)
     return said or None, [

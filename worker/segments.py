@@ -7,7 +7,8 @@ several tokens, the token that completes its text counts as the mark.
 A token is judged by what came before it alone, so that rows can be chosen while they are made:
 a mark belongs to the segment that it opens or closes; a thought that is never closed lasts to the
 end; a closing mark without an opening one is part of the answer. A prompt that ends in an opening
-mark (a template that starts the thought) leaves the generation inside that segment.
+mark (a template that starts the thought), or in a call that is begun (`<tool_call>` and `{`), leaves the
+generation inside that segment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ class Markup:
         if annotations:  # by text alone: tokens such as ` <<` have it in many forms
             self._texts |= _ANNOTATION_MARKS
         self._endings = {text[-1] for text in self._texts}
+        #: between turns
+        added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._boundaries = (added | set(tokenizer.all_special_ids)) - self._tokens.keys()
         # every token carries at least one byte
         self._window = max((len(text) for text in self._texts), default=0) + 4
         self._may_end: dict[int, bool] = {}
@@ -63,15 +67,19 @@ class Markup:
         return self._texts[max(completed, key=now.rfind)] if completed else None
 
     def open_at_end(self, prompt_ids: Sequence[int]) -> str | None:
-        """The segment that a prompt leaves open: it ends in the opening mark, or white space after it."""
-        tail = list(prompt_ids[-self._window - 8 :])
-        while tail:
-            found = self.mark(tail)
+        """The segment that a prompt leaves open: it ends in the opening mark, or in a call that has begun.
+
+        A turn before the last, which follows a special token that is no mark, opens nothing.
+        """
+        for stop in range(len(prompt_ids), 0, -1):
+            found = self.mark(prompt_ids[max(0, stop - self._window - 8) : stop])
             if found is not None:
-                return found[0] if found[1] else None
-            if self._decode(tail[-1:]).strip():
+                name, opens = found
+                rest = self._decode(prompt_ids[stop:]).strip()
+                goes_on = name == "tool_call" and rest.startswith("{")
+                return name if opens and (goes_on or not rest) else None
+            if prompt_ids[stop - 1] in self._boundaries:
                 return None
-            tail.pop()
         return None
 
     def _ends_a_mark(self, token: int) -> bool:

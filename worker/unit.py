@@ -324,7 +324,8 @@ class UnitRunner:
     def _scored(self, outcome: Outcome) -> Outcome:
         if outcome.error is not None or outcome.generation is None:
             return outcome
-        completion = self._runner.completion(outcome.lease, outcome.generation.generated_ids)
+        begun = outcome.prompt.begun if outcome.prompt else ""
+        completion = begun + self._runner.completion(outcome.lease, outcome.generation.generated_ids)
         try:
             scores = self._runner.score(outcome.lease, completion, outcome.chosen_tokens)
         except ActographError as error:

@@ -23,9 +23,11 @@ from actograph.contract.specs import (
     Tag,
     Text,
 )
+from actograph.tool_calls import CLOSE
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -151,6 +153,17 @@ class ToolDefinition(Spec):
         }
 
 
+class NamedFunction(Spec):
+    name: str = Field(min_length=1, max_length=64)
+
+
+class NamedTool(Spec):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ResponseFormat(Spec):
     type: Annotated[str, _only("text", why="only text is supported: what is generated is not constrained")]
     json_schema: Any = None
@@ -192,8 +205,8 @@ class CompletionBase(Spec):
     @field_validator("stop")
     @classmethod
     def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, list) and len(value) > 16:
-            raise ValueError("at most 16 stop strings")
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings")
         return value
 
     @model_validator(mode="after")
@@ -251,18 +264,10 @@ class ChatCompletionRequest(CompletionBase):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(None, max_length=128)
-    tool_choice: Annotated[
-        Any,
-        _only(
-            "auto",
-            "none",
-            why="only auto and none are supported: what the model writes is not constrained, so no call can "
-            "be promised",
-        ),
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, _only(True, why="false is not supported: the model may make several calls")
-    ] = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+        None, description="A call is promised by none of them; see docs/openai.md."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
@@ -292,6 +297,11 @@ class ChatCompletionRequest(CompletionBase):
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
             raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+        names = [tool.function.name for tool in self.tools or ()]
+        if self.must_call and not names:
+            raise ValueError("this tool_choice needs tools")
+        if self.call_name is not None and self.call_name not in names:
+            raise ValueError(f"tool_choice names {self.call_name}, which is not among the tools")
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
             raise ValueError("enable_thinking and chat_template_kwargs.enable_thinking differ")
@@ -302,6 +312,34 @@ class ChatCompletionRequest(CompletionBase):
         """Whether the chat template is told to let the model think."""
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         return bool(self.enable_thinking if kwargs is None else kwargs)
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def call_name(self) -> str | None:
+        """The tool that is to be called, where there is no choice."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice.function.name
+        names = {tool.function.name for tool in self.tools or ()}
+        return names.pop() if self.must_call and len(names) == 1 else None
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings; an answer of one call ends with it."""
+        stops = super().stops
+        # in a thought a call is only thought of
+        if self.one_call and (self.must_call or not self.thinks) and len(stops) < MAX_STOPS:
+            return list(dict.fromkeys([*stops, CLOSE]))
+        return stops
+
+    @property
+    def one_call(self) -> bool:
+        """Whether the first call is the only one that counts."""
+        named = isinstance(self.tool_choice, NamedTool)
+        return bool(self.offered_tools) and (named or self.parallel_tool_calls is False)
 
     @property
     def most_tokens(self) -> int | None:

@@ -22,6 +22,9 @@ class ChatInput(Spec):
             what the model's context leaves where that is less.
         top_logprobs: log probabilities are kept of each token and of so many likeliest; None keeps none.
         echo: the answer begins with the prompt, and so do the log probabilities.
+        must_call: the answer is begun for the model as a call of one of `tools`.
+        call_name: of this one.
+        one_call: only the first call of an answer counts.
         live: the text is published while it is generated.
     """
 
@@ -29,6 +32,9 @@ class ChatInput(Spec):
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
+    must_call: bool = False
+    call_name: str | None = None
+    one_call: bool = False
     enable_thinking: bool = False
     max_tokens: int | None = Field(None, ge=0)
     default_max_tokens: int = Field(16, ge=1)

@@ -1,6 +1,7 @@
 """Chats: requests to the OpenAI-compatible routes, possibly of several jobs in one batch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
 from worker.chat_template import render_chat
 from worker.engine.requests import Generation, TokenLogprobs
+from worker.forced_call import begin_call
 from worker.runners import text
 from worker.runners.runner import Prompt
 from worker.runners.token_names import TokenNames
@@ -45,9 +47,8 @@ class ChatRunner:
         if most is None:
             # one more than there is room for is refused further on, with the numbers
             most = max(1, min(given.default_max_tokens, room))
-        return Prompt(
-            text=prompt.text,
-            token_ids=prompt.token_ids,
+        return replace(
+            prompt,
             max_tokens=most,
             top_logprobs=given.top_logprobs,
             score_prompt=given.echo and given.top_logprobs is not None,
@@ -64,6 +65,15 @@ class ChatRunner:
             return Prompt(text=text.shown(self._tokenizer, ids, with_special=True), token_ids=ids)
         if given.prompt is not None:
             return text.encode(self._tokenizer, given.prompt, is_chat=False)
+        if given.must_call:
+            forced = begin_call(
+                self._tokenizer,
+                given.messages or [],
+                given.tools or [],
+                enable_thinking=given.enable_thinking,
+                name=given.call_name,
+            )
+            return replace(text.encode(self._tokenizer, forced.text, is_chat=True), begun=forced.begun)
         rendered = render_chat(
             self._tokenizer,
             given.messages or [],
@@ -85,7 +95,8 @@ class ChatRunner:
         sampling = self.sampling_of(sample)
         if sampling is None:
             return ""
-        said = self._spoken.further(token_ids) if sample.input.get("echo") else self._spoken.of(token_ids)
+        goes_on = sample.input.get("echo") or sample.input.get("must_call")
+        said = self._spoken.further(token_ids) if goes_on else self._spoken.of(token_ids)
         return cut_at_stop(said, sampling.stop)
 
     def live_text(self, token_ids: Sequence[int]) -> str:

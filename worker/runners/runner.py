@@ -26,6 +26,8 @@ class Prompt:
     top_logprobs: int | None = None
     #: and those of the prompt's own tokens
     score_prompt: bool = False
+    #: the end of the text where it is the beginning of the answer already
+    begun: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

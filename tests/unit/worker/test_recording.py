@@ -1,6 +1,8 @@
 """From chunks of rows to a stored session, and values that are refused."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,6 +30,9 @@ def structure() -> resources.ModelStructure:
 
 class NoMarks:
     """A tokenizer of which only the marks are asked: it spells them with two unknown tokens."""
+
+    all_special_ids: tuple[int, ...] = ()
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [3, 4]

@@ -1,0 +1,141 @@
+"""`tool_choice` and `parallel_tool_calls`: a call that is begun for the model, with the openai package."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny-qwen3"
+ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+
+
+def tool(name: str) -> Any:
+    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+TOOLS = [tool("calculator"), tool("weather")]
+NAMED: Any = {"type": "function", "function": {"name": "calculator"}}
+OPTIONS: dict[str, Any] = {
+    "model": MODEL, "messages": ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 96
+}  # fmt: skip
+
+
+@pytest.fixture
+def says(service: Any) -> Iterator[Callable[[str], None]]:
+    """Makes the model say a text, whatever it is asked."""
+    handles: list[Any] = []
+
+    def say(text: str) -> None:
+        for handle in handles:
+            handle.remove()
+        wanted = [*service.ids(text), *service.engine.model.eos_token_ids]
+        place = [0]
+
+        def force(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+            logits[..., -1, :] = -1e4
+            logits[..., -1, wanted[place[0] % len(wanted)]] = 1e4
+            place[0] += 1
+            return logits
+
+        handles.append(service.engine.model.hf.get_submodule("lm_head").register_forward_hook(force))
+
+    yield say
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_model_that_knows_the_tool_calls_it(service: Any, client: Any, choice: Any) -> None:
+    capture = {"points": ["resid_post"], "layers": [0], "positions": ["tool_call"]}
+    options = OPTIONS | {"tool_choice": choice, "tools": TOOLS[:1]}
+    answer = client.chat.completions.create(extra_body={"capture": capture}, **options)
+    (found,) = answer.choices
+    assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+    call = found.message.tool_calls[0]
+    assert call.function.name == "calculator" and call.id.startswith("call_")
+    assert json.loads(call.function.arguments)["expression"]
+    # the beginning is the prompt's, and what was generated is the rest of it
+    (sample,) = service.samples(answer.run_id)
+    begun = '<tool_call>\n{"name": "calculator", "arguments":'
+    assert sample.prompt.endswith(begun) and sample.completion.startswith(begun)
+    assert answer.usage.prompt_tokens == len(service.ids(sample.prompt))
+    reader = service.session(answer.session_id)
+    assert 0 < reader.manifest.tensors["resid_post.0"].shape[0] <= answer.usage.completion_tokens
+
+    chunks = list(client.chat.completions.create(stream=True, **options))
+    deltas = [d for chunk in chunks for c in chunk.choices for d in c.delta.tool_calls or []]
+    assert [(d.index, d.function.name, d.function.arguments) for d in deltas] == [
+        (place, c.function.name, c.function.arguments) for place, c in enumerate(found.message.tool_calls)
+    ]
+    assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == ""
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+REST = ', "arguments": {"expression": "3+4"}}\n</tool_call>'
+SECOND = f'\n<tool_call>\n{{"name": "weather"{REST}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "names"),
+    [
+        ({"tool_choice": "required"}, f'weather"{REST}', ["weather"]),
+        ({"tool_choice": "required"}, f'weather"{REST}{SECOND}', ["weather", "weather"]),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            f'weather"{REST}{SECOND}',
+            ["weather"],
+        ),
+        ({"tool_choice": NAMED}, f" {REST[15:]}{SECOND}", ["calculator"]),
+        (
+            {"parallel_tool_calls": False},
+            f'<tool_call>\n{{"name": "calculator"{REST}{SECOND}',
+            ["calculator"],
+        ),
+    ],
+)
+def test_as_many_calls_come_as_were_allowed(
+    client: Any, says: Any, changes: dict[str, Any], said: str, names: list[str]
+) -> None:
+    says(said)
+    (found,) = client.chat.completions.create(**OPTIONS | changes).choices
+    assert found.finish_reason == "tool_calls"
+    assert [call.function.name for call in found.message.tool_calls] == names
+    assert {call.function.arguments for call in found.message.tool_calls} == {'{"expression": "3+4"}'}
+
+
+@pytest.mark.parametrize(
+    ("said", "max_tokens", "reason"),
+    [
+        (f'nothing"{REST}', 96, "stop"),  # no tool of the request
+        ("calculator is what I want", 96, "stop"),
+        (f'calculator"{REST}', 5, "length"),
+    ],
+)
+def test_what_is_no_whole_call_is_told_as_text(
+    client: Any, says: Any, said: str, max_tokens: int, reason: str
+) -> None:
+    says(said)
+    options = OPTIONS | {"tool_choice": "required", "max_tokens": max_tokens}
+    (found,) = client.chat.completions.create(**options).choices
+    assert found.message.tool_calls is None and found.finish_reason == reason
+    written = '<tool_call>\n{"name": "' + said
+    assert written.startswith(found.message.content) and len(found.message.content) > 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "needs tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "not among the tools"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(client: Any, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=why):
+        client.chat.completions.create(**OPTIONS | changes)
