@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from actograph.demo import MODEL_DIR
+from bench.servers import swift
+from bench.servers.swift import SwiftServer
 
 START_SECONDS = 180.0
 ACTOGRAPH = [sys.executable, "-m", "actograph.cli.main"]
@@ -108,6 +110,24 @@ def _starter(folder: Path) -> Iterator[Callable[..., Up]]:
     yield start
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def postgres_and_s3(
+    new_postgres: Callable[[], str], swift_server: SwiftServer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """Has services keep everything there; the argument is where they reach the S3 server."""
+
+    def use(url: str) -> None:
+        environment = swift.environment(url, os.environ)
+        for name in [name for name in os.environ if name not in environment]:
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("ACTOGRAPH_DATABASE_URL", new_postgres())
+        monkeypatch.setenv("ACTOGRAPH_ARTIFACT_URL", f"s3://{swift_server.new_bucket()}/lab/one")
+
+    return use
 
 
 @pytest.fixture

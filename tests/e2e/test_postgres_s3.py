@@ -35,18 +35,11 @@ def proxy(swift_server: SwiftServer) -> Iterator[FaultyProxy]:
 @pytest.fixture
 def service(
     up: Callable[..., Any],
-    new_postgres: Callable[[], str],
-    swift_server: SwiftServer,
+    postgres_and_s3: Callable[[str], None],
     proxy: FaultyProxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    environment = swift.environment(proxy.url, os.environ)
-    for name in [name for name in os.environ if name not in environment]:
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("ACTOGRAPH_DATABASE_URL", new_postgres())
-    monkeypatch.setenv("ACTOGRAPH_ARTIFACT_URL", f"s3://{swift_server.new_bucket()}/lab/one")
+    postgres_and_s3(proxy.url)
     monkeypatch.setenv("ACTOGRAPH_LOG_LEVEL", "debug")
     started = up()
     started.await_ready()
