@@ -25,7 +25,7 @@ CAPTURES: list[dict[str, Any] | None] = [
     None,
     {"points": ["mlp_out"], "layers": [0], "positions": "generated"},
 ]
-LINES, MANY = 45, 2000
+LINES, MANY = 36, 2000
 
 Wait = Callable[..., None]
 
@@ -42,7 +42,7 @@ def service(
     for name, value in {
         "BATCH_SIZE": "4",
         "API_PROCESSES": "2",
-        "LEASE_SECONDS": "10",
+        "LEASE_SECONDS": "6",
         "RECONCILE_SECONDS": "1",
         "WEBHOOK_SECRET": SECRET,
         "WEBHOOK_HOSTS": receiver.host,

@@ -89,7 +89,12 @@ def engine(shared: Path) -> Engine:
 @pytest.fixture
 def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]:
     settings = Settings(
-        home=tmp_path, broker_url=redis_url, model=MODEL, reconcile_seconds=3600, disk_floor_bytes=0
+        home=tmp_path,
+        broker_url=redis_url,
+        model=MODEL,
+        reconcile_seconds=3600,
+        disk_floor_bytes=0,
+        batch_max_requests=100,
     )
     database = Database(settings.effective_database_url)
     migrate.upgrade(database)

@@ -233,21 +233,42 @@ def test_a_bad_file_is_refused_with_every_line_at_fault(
             line("d", capture={"hooks": ["resid_post.99"]}),
             line("e", model="nobody"),
             line("f", stream=True),
+            {"method": "POST", "url": CHAT, "body": {}},
+            line("g") | {"method": "GET"},
+            line("h") | {"url": "/v1/embeddings"},
+            "[1, 2]",
+            line("i", interventions=[{"hook": "resid_post.0", "op": "add", "vector_id": "vec_" + "0" * 32}]),
         ).id
     )
     assert batch.status == "failed"
     assert batch.failed_at is not None
     told = {error.line: (error.param, error.message) for error in batch.errors.data}
-    assert list(told) == [2, 4, 5, 6, 7, 8, 9]
+    assert list(told) == [2, *range(4, 15)]
     assert told[4] == ("custom_id", "custom_id 'a' is that of line 1 too")
-    assert [told[n][0] for n in (5, 6, 7, 8, 9)] == [
-        "url", "body.temperature", "body.capture.hooks", "body.model", "body.stream",
+    assert [told[n][0] for n in range(5, 15)] == [
+        "url", "body.temperature", "body.capture.hooks", "body.model", "body.stream", "custom_id", "method",
+        "url", None, "body.interventions.0.vector_id",
     ]  # fmt: skip
     assert [error.code for error in batch.errors.data] == [
         "invalid_json_line", "duplicate_custom_id", "url_mismatch", "invalid_request", "unknown_hook",
-        "model_not_found", "invalid_request",
+        "model_not_found", "invalid_request", "invalid_request", "invalid_request", "invalid_request",
+        "invalid_json_line", "invalid_request",
     ]  # fmt: skip
+    assert batch.request_counts.model_dump() == {"total": 0, "completed": 0, "failed": 0}
     assert batch.output_file_id is None
+
+
+def test_an_empty_file_and_one_with_too_many_requests(
+    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="empty"):
+        client.files.create(file=("in.jsonl", b""), purpose="batch")
+    batch = ended(send("", "  ", "").id)
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "empty_file")
+    many = [line(str(number)) for number in range(service.settings.batch_max_requests + 1)]
+    batch = ended(send(*many).id)
+    (error,) = batch.errors.data
+    assert (error.code, error.line) == ("too_many_tasks", len(many))
 
 
 def test_limits_and_unknown_files_are_refused_at_once(
