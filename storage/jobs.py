@@ -75,6 +75,7 @@ def get(session: Session, job_id: str) -> JobRow:
 def find(
     session: Session,
     *,
+    id_prefix: str | None = None,
     status: JobStatus | None = None,
     kind: str | None = None,
     tag: str | None = None,
@@ -84,6 +85,8 @@ def find(
 ) -> tuple[Sequence[JobRow], bool]:
     """One page of jobs, newest first by default."""
     statement = sa.select(JobRow)
+    if id_prefix is not None:
+        statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
     if status is not None:
         statement = statement.where(JobRow.status == status)
     if kind is not None:

@@ -56,3 +56,8 @@ def page(rows: Sequence[R], has_more: bool, to_resource: Callable[[R], T]) -> Li
         last_id=ids[-1] if ids else None,
         has_more=has_more,
     )
+
+
+def id_begins(column: sa.orm.InstrumentedAttribute[str], beginning: str) -> sa.ColumnElement[bool]:
+    """Ids with this beginning, as a range that an index finds: after all hex digits comes `g`."""
+    return sa.and_(column >= beginning, column < f"{beginning}g")

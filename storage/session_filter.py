@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from storage import pages
 from storage.models import SessionRow, SessionTagRow
 
 S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
@@ -14,6 +15,7 @@ S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
 class SessionFilter:
     """Conditions that a session must meet; None asks nothing."""
 
+    id_prefix: str | None = None
     job_id: str | None = None
     model: str | None = None
     condition: str | None = None
@@ -44,6 +46,8 @@ class SessionFilter:
 
     def _where(self) -> list[sa.ColumnElement[bool]]:
         where: list[sa.ColumnElement[bool]] = []
+        if self.id_prefix is not None:
+            where.append(pages.id_begins(SessionRow.id, self.id_prefix))
         for column, value in (
             (SessionRow.job_id, self.job_id),
             (SessionRow.model, self.model),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import tables
+from actograph.cli import completion, identifiers, tables
 from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
 from actograph.cli.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest, NotFound
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from actograph.contract.batches import Batch
 
 app = typer.Typer(no_args_is_help=True, help="Files of chat and completion requests, see docs/batches.md.")
-BatchArgument = Annotated[str, typer.Argument(metavar="BATCH", help="Id of a batch.")]
+BatchArgument = Annotated[
+    str, typer.Argument(metavar="BATCH", help="Id, or its beginning.", autocompletion=completion.batches)
+]
 
 
 @app.command()
@@ -73,7 +75,7 @@ def list_batches(
 def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
     """Show a batch, and the lines at fault if there are any."""
     with closing(client_of(ctx)) as client:
-        found = client.batch(batch)
+        found = client.batch(identifiers.batch(client, batch))
     _show([found], output, no_trunc=True)
     if output is Format.TABLE:
         for error in found.errors.data if found.errors else ():
@@ -85,7 +87,7 @@ def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format
 def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
     """End a batch; what finished is kept."""
     with closing(client_of(ctx)) as client:
-        _show([client.cancel_batch(batch)], output, no_trunc=True)
+        _show([client.cancel_batch(identifiers.batch(client, batch))], output, no_trunc=True)
 
 
 @app.command()
@@ -98,11 +100,11 @@ def results(
 ) -> None:
     """Get the answers of a batch that has ended, as JSONL."""
     with closing(client_of(ctx)) as client:
-        found = client.batch(batch)
+        found = client.batch(identifiers.batch(client, batch))
         file_id = found.error_file_id if errors else found.output_file_id
         if file_id is None:
             what = "errors" if errors else "answers"
-            raise NotFound(f"batch {batch} is {found.status} and has no file of {what}")
+            raise NotFound(f"batch {found.id} is {found.status} and has no file of {what}")
         content = client.file_content(file_id)
     if to is None:
         sys.stdout.write(content.decode())

@@ -41,6 +41,16 @@ def sessions(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return _offered(ctx, incomplete, found)
 
 
+def batches(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of batches, with how they stand."""
+
+    def found(client: "Client") -> Iterator[tuple[str, str]]:
+        for batch in islice(client.batches(), SHOWN):
+            yield batch.id, f"{batch.endpoint}, {batch.status}"
+
+    return _offered(ctx, incomplete, found)
+
+
 def models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Names of the served models."""
     return _offered(ctx, incomplete, lambda client: ((model.id, "") for model in client.models()))

@@ -35,8 +35,12 @@ def status_text(job: Job) -> str:
 def render_results(results: JobResults, num_fewshot: int | None) -> str:
     """One row per condition, metric and filter, under the column names that lm-eval prints.
 
-    A condition without scores, as in a capture job, has one row with its numbers of samples.
+    A condition without scores has one row with its numbers of samples; where no condition has any, as in a
+    capture job, that is all there is to show.
     """
+    if not any(condition.metrics for condition in results.conditions.values()):
+        bare = [[name, str(one.samples), str(one.failed)] for name, one in results.conditions.items()]
+        return tables.render(("Condition", "Samples", "Failed"), bare, right=_NUMBERS)
     rows = []
     for name, condition in results.conditions.items():
         counts = [str(condition.samples), str(condition.failed)]

@@ -1,6 +1,6 @@
 """`actograph jobs`: submit, list, show, watch, cancel, retry, remove."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -284,12 +284,7 @@ def _watch(client: "Client", job_id: str, output: Format = Format.TABLE) -> None
 
 def resolve(client: "Client", typed: str) -> str:
     """The whole id of the job that was typed."""
-
-    def known() -> Iterator[str]:
-        for job in client.jobs():
-            yield job.id
-
-    return identifiers.resolve(typed, "job", known())
+    return identifiers.job(client, typed)
 
 
 def _only_model(client: "Client") -> str:

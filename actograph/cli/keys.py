@@ -97,8 +97,7 @@ def revoke(
 ) -> None:
     """End a key for good; what its owner has stays."""
     with closing(client_of(ctx)) as client:
-        known = (one.id for one in client.api_keys())
-        revoked = client.revoke_key(resolve(key, "key", known))
+        revoked = client.revoke_key(resolve(key, "key", lambda _: (one.id for one in client.api_keys())))
     emit(revoked.model_dump_json() if output is Format.JSON else revoked.id)
 
 

@@ -1,6 +1,6 @@
 """The options by which `actograph sessions` chooses sessions, and what they ask of the service."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +40,7 @@ def query(client: "Client", flags: Mapping[str, Any]) -> "SessionQuery":
     """The filters among a command's flags, the job's id resolved. Raises what resolving does."""
     job = flags["job"]
     wanted: SessionQuery = {
-        "job_id": None if job is None else identifiers.resolve(job, "job", (j.id for j in client.jobs())),
+        "job_id": None if job is None else identifiers.job(client, job),
         "model": flags["model"],
         "condition": flags["condition"],
         "sample_index": flags["sample_index"],
@@ -69,9 +69,4 @@ def is_filtered(wanted: "SessionQuery") -> bool:
 
 def resolve(client: "Client", typed: str) -> str:
     """The whole id of the session that was typed."""
-
-    def known() -> Iterator[str]:
-        for session in client.sessions():
-            yield session.id
-
-    return identifiers.resolve(typed, "ses", known())
+    return identifiers.session(client, typed)

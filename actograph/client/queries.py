@@ -16,6 +16,7 @@ LONG_SECONDS = 3600.0
 class SessionChoice(TypedDict, total=False):
     """The filters of a job's sessions; what is None or not named asks nothing. Times are Unix seconds."""
 
+    id_prefix: str | None
     model: str | None
     condition: str | None
     sample_index: int | None

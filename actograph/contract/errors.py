@@ -117,7 +117,7 @@ class PayloadTooLarge(ActographError):
 
 
 class Unauthorized(ActographError):
-    """A valid API key is required: Authorization: Bearer <key>."""
+    """A valid API key is required, in the header Authorization: Bearer."""
 
     code = "unauthorized"
     status = 401

@@ -96,6 +96,8 @@ def _accepted(answer: StoredAnswer) -> JSONResponse:
 def list_jobs(
     services: ServicesDep,
     page: PageDep,
+    *,
+    id_prefix: Annotated[str | None, Query(pattern="^job_[0-9a-f]{1,32}$")] = None,
     status: Annotated[JobStatus | None, Query()] = None,
     kind: Annotated[str | None, Query(max_length=32)] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
@@ -103,6 +105,7 @@ def list_jobs(
     with services.database.read() as session:
         rows, has_more = jobs.find(
             session,
+            id_prefix=id_prefix,
             status=status,
             kind=kind,
             tag=tag,

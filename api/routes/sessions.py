@@ -44,6 +44,7 @@ Seconds = Annotated[float | None, Query(allow_inf_nan=False, description="Unix s
 def _filter(
     *,
     services: ServicesDep,
+    id_prefix: Annotated[str | None, Query(pattern="^ses_[0-9a-f]{1,32}$")] = None,
     job_id: Annotated[str | None, Query(max_length=64)] = None,
     model: Annotated[str | None, Query(max_length=1024)] = None,
     condition: Annotated[str | None, Query(max_length=64)] = None,
@@ -57,6 +58,7 @@ def _filter(
     expires_before: Seconds = None,
 ) -> SessionFilter:
     return SessionFilter(
+        id_prefix=id_prefix,
         job_id=job_id,
         # a model that is no longer served keeps its sessions
         model=(services.models.find(model) or model) if model is not None else None,

@@ -63,6 +63,7 @@ class JobCalls(Calls):
     async def jobs(
         self,
         *,
+        id_prefix: str | None = None,
         status: JobStatus | str | None = None,
         kind: str | None = None,
         tag: str | None = None,
@@ -70,7 +71,10 @@ class JobCalls(Calls):
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[JobHandle]:
         """Every job that fits, newest first, page after page as the iterator is read."""
-        params = {"status": status, "kind": kind, "tag": tag, "order": order, "limit": page_size}
+        params = {
+            "id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag, "order": order,
+            "limit": page_size,
+        }  # fmt: skip
         async for job in self._items("/v1/jobs", JobHandle, params):
             yield self._bound_job(job)
 

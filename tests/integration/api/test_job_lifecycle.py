@@ -50,6 +50,7 @@ def test_jobs_are_filtered_by_status_kind_and_tag(service: "Service") -> None:
     assert listed(status="queued") == {plain, tagged}
     assert listed(tag="night") == {tagged, cancelled}
     assert listed(tag="night", status="cancelled") == {cancelled}
+    assert listed(id_prefix=plain[:16]) == listed(id_prefix=plain) == {plain}
     assert listed(kind="evaluation") == set()
     assert listed(kind="capture") == {plain, tagged, cancelled}
 
@@ -71,6 +72,7 @@ def test_the_queue_position_follows_priority_then_age(service: "Service") -> Non
         {"after": "x"},
         {"after": "job_" + "0" * 32},
         {"tag": "\0"},
+        {"id_prefix": "ses_3fa2"},
     ],
 )
 def test_bad_list_parameters_are_refused(

@@ -72,6 +72,9 @@ def test_sessions_are_searched_by_each_filter(service: "Service", session_id: st
 
     everything = {session_id, *others}
     assert found() == everything
+    assert found(id_prefix=session_id[:12]) == {session_id}
+    assert found(id_prefix=session_id) == {session_id}
+    assert found(id_prefix=session_id[:5]) == {one for one in everything if str(one)[:5] == session_id[:5]}
     assert found(job_id=other_job) == others
     assert found(model="demo") == found(model="example/demo-model") == everything
     assert found(model="nobody's") == set()
@@ -100,6 +103,9 @@ def test_sessions_are_searched_by_each_filter(service: "Service", session_id: st
         {"created_after": "nan"},
         {"created_before": "inf"},
         {"model": "\0"},
+        {"id_prefix": "ses_"},
+        {"id_prefix": "job_3fa2"},
+        {"id_prefix": "ses_3FA2"},
     ],
 )
 def test_bad_filters_are_refused(service: "Service", problem: "Problem", params: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if state.api_key and headers.get("authorization") != f"Bearer {state.api_key}":
                 raise Refused(
-                    401, "unauthorized", "A valid API key is required: Authorization: Bearer <key>."
+                    401, "unauthorized", "A valid API key is required, in the header Authorization: Bearer."
                 )
             for method, pattern, act in ROUTES:
                 if method == self.command and (match := re.fullmatch(pattern, parts.path)):

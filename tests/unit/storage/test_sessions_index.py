@@ -70,6 +70,8 @@ def test_each_filter_takes_what_fits_and_they_are_joined(database: Database, sub
     assert found(database) == [a, b, c]
     assert found(database, job_id=night) == [a, b]
     assert found(database, tag="night") == [a, b]
+    assert [found(database, id_prefix=one[:20]) for one in (a, b, c)] == [[a], [b], [c]]
+    assert found(database, id_prefix=a, job_id=plain) == []
     assert found(database, tag="none") == []
     assert found(database, model="other") == [b]
     assert found(database, condition="base") == [a]
