@@ -8,7 +8,7 @@ loses something it comes from there.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import redis
 import redis.asyncio
@@ -16,6 +16,8 @@ import redis.asyncio
 log = logging.getLogger(__name__)
 
 KEEP_SECONDS = 900
+#: once a sample is no longer run; whoever still reads has the end from the index
+FADE_SECONDS = 60
 #: after a failure nothing is tried for so long, so that a broker that is away holds nobody up
 PAUSE_SECONDS = 2.0
 TIMEOUT_SECONDS = 1.0
@@ -36,13 +38,29 @@ class LiveTextWriter:
 
     def write(self, pieces: Sequence[tuple[str, int, bytes]]) -> bool:
         """Pieces of samples' texts: sample id, offset in bytes, UTF-8. False where they were lost."""
+
+        def put(pipe: "redis.client.Pipeline") -> None:
+            for sample_id, offset, piece in pieces:
+                pipe.setrange(_key(sample_id), offset, piece)
+                pipe.expire(_key(sample_id), KEEP_SECONDS)
+
+        return self._send(put)
+
+    def fade(self, sample_ids: Iterable[str]) -> None:
+        """These samples are run no longer: under many chats texts would pile up until their time is over."""
+
+        def shorten(pipe: "redis.client.Pipeline") -> None:
+            for sample_id in sample_ids:
+                pipe.expire(_key(sample_id), FADE_SECONDS)
+
+        self._send(shorten)
+
+    def _send(self, put: Callable[["redis.client.Pipeline"], None]) -> bool:
         if time.monotonic() < self._away_until:
             return False
         try:
             with self._redis.pipeline(transaction=False) as pipe:
-                for sample_id, offset, piece in pieces:
-                    pipe.setrange(_key(sample_id), offset, piece)
-                    pipe.expire(_key(sample_id), KEEP_SECONDS)
+                put(pipe)
                 pipe.execute()
         except redis.RedisError as error:
             log.warning("text of chats is not sent while it is generated, the broker is away: %s", error)

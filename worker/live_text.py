@@ -44,6 +44,7 @@ class LiveText:
         self._done.set()
         if self._ids:
             self._thread.join()
+            self._writer.fade(self._ids.values())
 
     def on_batch(self, batch: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """These requests begin, or begin again; `tokens` grow from now on."""

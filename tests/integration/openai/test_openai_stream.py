@@ -13,6 +13,7 @@ import redis
 import torch
 
 from actograph.contract.resources import JobStatus
+from storage.live_text import FADE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -203,3 +204,10 @@ def test_a_client_that_never_reads_holds_nobody_up(
     # nothing is kept of it once it is gone
     state = service.app.state
     eventually(lambda: not state.live_texts.followed and not state.job_ends.waiting)
+
+
+def test_what_was_said_fades_from_the_broker_once_it_is_answered(service: Any, client: Any) -> None:
+    list(client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=24, stream=True))
+    with redis.Redis.from_url(service.settings.broker_url) as broker:
+        left = [broker.ttl(key) for key in broker.scan_iter("actograph-live:*")]
+    assert all(0 < seconds <= FADE_SECONDS for seconds in left)
