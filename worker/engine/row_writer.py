@@ -186,20 +186,25 @@ class RowWriter:
         if isinstance(item, Strip):
             if item.ready is not None:
                 item.ready.synchronize()
-            tensor = self._stored(item.tensor)
+            tensor = self._stored(item.tensor, pinned=item.ready is not None)
             self._make_room(tensor)
             strip = Strip(item.point, tensor, item.starts, item.first_rows)
             self._strips.setdefault(item.point, []).append(strip)
             return
         for copied in item.ready:
             copied.synchronize()
-        parts = tuple(self._stored(part) for part in item.parts)
+        parts = tuple(self._stored(part, pinned=bool(item.ready)) for part in item.parts)
         self._make_room(*parts)
         self._blocks.append(Block(item.counts, parts))
 
-    def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _stored(self, tensor: torch.Tensor, *, pinned: bool) -> torch.Tensor:
+        """The tensor as it is held: out of pinned memory, which is the next copy's.
+
+        torch rounds a pinned tensor's size up to a power of two and never gives it back to the system, so no
+        more of it is used than what is on its way.
+        """
         dtype = stored_dtype(tensor.dtype, self._dtype)
-        return tensor if tensor.dtype == dtype else host_copy(tensor, dtype)
+        return host_copy(tensor, dtype) if pinned or tensor.dtype != dtype else tensor
 
     def _make_room(self, *tensors: torch.Tensor) -> None:
         """Account for tensors about to be kept; hand out what is held where they do not fit."""

@@ -296,7 +296,10 @@ class RowStream:
             self._put(Block(counts, tuple(parts), tuple(copies)))
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself."""
+        """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself.
+
+        The event blocks: who waits for it (the writer, and an out-of-memory retry) sleeps and does not spin.
+        """
         if not tensor.is_cuda:
             return tensor, None
         tensor = tensor.to(stored_dtype(tensor.dtype, self._dtype))
@@ -308,7 +311,7 @@ class RowStream:
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             host.copy_(tensor, non_blocking=True)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             ready.record(stream)
         if self._options.wait_for_copies:
             ready.synchronize()  # so that the allocator may use the tensor's memory at once

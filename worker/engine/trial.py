@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 from actograph.contract.errors import ModelRefused
 from worker.engine.memory import is_out_of_memory
 from worker.engine.model import LoadedModel
@@ -17,11 +19,12 @@ def tried(model: LoadedModel, doing: str, action: Callable[[], Result]) -> Resul
         doing: what it does, for the message: "when it ...".
 
     Raises:
-        ModelRefused: the model's own code failed. Running out of memory is passed on as it is.
+        ModelRefused: the model's own code failed. Running out of memory, and a device that fails, are passed
+            on as they are.
     """
     try:
         return action()
-    except ModelRefused:
+    except (ModelRefused, torch.AcceleratorError):  # the latter is the device's, not the model's
         raise
     except Exception as error:
         if is_out_of_memory(error):

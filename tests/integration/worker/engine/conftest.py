@@ -142,10 +142,12 @@ def reference() -> Callable[..., dict[str, torch.Tensor]]:
 
             def keep(_: Any, args: Any, kwargs: Any, output: Any, hook: str = hook, side: str = side) -> None:
                 value = output if side == "output" else (args or list(kwargs.values()))[0]
-                got[hook] = _first(value)[0].detach().clone().flatten(1)
+                got[hook] = _first(value)[0].detach().flatten(1).cpu().clone()
 
             handles.append(hf.get_submodule(path).register_forward_hook(keep, with_kwargs=True))
-        ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
+        ids = torch.tensor(
+            [generation.prompt_ids + generation.generated_ids[:-1]], device=engine.model.device
+        )
         try:
             with torch.inference_mode():
                 hf(input_ids=ids, use_cache=False)

@@ -1,17 +1,32 @@
 """The same promises on a GPU: rows through pinned memory, flat device memory, a real out-of-memory."""
 
+import copy
+import gc
+import itertools
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen3Config
 
-from actograph.contract.specs import SamplingSpec
+from actograph.contract.interventions import TokenRange
+from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine.engine import Engine
+from worker.engine.interventions import Edit
+from worker.engine.ladder import sparing
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import wrap_model
-from worker.engine.requests import BufferOptions, GenerationRequest
+from worker.engine.requests import (
+    BufferOptions,
+    Generation,
+    GenerationRequest,
+    RowShaping,
+    StatisticsOptions,
+)
+from worker.engine.sampling import gumbel
 
 pytestmark = [
     pytest.mark.integration,
@@ -46,23 +61,138 @@ def requests(*lengths: int) -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize(
-    "options", [BufferOptions(), BufferOptions(host_buffer_bytes=1 << 20, max_block_steps=5)]
-)
-def test_rows_equal_a_plain_forward(engine: Engine, options: BufferOptions, keeping_sink: Any) -> None:
+#: the defaults; small blocks and chunks; nothing held back, as after running out of memory
+OPTIONS = {
+    "defaults": BufferOptions(),
+    "small": BufferOptions(host_buffer_bytes=1 << 20, shard_bytes=1 << 18, max_block_steps=5),
+    "sparing": sparing(BufferOptions()),
+}
+
+
+def check_rows(engine: Engine, made: list[Generation], sink: Any, reference: Any, tolerance: float) -> None:
     hooks = list(engine.structure.hooks)
-    sink = keeping_sink()
+    for i, generation in enumerate(made):
+        assert generation.error is None
+        want = reference(engine, generation, hooks)
+        for hook in hooks:
+            got = sink.rows(i, hook)
+            expected = want[hook][sink.first_row(i, hook) :].to(got.dtype)
+            assert not got.is_cuda and not got.is_pinned()
+            assert torch.allclose(got, expected, rtol=tolerance, atol=tolerance), hook
+
+
+@pytest.mark.parametrize("dtype", ["model", "float16"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_rows_equal_a_plain_forward(
+    engine: Engine, options: BufferOptions, dtype: Dtype, keeping_sink: Any, reference: Any
+) -> None:
+    hooks = list(engine.structure.hooks)
+    sink, read = keeping_sink(), keeping_sink()
+    tolerance = 1e-3 if dtype == "model" else 1e-2
     made = engine.generate(
-        requests(40, 3, 17), sampling=SamplingSpec(max_tokens=33), hooks=hooks, sink=sink, options=options
+        requests(40, 3, 17), sampling=SamplingSpec(max_tokens=33), hooks=hooks, sink=sink, options=options,
+        dtype=dtype,
+    )  # fmt: skip
+    check_rows(engine, made, sink, reference, tolerance)
+    texts = engine.prefill(
+        requests(40, 3, 17), hooks=hooks, sink=read, options=options, dtype=dtype, layers_per_pass=1
     )
-    for i, g in enumerate(made):
-        assert g.error is None
-        ids = torch.tensor([g.prompt_ids + g.generated_ids[:-1]], device="cuda")
-        with torch.inference_mode():
-            states = engine.model.hf(input_ids=ids, output_hidden_states=True).hidden_states
-        for layer in range(6):
-            got = sink.rows(i, f"resid_pre.{layer}")
-            assert torch.allclose(got, states[layer][0].cpu(), rtol=1e-3, atol=1e-3)
+    check_rows(engine, texts, read, reference, tolerance)
+
+
+def test_a_slow_sink_holds_decoding_back_and_loses_no_row(
+    engine: Engine, keeping_sink: Any, reference: Any
+) -> None:
+    """Pinned blocks are used again as soon as the writer has them: none may be overwritten before."""
+
+    class Slow(keeping_sink):  # type: ignore[misc]
+        def write(self, index: int, rows: Any) -> None:
+            time.sleep(0.01)
+            super().write(index, rows)
+
+    sink = Slow()
+    hooks = list(engine.structure.hooks)
+    options = BufferOptions(host_buffer_bytes=1 << 18, shard_bytes=1 << 16, max_block_steps=1, queue_blocks=1)
+    made = engine.generate(
+        requests(40, 3, 17, 9), sampling=SamplingSpec(max_tokens=64), hooks=hooks, sink=sink, options=options
+    )
+    check_rows(engine, made, sink, reference, 1e-3)
+
+
+def test_choices_columns_reductions_and_statistics_are_those_of_the_rows(
+    engine: Engine, keeping_sink: Any
+) -> None:
+    hooks = ["resid_mid.2", "mlp_out.5", "logits"]
+
+    def run(**options: Any) -> Any:
+        sink = keeping_sink()
+        made = engine.generate(
+            requests(40, 3, 17), sampling=SamplingSpec(max_tokens=20), hooks=hooks, sink=sink, **options
+        )
+        assert not any(g.error for g in made)
+        return sink
+
+    whole = run()
+    some = run(shaping=RowShaping(columns=(7, 0, 100)))
+    means = run(shaping=RowShaping(reduce="mean"))
+    last = run(positions="last")
+    counted = run(shaping=RowShaping(statistics=StatisticsOptions(threshold=0.5, rows=False)))
+    for i, hook in itertools.product(range(3), hooks):
+        rows = whole.rows(i, hook)
+        assert torch.equal(some.rows(i, hook), rows[:, [7, 0, 100]])
+        assert torch.allclose(means.rows(i, hook)[0], rows.mean(0), rtol=1e-4, atol=1e-5)
+        assert torch.equal(last.rows(i, hook)[0], rows[-1])
+        variance = rows.double().var(0, correction=0)
+        assert torch.allclose(counted.rows(i, f"{hook}.variance")[0], variance, rtol=1e-9)
+        over = (rows.abs() > 0.5).sum(0)
+        assert torch.equal(counted.rows(i, f"{hook}.over")[0], over)
+
+
+def test_noise_is_that_of_the_cpu() -> None:
+    """A sampled token does not depend on the device, but where two are all but equally likely."""
+    seeds = torch.tensor([3, -(1 << 62), 12345])
+    index = torch.arange(50_000)[None]
+    for step in (0, 1, 1000):
+        here = gumbel(seeds, step, index)
+        there = gumbel(seeds.cuda(), step, index.cuda()).cpu()
+        assert torch.allclose(here, there, rtol=1e-13, atol=1e-13)
+        assert torch.equal(here.argmax(-1), there.argmax(-1))
+
+
+def test_edits_are_those_of_the_cpu(engine: Engine, keeping_sink: Any) -> None:
+    vector = torch.linspace(-1, 1, engine.structure.hidden_size)
+    edits = (
+        Edit(hook="resid_post.1", op="add", vector=vector, coefficient=2.0, positions="generated"),
+        Edit(hook="resid_post.3", op="project_out", vector=vector),
+        Edit(hook="mlp_out.4", op="scale", coefficient=0.5, positions=TokenRange(start=1, stop=20)),
+    )
+    steered = [replace(r, edits=edits if i % 2 else ()) for i, r in enumerate(requests(40, 3, 17, 9))]
+    hooks = ["resid_post.1", "resid_post.3", "mlp_out.4", "resid_post.5"]
+    hf: Any = copy.deepcopy(engine.model.hf).cpu()
+    on_cpu = Engine(wrap_model(hf, engine.model.tokenizer, name="cpu"))
+    sinks = {one: keeping_sink() for one in (engine, on_cpu)}
+    made = [
+        one.generate(steered, sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sink)
+        for one, sink in sinks.items()
+    ]
+    assert [g.generated_ids for g in made[0]] == [g.generated_ids for g in made[1]]
+    for i, hook in itertools.product(range(4), hooks):
+        there, here = (sink.rows(i, hook) for sink in sinks.values())
+        assert torch.allclose(there, here, rtol=1e-3, atol=1e-3), hook
+
+
+def test_a_cancelled_batch_leaves_nothing_on_the_device(engine: Engine, keeping_sink: Any) -> None:
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    steps: list[int] = []
+    made = engine.generate(
+        requests(40, 3), sampling=SamplingSpec(max_tokens=64), hooks=list(engine.structure.hooks),
+        sink=keeping_sink(), on_step=steps.append, should_stop=lambda: len(steps) >= 20,
+    )  # fmt: skip
+    assert {g.finish_reason for g in made} == {"cancelled"}
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < 1 << 20
 
 
 def test_device_memory_does_not_grow_with_max_tokens(engine: Engine, keeping_sink: Any) -> None:

@@ -1,0 +1,153 @@
+"""Random captures with random interventions, ragged batches and options, against plain hooks."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.interventions import Op, TokenRange
+from actograph.contract.specs import SamplingSpec
+from worker.engine.engine import Engine
+from worker.engine.interventions import Edit
+from worker.engine.locations import place_of
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+
+pytestmark = pytest.mark.integration
+
+EDITED = ("resid_post", "attn_out", "mlp_out", "attn_in")
+OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
+
+
+def random_edit(rng: random.Random, hooks: Sequence[str], engine: Engine) -> Edit:
+    hook, op = rng.choice(hooks), rng.choice(OPS)
+    width = engine.structure.hooks[hook].width
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    vector = None if op in ("scale", "zero") else torch.randn(width, generator=generator)
+    start = rng.randrange(0, 12)
+    positions: Any = rng.choice(
+        ["all", "prompt", "generated", "last_prompt", TokenRange(start=start, stop=None),
+         TokenRange(start=start, stop=start + rng.randrange(1, 8))]
+    )  # fmt: skip
+    coefficient = rng.choice([-1.5, 0.5, 1.0, 2.0])
+    return Edit(hook=hook, op=op, coefficient=coefficient, vector=vector, positions=positions)
+
+
+def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
+    """The definition of each operation, in float64."""
+    x, c = rows.double(), edit.coefficient
+    if edit.op == "zero":
+        return x * 0
+    if edit.op == "scale":
+        return x * c
+    assert edit.vector is not None
+    v = edit.vector.double()
+    if edit.op == "add":
+        return x + c * v
+    if edit.op == "replace":
+        return (c * v).expand_as(x)
+    unit = v / v.norm()
+    along: torch.Tensor = (x @ unit)[:, None] * unit
+    return x - c * along
+
+
+def meant(edit: Edit, prompt: int, tokens: int) -> list[int]:
+    if isinstance(edit.positions, TokenRange):
+        stop = tokens if edit.positions.stop is None else min(edit.positions.stop, tokens)
+        return list(range(edit.positions.start, stop))
+    ranges = {"all": (0, tokens), "prompt": (0, prompt), "generated": (prompt, tokens)}
+    return list(range(*ranges.get(str(edit.positions), (prompt - 1, prompt))))
+
+
+def oracle(
+    engine: Engine, generation: Generation, edits: Sequence[Edit], hooks: Sequence[str]
+) -> Mapping[str, torch.Tensor]:
+    """Every token at once, alone, with plain hooks: what is written first, then what is read."""
+    ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
+    prompt, tokens = len(generation.prompt_ids), ids.shape[1]
+    got: dict[str, torch.Tensor] = {}
+    hf, handles = engine.model.hf, []
+
+    def watch(hook: str, action: Callable[[torch.Tensor], None]) -> None:
+        place = place_of(engine.structure.hooks[hook].location)
+        module = hf.get_submodule(place.path)
+
+        def before(_: Any, args: Any, kwargs: Any) -> None:
+            action((args or list(kwargs.values()))[0])
+
+        def after(_: Any, args: Any, output: Any) -> None:
+            while isinstance(output, tuple):
+                output = output[place.part] if place.part else output[0]
+            action(output)
+
+        handles.append(
+            module.register_forward_pre_hook(before, with_kwargs=True)
+            if place.side == "input"
+            else module.register_forward_hook(after)
+        )
+
+    def edit_at(hook: str) -> Callable[[torch.Tensor], None]:
+        def write(tensor: torch.Tensor) -> None:
+            rows = tensor.view(tokens, -1)
+            for edit in edits:
+                if edit.hook == hook and (where := meant(edit, prompt, tokens)):
+                    rows[where] = changed(edit, rows[where]).to(rows.dtype)
+
+        return write
+
+    def keep(hook: str, tensor: torch.Tensor) -> None:
+        got[hook] = tensor.view(tokens, -1).clone()
+
+    for hook in dict.fromkeys(edit.hook for edit in edits):
+        watch(hook, edit_at(hook))
+    for hook in hooks:
+        watch(hook, partial(keep, hook))
+    try:
+        with torch.inference_mode():
+            hf(input_ids=ids, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return got
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt_neox", "olmo2"])
+def test_rows_are_those_of_plain_hooks(
+    name: str, seed: int, engine_for: Callable[[str], Engine], keeping_sink: Any
+) -> None:
+    engine, rng = engine_for(name), random.Random(1000 * seed + len(name))
+    # resid_pre is the tensor that the layer before put out: it is written under that name alone
+    editable, readable = (
+        [f"{p}.{i}" for p in points for i in range(3) if f"{p}.{i}" in engine.structure.hooks]
+        for points in (EDITED, (*EDITED, "resid_pre", "router_logits"))
+    )
+    hooks = rng.sample(readable, 5)
+    lengths = [rng.choice([1, 2, 5, 9, 14]) for _ in range(rng.randrange(1, 5))]
+    edits = [[random_edit(rng, editable, engine) for _ in range(rng.randrange(0, 4))] for _ in lengths]
+    requests = [
+        GenerationRequest(
+            key=str(i), prompt_ids=tuple(rng.randrange(3, 500) for _ in range(n)), seed=i, edits=tuple(own)
+        )
+        for i, (n, own) in enumerate(zip(lengths, edits, strict=True))
+    ]
+    options = BufferOptions(
+        max_block_steps=rng.choice([1, 3, 64]), host_buffer_bytes=rng.choice([1 << 12, 1 << 30]),
+        shard_bytes=rng.choice([1 << 11, 1 << 28]),
+    )  # fmt: skip
+    made, read = keeping_sink(), keeping_sink()
+    sampling = SamplingSpec(max_tokens=rng.choice([1, 2, 9]), temperature=rng.choice([0.0, 0.8]))
+    generations = engine.generate(requests, sampling=sampling, hooks=hooks, sink=made, options=options)
+    texts = engine.prefill(
+        requests, hooks=hooks, sink=read, options=options, layers_per_pass=rng.choice([None, 1, 2])
+    )
+    for sink, outcomes in ((made, generations), (read, texts)):
+        for i, (outcome, own) in enumerate(zip(outcomes, edits, strict=True)):
+            assert outcome.error is None
+            want = oracle(engine, outcome, own, hooks)
+            for hook in hooks:
+                expected = want[hook]
+                scale = max(1.0, expected.abs().max().item())
+                assert torch.allclose(sink.rows(i, hook), expected, rtol=1e-3, atol=1e-3 * scale), (hook, own)
