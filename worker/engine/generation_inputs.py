@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.specs import SamplingSpec
+from worker.engine.checkpoint_processors import LEFT_TO_US, processors_of
 from worker.engine.logprobs import AfterChoice, LogprobRecorder
 from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
@@ -13,6 +14,30 @@ from worker.engine.penalties import Penalties, changes_logits
 from worker.engine.requests import GenerationRequest
 from worker.engine.sampling import GumbelSampler
 from worker.engine.stopping import RowTracker
+
+#: what a checkpoint's generation config may not choose
+_NOT_THE_CHECKPOINTS: dict[str, Any] = {
+    # a step is one forward over one token: no chunked prefill, no guesses, no second pass without the prompt
+    "prefill_chunk_size": None,
+    "prompt_lookup_num_tokens": None,
+    "assistant_early_exit": None,
+    "use_mtp": False,
+    "guidance_scale": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    # where a text ends is the request's to say
+    "stop_strings": None,
+    "max_time": None,
+    "token_healing": False,
+    "num_return_sequences": 1,
+    # what is planned for is the cache that the model makes by itself
+    "cache_implementation": None,
+    "return_dict_in_generate": False,
+    "output_hidden_states": False,
+    "output_attentions": False,
+    "output_scores": False,
+    "output_logits": False,
+}
 
 
 def generation_inputs(
@@ -32,14 +57,8 @@ def generation_inputs(
         "do_sample": False,
         "num_beams": 1,
         "use_cache": True,
-        # a chunked prefill or guessed tokens would make a step something else than one token
-        "prefill_chunk_size": None,
-        "prompt_lookup_num_tokens": None,
-        # whatever the checkpoint's generation config says
-        "num_return_sequences": 1,
-        "return_dict_in_generate": False,
-        "output_hidden_states": False,
-        "output_attentions": False,
+        **_NOT_THE_CHECKPOINTS,
+        **LEFT_TO_US,
         "eos_token_id": list(model.eos_token_ids) or None,
         "pad_token_id": model.pad_token_id,
         "stopping_criteria": StoppingCriteriaList(
@@ -47,7 +66,9 @@ def generation_inputs(
         ),
         "streamer": None,  # nnsight's own would copy every token to the host once more
     }
-    processors: list[LogitsProcessor] = [] if logprobs is None else [logprobs]
+    processors = processors_of(model, [len(r.prompt_ids) for r in requests])
+    if logprobs is not None:
+        processors.append(logprobs)
     if changes_logits(sampling):
         processors.append(Penalties(sampling, ids.shape[1], device))
     if sampling.temperature > 0:

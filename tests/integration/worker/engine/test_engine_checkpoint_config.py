@@ -1,0 +1,96 @@
+"""What a checkpoint's generation config may do to a batch, and what it may not."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from actograph.contract.specs import SamplingSpec
+from worker.engine.engine import Engine
+
+pytestmark = pytest.mark.integration
+
+PROMPTS = ["Once upon a time there was a little girl who had 12 apples.", "a", "The cat and the dog", "One"]
+TOKENS = 16
+Config: Any = GenerationConfig
+
+
+@pytest.fixture
+def engine(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
+    """Whose generation config a test may replace."""
+    engine = engine_of("stories260k")
+    before = engine.model.hf.generation_config
+    yield engine
+    engine.model.hf.generation_config = before
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"min_length": 17}],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_it_asks_for_knows_no_padding(asked: dict[str, Any], engine: Engine, requests_for: Any) -> None:
+    hf: Any = engine.model.hf
+    sampling = SamplingSpec(max_tokens=TOKENS)
+    requests = requests_for(engine, PROMPTS)
+    plain = [g.generated_ids for g in engine.generate(requests, sampling=sampling)]
+    # the token that pads is one that the texts are full of, and one ends a text
+    pad, end = plain[0][3], plain[1][2]
+    hf.generation_config = Config(eos_token_id=[end], pad_token_id=pad, **asked)
+    tokenizer, before = engine.model.tokenizer, engine.model.tokenizer.pad_token_id
+    tokenizer.pad_token_id = pad
+    try:
+        made = [g.generated_ids for g in engine.generate(requests, sampling=sampling)]
+        alone = [engine.generate([one], sampling=sampling)[0].generated_ids for one in requests]
+    finally:
+        tokenizer.pad_token_id = before
+    ends = list(engine.model.eos_token_ids)
+    expected = []
+    for request in requests:
+        ids = torch.tensor([request.prompt_ids])
+        out = hf.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=ends,
+        )
+        expected.append(tuple(out[0, len(request.prompt_ids) :].tolist()))
+    assert made == alone == expected
+    assert made != plain
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guidance_scale": 1.5},  # a second forward without the prompt in every step
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": "low"},
+        {"assistant_early_exit": 1},
+        {"prompt_lookup_num_tokens": 3},
+        {"num_beams": 4},
+        {"stop_strings": ["a"]},
+        {"max_time": 1e-6},
+        {"token_healing": True},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"return_dict_in_generate": True, "output_scores": True},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_it_cannot_change_what_a_step_is(
+    asked: dict[str, Any], engine: Engine, requests_for: Any, keeping_sink: Any
+) -> None:
+    requests, hooks = requests_for(engine, PROMPTS[:2]), ["resid_pre.1", "mlp_out.0", "logits"]
+    plain, odd = keeping_sink(), keeping_sink()
+    sampling = SamplingSpec(max_tokens=6)
+    expected = engine.generate(requests, sampling=sampling, hooks=hooks, sink=plain)
+    engine.model.hf.generation_config = Config(eos_token_id=[], **asked)
+    made = engine.generate(requests, sampling=sampling, hooks=hooks, sink=odd)
+    assert [g.generated_ids for g in made] == [g.generated_ids for g in expected]
+    assert [g.finish_reason for g in made] == [g.finish_reason for g in expected]
+    for i in range(len(requests)):
+        for hook in hooks:
+            assert torch.equal(odd.rows(i, hook), plain.rows(i, hook)), hook
