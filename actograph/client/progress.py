@@ -41,6 +41,6 @@ def counter(unit: str, total: int, *, show: bool) -> Iterator[Callable[[], None]
             nonlocal done
             done += 1
             meter.add(time.monotonic(), done)
-            shown.update("", done, 0, total, meter.per_second)
+            shown.update("reading", done, 0, total, meter.per_second)
 
         yield count

@@ -309,23 +309,22 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def list_sessions(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        found = [
-            session
-            for session in self.state.sessions.values()
-            if query.get("job_id") in (None, session.job_id)
-            and query.get("correct") in (None, str(session.correct).lower())
-            and query.get("condition") in (None, session.condition)
-        ]
+        found = self._sessions_that_fit(query)
         found.sort(key=lambda session: session.created_at, reverse=query.get("order") != "asc")
         return 200, page(found, query)
 
-    def session_stats(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        wanted = query.get("correct")
-        found = [
+    def _sessions_that_fit(self, query: dict[str, str]) -> list[resources.Session]:
+        return [
             session
             for session in self.state.sessions.values()
-            if wanted in (None, str(session.correct).lower())
+            if session.id.startswith(query.get("id_prefix", ""))
+            and query.get("job_id") in (None, session.job_id)
+            and query.get("correct") in (None, str(session.correct).lower())
+            and query.get("condition") in (None, session.condition)
         ]
+
+    def session_stats(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        found = self._sessions_that_fit(query)
         size = sum(session.bytes for session in found)
         return 200, resources.SessionStats(sessions=len(found), bytes=size, rows=7 * len(found))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.__main__ import Program, run
-from bench.marks import Mark, machine, median_and_quartiles, write_result
+from bench.__main__ import PROGRAMS, Program, run
+from bench.marks import REPO, Mark, machine, median_and_quartiles, write_result
 
 
 def program(module: str, *arguments: str, limit: float = 1.0) -> Program:
@@ -32,6 +32,22 @@ def test_a_program_beyond_its_time_is_ended(tmp_path: Path) -> None:
     assert outcome.trouble == "not done in 0.01 minutes"
     left = set(psutil.Process().children()) - before
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_quick_adds_the_smallest_settings(tmp_path: Path) -> None:
+    quick = Program(module="drain", quick=("--help",), minutes=1, limit_minutes=1)
+    assert run(quick, tmp_path / "found.json", 1.0, quick=True).trouble == "no result was written"
+    assert run(quick, tmp_path / "found.json", 1.0).trouble == "exit status 2"  # it asks for a model
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[program.module for program in PROGRAMS])
+def test_programs_know_their_settings(program: Program) -> None:
+    folder = REPO / "bench" / program.module
+    source = folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")
+    text = source.read_text(encoding="utf-8")
+    assert program.quick, "a bench that --quick does not shorten"
+    for flag in (word for word in (*program.arguments, *program.quick) if word.startswith("--")):
+        assert f'"{flag}"' in text, f"{program.module} knows no {flag}"
 
 
 @pytest.mark.parametrize(

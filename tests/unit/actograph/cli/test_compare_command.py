@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from actograph.cli.main import main
+from actograph.client import Client
 from actograph.contract.comparison import (
     ActivationComparison,
     ConditionComparison,
@@ -107,3 +108,17 @@ def test_what_cannot_be_asked_is_told_in_one_line(run: Run, arguments: list[str]
     code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert says in err
+
+
+def test_the_same_from_a_job_in_python(service: Any, run: Run) -> None:
+    with Client(service.url, "") as client:
+        job = next(client.jobs())
+        found = job.compare_activations("kind", rows="answer", hooks=["resid_post.1"], store_as="kind")
+        assert found == service.activation_comparison
+        assert job.comparison(baseline="plain") == service.comparison
+        assert json.loads(service.seen[-2].body) == {
+            "condition": "kind", "rows": "answer", "hooks": ["resid_post.1"], "baseline": None, "limit": None,
+            "store_as": "kind",
+        }  # fmt: skip
+        assert job.delete().deleted
+        assert list(client.jobs()) == []

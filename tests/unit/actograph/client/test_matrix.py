@@ -245,3 +245,13 @@ def test_a_package_that_is_missing_is_named(
     with pytest.raises(PackageMissing, match="pip install torch"):
         matrix.torch()
     assert service.seen == []
+
+
+@pytest.mark.parametrize(("wanted", "total"), [({}, 5), ({"condition": "a"}, 3), ({"limit": 2}, 2)])
+def test_progress_counts_the_sessions_that_are_read(
+    client: Client, wanted: dict[str, Any], total: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.job(JOB).matrix(HOOK, **wanted)
+    assert capsys.readouterr().err == ""
+    client.job(JOB).matrix(HOOK, progress=True, **wanted)
+    assert f"{total}/{total}" in capsys.readouterr().err.splitlines()[-1]
