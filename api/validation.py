@@ -72,7 +72,7 @@ def parse_body(kind: type[M], body: bytes) -> M:
     try:
         value = kind.model_validate_json(body)
     except ValidationError as error:
-        raw = error.errors(include_url=False, include_context=False, include_input=False)
+        raw = error.errors(include_url=False, include_input=False)
         if raw[0]["type"] == "json_invalid":
             raise InvalidFields([FieldError((), raw[0]["msg"])]) from None
         raise InvalidFields(field_errors(raw, from_json(body))[:MAX_REPORTED]) from None
@@ -86,6 +86,8 @@ def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[
     details: dict[tuple[str | int, ...], list[str]] = {}
     for error in errors:
         loc = tuple(error["loc"])
+        if error["type"] == "fault_of":
+            loc = (*loc, error["ctx"]["field"])
         path = loc if sent is None else _path_in(loc, sent, missing=error["type"] == "missing")
         detail = "unknown field" if error["type"] == "extra_forbidden" else error["msg"]
         detail = detail.removeprefix("Value error, ")

@@ -5,11 +5,12 @@ are accepted; one that would change the answer and is not supported here is refu
 an unknown one is refused as everywhere.
 """
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from actograph.contract.accepted import fault_of, only, unsupported
+from actograph.contract.chat_messages import ChatMessage, NamedTool, ToolDefinition
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import (
@@ -21,151 +22,21 @@ from actograph.contract.specs import (
     SamplingSpec,
     Spec,
     Tag,
-    Text,
 )
 from actograph.tool_calls import CLOSE
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
+#: keeps one token, as a top_p of 0 does at OpenAI
+LEAST_TOP_P = 1e-9
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-def _only(*neutral: Any, why: str) -> AfterValidator:
-    """Accepts null and values that ask for nothing special."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
-            raise ValueError(why)
-        return value
-
-    return AfterValidator(check)
-
-
-def _unsupported(why: str) -> AfterValidator:
-    return _only(why=f"not supported here: {why}")
-
-
-class TextPart(Spec):
-    """A piece of a message's content; text is the only kind."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class CalledFunction(Spec):
-    name: str = Field(min_length=1, max_length=256)
-    arguments: Text = Field(description="JSON text of an object.")
-
-    @field_validator("arguments")
-    @classmethod
-    def _object(cls, value: str) -> str:
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError("arguments must be the JSON text of an object")
-        return value
-
-
-class CalledTool(Spec):
-    """A call that the model made in an earlier turn."""
-
-    id: str = Field(max_length=256)
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class ChatMessage(Spec):
-    """One message of the history."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
-    name: str | None = Field(None, max_length=256)
-    tool_calls: list[CalledTool] | None = None
-    tool_call_id: str | None = Field(None, max_length=256)
-    reasoning_content: Text | None = None
-    # what an answer has beside these, so that it can be sent back as it came
-    refusal: Annotated[Any, _unsupported("a refusal says nothing to this model")] = None
-    annotations: Any = None
-    audio: Annotated[Any, _unsupported("messages are text")] = None
-    function_call: Annotated[Any, _unsupported("use tool_calls")] = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> "ChatMessage":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content is missing; only an assistant's message with tool_calls may lack it")
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only an assistant's message has tool_calls")
-        return self
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.text,
-        }
-        for field in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(self, field)) is not None:
-                message[field] = value
-        if self.tool_calls:
-            # templates write arguments as JSON themselves
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": json.loads(call.function.arguments),
-                    },
-                }
-                for call in self.tool_calls
-            ]
-        return message
-
-
-class FunctionDefinition(Spec):
-    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
-    description: Text | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
-    strict: Annotated[
-        bool | None, _only(False, why="strict is not supported: what the model writes is not constrained")
-    ] = None
-
-
-class ToolDefinition(Spec):
-    type: Literal["function"]
-    function: FunctionDefinition
-
-    def for_template(self) -> dict[str, Any]:
-        return {
-            "type": "function",
-            "function": self.function.model_dump(exclude={"strict"}, exclude_none=True),
-        }
-
-
-class NamedFunction(Spec):
-    name: str = Field(min_length=1, max_length=64)
-
-
-class NamedTool(Spec):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
 class ResponseFormat(Spec):
-    type: Annotated[str, _only("text", why="only text is supported: what is generated is not constrained")]
+    type: Annotated[str, only("text", why="only text is supported: what is generated is not constrained")]
     json_schema: Any = None
 
 
@@ -183,7 +54,7 @@ class CompletionBase(Spec):
 
     model: str = Field(min_length=1, max_length=1024)
     temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps the likeliest token alone.")
     max_tokens: int | None = Field(None, ge=0, le=1_000_000)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -212,13 +83,17 @@ class CompletionBase(Spec):
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionBase":
         if self.store_activations is False and self.capture is not None:
-            raise ValueError("store_activations is false and capture says what to store; drop one of them")
+            raise fault_of(
+                "store_activations",
+                "store_activations is false and capture says what to store; drop one of them",
+            )
         if self.capture is not None and self.capture.mode != "generate":
-            raise ValueError(
-                f"capture.mode {self.capture.mode} is not for this route; leave it out or send an extract job"
+            raise fault_of(
+                "capture",
+                f"mode {self.capture.mode} is not for this route; leave it out or send an extract job",
             )
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
+            raise fault_of("stream_options", "stream_options needs stream: true")
         return self
 
     @property
@@ -244,7 +119,7 @@ class CompletionBase(Spec):
         """How tokens are chosen; OpenAI's defaults."""
         return SamplingSpec(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
+            top_p=1.0 if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             top_k=self.top_k,
             max_tokens=max_tokens,
             seed=seed,
@@ -281,30 +156,38 @@ class ChatCompletionRequest(CompletionBase):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
     prediction: Any = None
-    modalities: Annotated[list[str] | None, _only(["text"], why="answers are text")] = None
-    audio: Annotated[Any, _unsupported("answers are text")] = None
-    functions: Annotated[Any, _unsupported("use tools")] = None
-    function_call: Annotated[Any, _unsupported("use tool_choice")] = None
-    reasoning_effort: Annotated[Any, _unsupported("say enable_thinking true or false")] = None
-    verbosity: Annotated[Any, _unsupported("the model knows no verbosity; say it in the prompt")] = None
-    web_search_options: Annotated[Any, _unsupported("there is no web search")] = None
+    moderation: Annotated[Any, unsupported("nothing is moderated")] = None
+    modalities: Annotated[list[str] | None, only(["text"], why="answers are text")] = None
+    audio: Annotated[Any, unsupported("answers are text")] = None
+    functions: Annotated[Any, unsupported("use tools")] = None
+    function_call: Annotated[Any, unsupported("use tool_choice")] = None
+    reasoning_effort: Annotated[
+        str | None, only("none", why="only none is supported: say enable_thinking true or false")
+    ] = None
+    verbosity: Annotated[Any, unsupported("the model knows no verbosity; say it in the prompt")] = None
+    web_search_options: Annotated[Any, unsupported("there is no web search")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise fault_of("top_logprobs", "top_logprobs needs logprobs: true")
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
-            raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+            raise fault_of("max_tokens", "max_tokens and max_completion_tokens differ; send one of them")
         names = [tool.function.name for tool in self.tools or ()]
         if self.must_call and not names:
-            raise ValueError("this tool_choice needs tools")
+            raise fault_of("tool_choice", "this tool_choice needs tools")
         if self.call_name is not None and self.call_name not in names:
-            raise ValueError(f"tool_choice names {self.call_name}, which is not among the tools")
+            raise fault_of("tool_choice", f"tool_choice names {self.call_name}, which is not among the tools")
+        if self.reasoning_effort is not None and self.thinks:
+            raise fault_of("reasoning_effort", "none, and enable_thinking is true; send one of them")
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
-            raise ValueError("enable_thinking and chat_template_kwargs.enable_thinking differ")
+            raise fault_of(
+                "enable_thinking", "enable_thinking and chat_template_kwargs.enable_thinking differ"
+            )
         return self
 
     @property
@@ -367,17 +250,19 @@ class CompletionRequest(CompletionBase):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    suffix: Annotated[str | None, _unsupported("the model continues text, it does not fill gaps")] = None
+    suffix: Annotated[
+        str | None, only("", why="not supported here: the model continues text, it does not fill gaps")
+    ] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of != self.choices:
-            raise ValueError("best_of must be n: every choice is answered, none is picked out")
+            raise fault_of("best_of", "best_of must be n: every choice is answered, none is picked out")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens 0 needs echo: true; there would be nothing to answer")
+            raise fault_of("max_tokens", "max_tokens 0 needs echo: true; there would be nothing to answer")
         lacking = needs_generation(self.capture.positions) if self.capture is not None else None
         if self.max_tokens == 0 and lacking is not None:
-            raise ValueError(f"capture.positions {lacking} need generated tokens, and max_tokens is 0")
+            raise fault_of("capture", f"positions {lacking} need generated tokens, and max_tokens is 0")
         return self
 
     @property

@@ -127,7 +127,7 @@ def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) ->
         ({"presence_penalty": 2.5}, openai.BadRequestError, "invalid_request", "presence_penalty"),
         ({"logit_bias": {"5": 101}}, openai.BadRequestError, "invalid_request", None),
         ({"logit_bias": {"577": 1}}, openai.BadRequestError, "invalid_request", "logit_bias"),
-        ({"tool_choice": "required"}, openai.BadRequestError, "invalid_request", None),
+        ({"tool_choice": "required"}, openai.BadRequestError, "invalid_request", "tool_choice"),
         ({"tool_choice": "any"}, openai.BadRequestError, "invalid_request", "tool_choice"),
         ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "invalid_request", None),
         ({"extra_body": {"typo": 1}}, openai.BadRequestError, "invalid_request", "typo"),

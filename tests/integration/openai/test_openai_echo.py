@@ -116,8 +116,8 @@ def test_a_scored_text_may_be_captured_and_steered(service: Any, client: Any) ->
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"echo": False}, None),
-        ({"extra_body": {"capture": {"positions": "generated"}}}, None),
+        ({"echo": False}, "max_tokens"),
+        ({"extra_body": {"capture": {"positions": "generated"}}}, "capture"),
         ({"prompt": [5] * 2049}, None),
         ({"prompt": []}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
