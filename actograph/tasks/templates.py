@@ -9,9 +9,10 @@ step of a loop and everything that is made is counted (`template_meter`).
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, nodes
+from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import TemplateReference
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
@@ -49,7 +50,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
 
-_ENVIRONMENT = _Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+def _shown(value: Any) -> Any:
+    """Refuse what has no text of its own: `{{question.upper}}` would print where a method lies in memory."""
+    if isinstance(value, TemplateReference) or (callable(value) and not isinstance(value, Undefined)):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise TypeError(f"{name} is no value; a method is called with brackets, such as question.upper()")
+    return value
+
+
+_ENVIRONMENT = _Environment(
+    undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False, finalize=_shown
+)
 _ENVIRONMENT.globals.clear()
 _ENVIRONMENT.filters.update(METERED_FILTERS)
 

@@ -81,6 +81,13 @@ def test_an_undefined_column_is_named_with_those_that_there_are() -> None:
         render("{{qestion}}")
 
 
+@pytest.mark.parametrize("source", ["{{question.upper}}", "{{question ~ ''}}{{n.bit_length}}", "{{self}}"])
+def test_what_has_no_text_of_its_own_is_refused(source: str) -> None:
+    """A forgotten pair of brackets must not end up in the prompts."""
+    with pytest.raises(InvalidDataset, match="is no value; a method is called with brackets"):
+        render(source)
+
+
 def test_rows_keep_what_their_prompt_uses() -> None:
     form = RowForm(TaskSpec(name="t", prompt="{{question}} {{choices[0]}}", target="{{n}}"))
     row = form(3, ROW)
