@@ -2,13 +2,14 @@
 
 The worker writes pieces at byte offsets and the API reads on from where it is. A sample that is run again
 writes the same text at the same places (draws are reproducible), so that neither a second worker nor a
-stale one does harm. Nothing here is the truth: the index has the whole text in the end, and where Redis
-loses something it comes from there.
+stale one does harm. Nothing here is the truth: where Redis loses something its writer says it again, and the
+index has the whole text in the end.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -36,15 +37,26 @@ class LiveTextWriter:
         )
         self._away_until = 0.0
 
-    def write(self, pieces: Sequence[tuple[str, int, bytes]]) -> bool:
-        """Pieces of samples' texts: sample id, offset in bytes, UTF-8. False where they were lost."""
+    def write(self, pieces: Sequence[tuple[str, int, bytes]]) -> set[str]:
+        """Pieces of samples' texts: sample id, offset in bytes, UTF-8.
+
+        Returns:
+            The samples whose text stands there whole. Of others something is lost, this piece or, where
+            the broker forgot it, what came before: their writer begins again at offset 0.
+        """
 
         def put(pipe: "redis.client.Pipeline") -> None:
             for sample_id, offset, piece in pieces:
+                pipe.strlen(_key(sample_id))
                 pipe.setrange(_key(sample_id), offset, piece)
                 pipe.expire(_key(sample_id), KEEP_SECONDS)
 
-        return self._send(put)
+        lengths = self._send(put)[::3]
+        return {
+            sample_id
+            for (sample_id, offset, _), length in zip(pieces, lengths, strict=False)
+            if length >= offset
+        }
 
     def fade(self, sample_ids: Iterable[str]) -> None:
         """These samples are run no longer: under many chats texts would pile up until their time is over."""
@@ -55,18 +67,18 @@ class LiveTextWriter:
 
         self._send(shorten)
 
-    def _send(self, put: Callable[["redis.client.Pipeline"], None]) -> bool:
+    def _send(self, put: Callable[["redis.client.Pipeline"], None]) -> list[Any]:
+        """The answers to what `put` asks for; none where the broker is away."""
         if time.monotonic() < self._away_until:
-            return False
+            return []
         try:
             with self._redis.pipeline(transaction=False) as pipe:
                 put(pipe)
-                pipe.execute()
+                return list(pipe.execute())
         except redis.RedisError as error:
             log.warning("text of chats is not sent while it is generated, the broker is away: %s", error)
             self._away_until = time.monotonic() + PAUSE_SECONDS
-            return False
-        return True
+            return []
 
     def close(self) -> None:
         self._redis.close()

@@ -65,13 +65,14 @@ class LiveText:
             rows = dict(self._rows)
         pieces = []
         for index, row in rows.items():
-            row.unsent += row.new_text().encode(errors="replace")
+            row.say(row.new_text().encode(errors="replace"))
             if row.unsent:
                 pieces.append((self._ids[index], row.sent, row.unsent))
-        if pieces and self._writer.write(pieces):
-            for row in rows.values():
-                row.sent += len(row.unsent)
-                row.unsent = b""
+        if not pieces:
+            return
+        whole = self._writer.write(pieces)
+        for index, row in rows.items():
+            row.was_sent(whole=self._ids[index] in whole)
 
 
 class _Row:
@@ -79,9 +80,21 @@ class _Row:
         self._tokens = tokens
         self._stream = stream
         self._seen = 0
-        #: bytes
+        self._said = b""
+        #: bytes of what was said that stand in Redis
         self.sent = 0
-        self.unsent = b""
+
+    @property
+    def unsent(self) -> bytes:
+        return self._said[self.sent :]
+
+    def say(self, text: bytes) -> None:
+        self._said += text
+
+    def was_sent(self, *, whole: bool) -> None:
+        """What was unsent has been sent; where that failed, or older text is lost, all is sent again."""
+        if self.unsent:
+            self.sent = len(self._said) if whole else 0
 
     def new_text(self) -> str:
         new = list(self._tokens[self._seen :])

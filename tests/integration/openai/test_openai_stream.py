@@ -172,10 +172,10 @@ def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, s
     assert texts(chunks) == {0: sample.completion}
 
 
-def test_a_broker_that_forgets_costs_the_live_text_alone(service: Any, slow: list[float]) -> None:
+def test_text_that_the_broker_forgets_is_said_to_it_again(service: Any, slow: list[float]) -> None:
     with service.client() as client, redis.Redis.from_url(service.settings.broker_url) as broker:
         chunks = client.chat.completions.create(
-            model=MODEL, messages=ASKED, temperature=0, max_tokens=200, stream=True
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=600, stream=True
         )
         seen = [next(chunks), next(chunks)]
         broker.flushdb()
@@ -183,6 +183,9 @@ def test_a_broker_that_forgets_costs_the_live_text_alone(service: Any, slow: lis
     (job,) = service.jobs()
     (sample,) = service.samples(job.id)
     assert texts(seen) == {0: sample.completion}
+    # it goes on coming in pieces, not at the end alone
+    longest = max(len(choice.delta.content or "") for chunk in seen for choice in chunk.choices)
+    assert longest < len(sample.completion) / 2
 
 
 def test_a_client_that_never_reads_holds_nobody_up(
@@ -210,6 +213,25 @@ def test_what_was_said_fades_from_the_broker_once_it_is_answered(
     service: Any, client: Any, slow: list[float]
 ) -> None:
     list(client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=24, stream=True))
+    (job,) = service.jobs()
+    (sample,) = service.samples(job.id)
     with redis.Redis.from_url(service.settings.broker_url) as broker:
-        left = [broker.ttl(key) for key in broker.scan_iter("actograph-live:*")]
-    assert len(left) == 1 and 0 < left[0] <= FADE_SECONDS
+        assert 0 < broker.ttl(f"actograph-live:{sample.id}") <= FADE_SECONDS
+
+
+def test_who_stops_reading_leaves_no_session(
+    service: Any, slow: list[float], eventually: Callable[..., None]
+) -> None:
+    with service.client() as client:
+        captured = {"capture": {"points": ["resid_post"], "layers": [0]}}
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=ASKED, max_tokens=1500, stream=True, extra_body=captured
+        )
+        next(chunks)
+        chunks.close()
+        # the worker is free for the next one, long before the first would have ended
+        assert client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=2).choices
+    gone, _ = sorted(service.jobs(), key=lambda job: job.status != JobStatus.CANCELLED)
+    assert gone.status == JobStatus.CANCELLED
+    (sample,) = service.samples(gone.id)
+    assert sample.session_id is None and not list(service.store.list_prefixes("sessions"))
