@@ -6,6 +6,7 @@ before the job is queued. Source of the form: https://github.com/openai/grade-sc
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -179,7 +180,9 @@ def _records(lines: Iterable[bytes], limit: int | None, offset: int) -> Iterator
 def _window(rows: Iterable[T], limit: int | None, offset: int) -> Iterator[T]:
     if isinstance(rows, CanSkip):
         rows, offset = rows.from_row(offset), 0
-    return islice(rows, offset, None if limit is None else offset + limit)
+    # islice counts no further than the machine does
+    stop = None if limit is None else min(offset + limit, sys.maxsize)
+    return islice(rows, min(offset, sys.maxsize), stop)
 
 
 def _read(records: Iterator[object], offset: int, reader: RowReader) -> list[DatasetRow]:

@@ -187,6 +187,9 @@ def test_changes_of_many_sessions_reach_ones_own_alone(keyed: "Keyed", things: T
 def test_what_a_job_refers_to_must_be_ones_own(
     keyed: "Keyed", things: Things, problem: "Problem", path: str
 ) -> None:
+    rows = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
+    mine = {"file": ("a.jsonl", rows)}
+    bobs_file = keyed.client.post("/v1/files", files=mine, headers=things.bob).json()["id"]
     evaluation = {"kind": "evaluation", "model": "demo"}
     capture = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}]}
 
@@ -195,20 +198,68 @@ def test_what_a_job_refers_to_must_be_ones_own(
 
     def bodies(file_id: str, vector_id: str) -> dict[str, dict[str, Any]]:
         steer = [{"hook": "resid_post.1", "op": "add", "vector_id": vector_id, "coefficient": 1.0}]
-        own = {"file_id": file_id}
+        own, bobs = {"file_id": file_id}, {"file_id": bobs_file}
+        conditions = [{"name": "a"}, {"name": "b", "interventions": steer}]
         return {
             "/dataset/file_id": evaluation | {"dataset": own},
+            "/fewshot_dataset/file_id": evaluation
+            | {"dataset": bobs, "fewshot_dataset": own, "num_fewshot": 1},
             "/interventions/0/vector_id": capture | {"interventions": steer},
+            "/conditions/1/interventions/0/vector_id": capture | {"conditions": conditions},
         }
 
-    mine = bodies(things.ids["file_id"], things.ids["vector_id"])
+    foreign_bodies = bodies(things.ids["file_id"], things.ids["vector_id"])
     unknown = bodies(ids.new_file_id(), ids.new_vector_id())
-    for pointer, body in mine.items():
-        assert send(body, things.alice).status_code in (200, 202)
+    for pointer, body in foreign_bodies.items():
+        assert send(body, things.root).status_code in (200, 202)
         foreign = problem(send(body, things.bob), 422, pointer=pointer)
         missing = problem(send(unknown[pointer], things.bob), 422, pointer=pointer)
         assert foreign["error"]["code"] == missing["error"]["code"]
         assert len(foreign["detail"]) == len(missing["detail"])
+
+
+def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", things: Things) -> None:
+    batch_file = {"file": ("batch.jsonl", b"{}")}
+    sent = keyed.client.post("/v1/files", files=batch_file, data={"purpose": "batch"}, headers=things.alice)
+
+    def bodies(file_id: str, vector_id: str) -> dict[str, dict[str, Any]]:
+        steer = [{"hook": "resid_post.1", "op": "add", "vector_id": vector_id, "coefficient": 1.0}]
+        message = {"role": "user", "content": "Hi"}
+        return {
+            "/v1/chat/completions": {"model": "demo", "messages": [message], "interventions": steer},
+            "/v1/completions": {"model": "demo", "prompt": "Hi", "interventions": steer},
+            "/v1/batches": {"input_file_id": file_id, "endpoint": "/v1/chat/completions"},
+        }
+
+    foreign = sent.json()["id"], things.ids["vector_id"]
+    unknown = ids.new_file_id(), ids.new_vector_id()
+    for path in bodies(*foreign):
+        said = []
+        for found in (foreign, unknown):
+            answer = keyed.client.post(path, json=bodies(*found)[path], headers=things.bob)
+            text = answer.text.replace(found[0], "ID").replace(found[1], "ID")
+            said.append((answer.status_code, text, sorted(answer.headers)))
+        assert said[0][0] in (400, 422), said[0]
+        assert said[0] == said[1], path
+
+
+def test_other_methods_tell_no_foreign_id_from_one_that_nothing_has(keyed: "Keyed", things: Things) -> None:
+    things.ids["batch_id"] = make_batch(keyed, things.alice)
+    unknown = {name: make() for name, make in NEW_IDS.items()}
+    for path in {path for _, path in own_routes()}:
+        for method in ("HEAD", "OPTIONS", "PUT", "PATCH", "POST", "DELETE"):
+            answers = []
+            for found in (things.ids, unknown):
+                body = BODIES.get((method, path), {}) if method in ("POST", "PATCH") else None
+                answer = keyed.client.request(
+                    method, things.place(path, found), json=body, headers=things.bob
+                )
+                text = answer.text
+                for value in found.values():
+                    text = text.replace(value, "ID")
+                answers.append((answer.status_code, text, sorted(answer.headers)))
+            assert answers[0][0] in (403, 404, 405), (method, path, answers[0])
+            assert answers[0] == answers[1], (method, path)
 
 
 def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", things: Things) -> None:

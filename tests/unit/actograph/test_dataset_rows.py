@@ -18,6 +18,7 @@ from actograph.dataset_rows import (
     DatasetRow,
     bounded_lines,
     check_rows,
+    check_texts,
     read_rows,
 )
 
@@ -180,3 +181,10 @@ def test_mappings_are_checked_like_lines() -> None:
     assert [row.index for row in check_rows(records, limit=2, offset=1)] == [1, 2]
     with pytest.raises(InvalidDataset, match="row 4: answer is missing"):
         check_rows([*records, {"question": "q"}])
+
+
+def test_numbers_beyond_the_machines_select_as_others_do() -> None:
+    rows = [{"text": "a"}, {"text": "b"}]
+    assert [row.text for row in check_texts(rows, "text", offset=1, limit=10**30)] == ["b"]
+    with pytest.raises(InvalidDataset, match="no rows at offset"):
+        check_texts(rows, "text", offset=10**30)

@@ -1,0 +1,278 @@
+"""Requests that nobody sends by accident: each is answered as a client's fault, and changes nothing."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from api.examples import PARAMETERS
+from api.roles import ROLES
+from storage import ids
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Keyed, Problem, Service
+
+pytestmark = pytest.mark.integration
+
+JSON = {"Content-Type": "application/json"}
+#: bodies that no model of ours takes
+BODIES = [
+    b"",
+    b"null",
+    b'""',
+    b"\xff\xfe",
+    b"[" * 10_000,
+    b'{"a":' * 10_000,
+    b'{"a":NaN}',
+    b'{"a":-Infinity}',
+    b'{"a":1e999}',
+    b'{"a":' + b"9" * 6_000 + b"}",
+    b'{"\\ud800":1}',
+    b'{"model":"\\ud800","name":"\\u0000"}',
+    b'{"model":"a","model":"b","kind":"capture","kind":"chat"}',
+]
+#: in place of an id
+IDS = [
+    "%00", "%0a", "%2e%2e%2fjobs", "%252e%252e", "..%2f..%2fetc%2fpasswd", "%ff%fe", "'%20OR%201=1--",
+    "%25s%25n", "x" * 60_000, "job_" + "%D9%A0" * 32,
+    "job_" + "0" * 32 + "%0a", "job_" + "A" * 32, "job_" + "0" * 31,
+]  # fmt: skip
+#: Starlette's own routes, which answer HEAD as they answer GET
+PAGES = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+NUMBERS = ["%D9%A3", "1e2", "-1", "NaN", "inf", "0x10", "9" * 30, "", "1%00"]
+
+
+def addresses() -> Iterator[tuple[str, str]]:
+    """(method, address) of every route, with ids that nothing has."""
+    values = {**PARAMETERS, "hook:path": "embed", "model:path": "nothing"}
+    for method, path in ROLES:
+        address = path
+        for name, value in values.items():
+            address = address.replace("{" + name + "}", value)
+        assert "{" not in address, f"{path}: give its parameters an example in api/examples.py"
+        yield method, address
+
+
+def unchanged(service: "Service", before: Any) -> None:
+    assert service.queue_state() == before
+
+
+def test_bodies_that_cannot_be_read_are_refused_everywhere(keyed: "Keyed", problem: "Problem") -> None:
+    before = keyed.queue_state()
+    document = keyed.client.get("/openapi.json", headers=keyed.headers()).json()["paths"]
+    tried = 0
+    for method, path in addresses():
+        shape = next((p for m, p in ROLES if m == method and _same(p, path)), path)
+        operation = document.get(shape.replace(":path", ""), {}).get(method.lower(), {})
+        if "application/json" not in operation.get("requestBody", {}).get("content", {}):
+            continue
+        for body in BODIES:
+            if not body and not operation["requestBody"]["required"]:
+                continue
+            tried += 1
+            answer = keyed.client.request(method, path, content=body, headers=keyed.headers() | JSON)
+            assert answer.status_code in (400, 404, 422), (method, path, body[:40], answer.text)
+            problem(answer, answer.status_code)
+            assert str(answer.status_code) in operation["responses"], (method, path, body[:40])
+        packed = keyed.headers() | JSON | {"Content-Encoding": "gzip"}
+        answer = keyed.client.request(method, path, content=gzip.compress(b"{}"), headers=packed)
+        problem(answer, 415, "unsupported_media_type", says="without Content-Encoding")
+    assert tried > 100
+    unchanged(keyed, before)
+
+
+def _same(pattern: str, address: str) -> bool:
+    parts, given = pattern.split("/"), address.split("/")
+    return len(parts) == len(given) and all(
+        p.startswith("{") or p == g for p, g in zip(parts, given, strict=True)
+    )
+
+
+def test_ids_that_are_none_are_not_found(keyed: "Keyed", problem: "Problem") -> None:
+    headers = keyed.headers()
+    for kind in ("jobs", "activations/sessions", "files", "interventions", "batches", "keys", "models/load"):
+        for text in IDS:
+            answer = keyed.client.get(f"/v1/{kind}/{text}", headers=headers)
+            assert answer.status_code in (404, 422), (kind, text, answer.text)
+            problem_body = answer.json()
+            assert problem_body["status"] == answer.status_code
+    for text in IDS:
+        session = ids.new_session_id()
+        for rest in (f"files/{text}", f"tensors/{text}"):
+            answer = keyed.client.get(f"/v1/activations/sessions/{session}/{rest}", headers=headers)
+            assert answer.status_code == 404, (rest, answer.text)
+        assert keyed.client.get(f"/v1/models/{text}", headers=headers).status_code == 404
+        found = keyed.client.get(f"/v1/model/structure?model={text}", headers=headers).status_code
+        assert found in (404, 422), text
+
+
+def test_numbers_that_are_none_are_refused(keyed: "Keyed") -> None:
+    for text in NUMBERS:
+        for query in (f"jobs?limit={text}", f"activations/sessions?sample_index={text}"):
+            answer = keyed.client.get(f"/v1/{query}", headers=keyed.headers())
+            assert answer.status_code == 422, (query, answer.text)
+    for text in ("NaN", "inf", "-Infinity", "1e999"):
+        answer = keyed.client.get(f"/v1/activations/sessions?created_after={text}", headers=keyed.headers())
+        assert answer.status_code == 422, text
+
+
+def test_other_methods_and_spellings_of_a_route_let_nobody_in(keyed: "Keyed") -> None:
+    """Whatever an address is spelt like, the key's role is asked for the route that answers."""
+    reader = keyed.headers(keyed.make_key("read", owner="alice"))
+    for method, path in addresses():
+        for verb in ("HEAD", "OPTIONS", "PUT", "TRACE", "PROPFIND"):
+            assert keyed.client.request(verb, path).status_code == 401, (verb, path)
+            answer = keyed.client.request(verb, path, headers=reader)
+            is_page = verb == "HEAD" and path in PAGES
+            assert answer.status_code in (403, 404, 405) or is_page, (verb, path, answer.status_code)
+        if ROLES[method, _pattern(method, path)] == "read":
+            continue
+        for spelt in (
+            path + "/",
+            path.replace("/v1/", "/v1//"),
+            path.replace("/v1", "/%76%31"),
+            path + "%2f",
+        ):
+            answer = keyed.client.request(method, spelt, headers=reader)
+            assert answer.status_code in (403, 404, 405), (method, spelt, answer.status_code)
+
+
+def _pattern(method: str, address: str) -> str:
+    return next(p for m, p in ROLES if m == method and (p == address or _same(p, address) or ":path" in p))
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:8420", None, 200),
+        ("localhost:8420", None, 200),
+        ("[::1]:8420", None, 200),
+        ("127.0.0.1:8420", "http://127.0.0.1:8420", 200),
+        ("127.0.0.1:8420", "http://evil.example", 401),
+        ("127.0.0.1:8420", "null", 401),
+        ("127.0.0.1:8420", "http://127.0.0.1:8421", 401),
+        ("evil.example", None, 401),
+        ("127.0.0.1.evil.example", None, 401),
+        ("localhost.evil.example:8420", None, 401),
+        ("evil.example@127.0.0.1", "http://evil.example@127.0.0.1", 200),
+        ("2130706433", None, 401),
+        ("0.0.0.0:8420", None, 401),
+        ("", None, 401),
+        ("[::1", None, 401),
+    ],
+)
+def test_without_keys_pages_of_others_cannot_act(
+    service: "Service", host: str, origin: str | None, status: int
+) -> None:
+    headers = {"Host": host} | ({"Origin": origin} if origin is not None else {})
+    answer = service.client.get("/v1/jobs", headers=headers)
+    assert answer.status_code == status, answer.text
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_without_keys_other_machines_are_not_served_whatever_a_proxy_says(service: "Service") -> None:
+    other = TestClient(service.app, base_url="http://127.0.0.1:8420", client=("192.0.2.1", 5000))
+    for name in ("X-Forwarded-For", "X-Real-IP", "Forwarded", "Client-IP"):
+        assert other.get("/v1/jobs", headers={name: "127.0.0.1"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\Windows\\win.ini", "win.ini"),
+        ("/", "upload"),
+        ("a\r\nSet-Cookie: x=1", None),
+        ('a"; filename="b', None),
+        ("a\u202eb\u0000c", None),
+        ("é" * 400, "é" * 255),
+    ],
+)
+def test_a_file_name_is_shown_and_never_a_path_or_a_header(
+    keyed: "Keyed", filename: str, shown: str | None
+) -> None:
+    part = {"file": (filename, b"content")}
+    answer = keyed.client.post("/v1/files", files=part, headers=keyed.headers())
+    assert answer.status_code in (200, 400, 422), answer.text
+    if answer.status_code != 200:
+        return
+    body = answer.json()
+    assert shown is None or body["filename"] == shown
+    assert body["filename"].isprintable()
+    got = keyed.client.get(f"/v1/files/{body['id']}/content", headers=keyed.headers())
+    assert got.content == b"content"
+    assert got.headers["content-disposition"].isascii()
+    assert "set-cookie" not in got.headers
+    assert [path.name for path in (keyed.services.settings.home / "artifacts" / "files").iterdir()] == [
+        body["id"]
+    ]
+
+
+def test_parts_that_are_no_file_are_refused(keyed: "Keyed", problem: "Problem") -> None:
+    boundary = "b"
+    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+    def send(body: bytes, headers: dict[str, str] = kind) -> Any:
+        return keyed.client.post("/v1/files", content=body, headers=keyed.headers() | headers)
+
+    part = b'--b\r\nContent-Disposition: form-data; name="file"'
+    end = b"\r\n--b--\r\n"
+    for body in (
+        b"",
+        part + b"\r\n\r\ntext" + end,
+        part + b'; filename="a"\r\n' + b"X: y\r\n" * 5_000 + b"\r\nx" + end,
+        b"--b\r\n\r\nx" + end,
+        (part + b'; filename="a"\r\n\r\nx\r\n') * 1_500 + b"--b--",
+    ):
+        answer = send(body)
+        assert answer.status_code in (400, 422), (body[:80], answer.text)
+        problem(answer, answer.status_code)
+    for headers in ({"Content-Type": "multipart/form-data"}, {"Content-Type": "text/plain"}, JSON):
+        answer = send(part + b'; filename="a"\r\n\r\nx' + end, headers)
+        assert answer.status_code in (400, 422), answer.text
+    assert keyed.client.get("/v1/files", headers=keyed.headers()).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "size"),
+    [
+        ("bytes=0-0", 206, 1),
+        ("bytes=0-0,2-3", 200, 10),
+        ("bytes=" + ",".join(["0-1"] * 2000), 200, 10),
+        ("bytes=5-2", 200, 10),
+        ("bytes=-0", 416, None),
+        ("bytes=10-", 416, None),
+        ("bytes=0-" + "9" * 17, 206, 10),
+        ("bytes=0-" + "9" * 400, 200, 10),
+        ("bytes=-" + "9" * 17, 206, 10),
+        ("bytes=--1", 200, 10),
+        ("bytes=\u00b2-\u00b3", 200, 10),
+        ("lines=0-1", 200, 10),
+    ],
+)
+def test_ranges(keyed: "Keyed", header: str, status: int, size: int | None) -> None:
+    part = {"file": ("a", b"0123456789")}
+    file_id = keyed.client.post("/v1/files", files=part, headers=keyed.headers()).json()["id"]
+    key = keyed.headers()["Authorization"].encode()
+    wanted = {b"Authorization": key, b"Range": header.encode("latin-1")}
+    got = keyed.client.get(f"/v1/files/{file_id}/content", headers=wanted)
+    assert got.status_code == status
+    assert size is None or len(got.content) == size
+
+
+def test_numbers_of_a_job_are_bounded(service: "Service", problem: "Problem") -> None:
+    spec: dict[str, Any] = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}]}
+    before = service.queue_state()
+    for value in ("1e400", "-1e400", "1" + "0" * 400, "NaN"):
+        for field in ("epochs", "priority", "deadline_seconds", "max_consecutive_failures"):
+            body = json.dumps(spec)[:-1] + f', "{field}": {value}}}'
+            answer = service.client.post("/v1/jobs", content=body, headers=JSON)
+            assert answer.status_code == 422, (field, value)
+        for field in ("temperature", "top_p", "max_tokens", "seed"):
+            body = json.dumps(spec)[:-1] + f', "sampling": {{"{field}": {value}}}}}'
+            answer = service.client.post("/v1/jobs", content=body, headers=JSON)
+            assert answer.status_code == 422, (field, value)
+    unchanged(service, before)
