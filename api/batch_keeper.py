@@ -142,6 +142,7 @@ class BatchKeeper:
         with written.answers, written.errors:
             output = self._store(row, "output", written.answers)
             errors = self._store(row, "error", written.errors)
+        expiry = BatchRequest.model_validate(row.request).output_expires_after
         with services.database.write() as session:
             # its deletion takes the job first and then the batch
             jobs.keep(session, [job.id])
@@ -166,6 +167,7 @@ class BatchKeeper:
                         size=stored.size,
                         sha256=stored.sha256,
                         owner=row.owner,
+                        expires_after=None if expiry is None else expiry.seconds,
                     )
             webhooks.plan_batch(session, ended, batches.resource(session, ended))
         log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))

@@ -15,7 +15,7 @@ from actograph.contract.errors import ActographError
 from api.batch_keeper import BatchKeeper
 from api.dependencies import Services
 from api.webhooks import WebhookSender
-from storage import batches, chat_retention, idempotency, session_changes, webhooks
+from storage import batches, chat_retention, file_expiry, idempotency, session_changes, webhooks
 from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Housekeeping:
     def tick(self) -> None:
         """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
         with self._services.database.read() as session:
-            due = session_changes.expired(session).sessions
+            due = session_changes.expired(session).sessions or file_expiry.is_any_due(session)
             has_webhooks = webhooks.is_any_due(session)
             has_batches = bool(batches.unended(session))
         if has_batches:
@@ -89,6 +89,8 @@ class Housekeeping:
 
     def _expire(self) -> None:
         services, total = self._services, session_changes.Count()
+        if files := file_expiry.expire(services.database, services.store):
+            log.info("deleted %d expired file(s)", files)
         while not self._stop.is_set():
             gone = session_changes.expire(services.database, services.store, limit=EXPIRE_BATCH)
             if not gone.sessions:

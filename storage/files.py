@@ -21,15 +21,19 @@ def insert(
     size: int,
     sha256: str,
     owner: str | None = None,
+    expires_after: float | None = None,
 ) -> FileRow:
+    """Add a file that is in the store already; `expires_after` is in seconds from now, None keeps it."""
+    moment = now(session)
     row = FileRow(
         id=file_id,
         filename=filename,
         purpose=purpose,
         bytes=size,
         sha256=sha256,
-        created_at=now(session),
+        created_at=moment,
         owner=owner,
+        expires_at=None if expires_after is None else moment + expires_after,
     )
     session.add(row)
     session.flush()
@@ -96,4 +100,5 @@ def resource(row: FileRow) -> resources.File:
         created_at=int(row.created_at),
         filename=row.filename,
         purpose=row.purpose,
+        expires_at=None if row.expires_at is None else int(row.expires_at),
     )

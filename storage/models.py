@@ -232,6 +232,7 @@ class ModelRow(Base):
 
 class FileRow(Base):
     __tablename__ = "files"
+    __table_args__ = (sa.Index("ix_files_expires_at", "expires_at"),)
 
     id: Mapped[str] = _id()
     filename: Mapped[str] = mapped_column(sa.String(255))
@@ -241,6 +242,8 @@ class FileRow(Base):
     created_at: Mapped[float]
     #: who uploaded it
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: it is deleted some time after; null keeps it
+    expires_at: Mapped[float | None]
 
 
 class VectorRow(Base):

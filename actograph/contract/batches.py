@@ -37,6 +37,10 @@ class BatchRequest(Spec):
         Field(None, max_length=16)
     )
 
+    output_expires_after: ExpiresAfter | None = Field(
+        None, description="When its output and error file are deleted; null keeps them."
+    )
+
     priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
     tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Of its sessions.")
     webhook: WebhookSpec | None = Field(None, description="Who is told when it ends, see docs/webhooks.md.")

@@ -1,23 +1,45 @@
 """/v1/files in OpenAI's form: datasets and batches that clients upload, and what batches came to."""
 
 from collections.abc import Iterator
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
 from starlette.responses import Response
 
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
+from actograph.contract.specs import MAX_EXPIRY_SECONDS
 from api import downloads
 from api.auth import caller
 from api.dependencies import After, NewestFirst, ServicesDep, known_id
 from api.errors import documented
-from storage import batches, files, ids, jobs, pages, quotas
+from storage import file_expiry, files, ids, pages, quotas
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 CHUNK = 1 << 20
 MAX_NAME = 255
+
+
+def expires_after(
+    anchor: Annotated[
+        Literal["created_at"] | None,
+        Form(alias="expires_after[anchor]", description="What the seconds are counted from."),
+    ] = None,
+    seconds: Annotated[
+        int | None,
+        Form(
+            alias="expires_after[seconds]",
+            ge=1,
+            le=MAX_EXPIRY_SECONDS,
+            description="It is deleted so long after, once no job or batch reads it; without it, it is kept.",
+        ),
+    ] = None,
+) -> int | None:
+    """Raises InvalidRequest where the anchor stands alone."""
+    if anchor is not None and seconds is None:
+        raise InvalidRequest("give expires_after[seconds] too", param="expires_after[seconds]")
+    return seconds
 
 
 @router.post(
@@ -32,6 +54,7 @@ def upload_file(
     file: UploadFile,
     by: Annotated[str, Depends(caller)],
     purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
+    expires: Annotated[int | None, Depends(expires_after)] = None,
 ) -> File:
     if file.size == 0:
         raise InvalidRequest("the file is empty", param="file")
@@ -50,6 +73,7 @@ def upload_file(
                 size=size,
                 sha256=sha256,
                 owner=by,
+                expires_after=expires,
             )
     except BaseException:
         services.store.delete_prefix(f"files/{file_id}")
@@ -121,12 +145,9 @@ def delete_file(services: ServicesDep, file_id: str) -> Deleted:
     known_id(file_id, "file", "file")
     with services.database.write() as session:
         files.lock(session, file_id)
-        reader = jobs.refers_to_file(session, file_id)
+        reader = file_expiry.reader_of(session, file_id)
         if reader is not None:
-            raise Conflict(f"job {reader} reads file {file_id}; wait for its end or cancel it first")
-        batch = batches.reads_file(session, file_id)
-        if batch is not None:
-            raise Conflict(f"batch {batch} is reading file {file_id}; try again in a moment")
+            raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
         files.delete(session, file_id)
     services.store.delete_prefix(f"files/{file_id}")
     return Deleted(id=file_id, object="file")

@@ -16,4 +16,5 @@ class File(Resource):
     created_at: int
     filename: str
     purpose: str
+    expires_at: int | None = Field(None, description="Unix seconds after which it is deleted; null: kept.")
     status: Literal["processed"] = Field("processed", description="It can be read as soon as it is uploaded.")

@@ -32,7 +32,13 @@ from actograph.contract.specs.datasets import (
 from actograph.contract.specs.evaluation import EvaluationSpec, ToolName
 from actograph.contract.specs.extract_job import ExtractSpec
 from actograph.contract.specs.inputs import MAX_INPUTS, CaptureInput, InputJobSpec, Message
-from actograph.contract.specs.job_base import ExpiresAfter, GeneratingSpec, JobSpecBase, SampleTimeout
+from actograph.contract.specs.job_base import (
+    MAX_EXPIRY_SECONDS,
+    ExpiresAfter,
+    GeneratingSpec,
+    JobSpecBase,
+    SampleTimeout,
+)
 from actograph.contract.specs.sampling import LogitBias, Penalty, SamplingChange, SamplingSpec, sample_seed
 from actograph.contract.specs.session_update import SessionUpdate
 
@@ -44,6 +50,7 @@ job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
 
 __all__ = [
     "JOB_KINDS",
+    "MAX_EXPIRY_SECONDS",
     "MAX_INPUTS",
     "MAX_PROMPT_CHARS",
     "MAX_TAGS",

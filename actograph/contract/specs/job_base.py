@@ -22,11 +22,14 @@ SampleTimeout = Annotated[
 ]
 
 
+MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
+
+
 class ExpiresAfter(Spec):
-    """When a job's sessions are deleted: so many seconds after each of them was created (`anchor`)."""
+    """When sessions or files are deleted: so many seconds after each of them was created (`anchor`)."""
 
     anchor: Literal["created_at"] = "created_at"
-    seconds: int = Field(ge=1, le=100 * 366 * 24 * 3600)
+    seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
 
 
 class JobSpecBase(Spec):

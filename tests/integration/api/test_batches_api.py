@@ -97,6 +97,7 @@ def test_every_end_keeps_what_finished_and_is_told(
     receiver.answers[:] = [500, 302]
     lines = [line("a"), line("b", n=2), line("c") if end != "failed" else line("a")]
     changes: dict[str, Any] = {"webhook": {"url": receiver.url}, "metadata": {"night": "1"}}
+    changes["output_expires_after"] = {"anchor": "created_at", "seconds": 7200}
     if end == "expired":
         changes["completion_window"] = "1s"
     batch_id = create(service, *lines, **changes)
@@ -120,6 +121,9 @@ def test_every_end_keeps_what_finished_and_is_told(
     answers = content(service, batch["output_file_id"]) if batch["output_file_id"] else {}
     errors = content(service, batch["error_file_id"]) if batch["error_file_id"] else {}
     assert list(answers) == ["a", "b", "c"][:done]
+    for file_id in filter(None, (batch["output_file_id"], batch["error_file_id"])):
+        file = service.client.get(f"/v1/files/{file_id}").json()
+        assert file["expires_at"] in range(file["created_at"] + 7199, file["created_at"] + 7202)
     assert list(errors) == ["a", "b", "c"][done:total]
     assert {one["error"]["code"] for one in errors.values()} <= {f"batch_{end}"}
     if end == "failed":

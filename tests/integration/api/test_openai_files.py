@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import openai
 import pytest
+import sqlalchemy as sa
 import uvicorn
 
 from actograph.contract.capabilities import of_contract
 from actograph.contract.scorers import SCORER_NAMES
 from actograph.contract.specs import JOB_KINDS, job_spec_adapter
+from storage import file_expiry
+from storage.models import FileRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -51,6 +54,35 @@ def test_files_are_kept_for_openais_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.files.retrieve(other.id)
     assert refused.value.code == "not_found"
+
+
+def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service: "Service") -> None:
+    kept = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+    soon, read = (
+        client.files.create(
+            file=("b.jsonl", b'{"question": "1 + 1?", "answer": "#### 2"}'),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+        for _ in range(2)
+    )
+    assert (kept.expires_at, soon.expires_at) == (None, soon.created_at + 3600)
+    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": read.id}}
+    assert service.client.post("/v1/jobs", json=spec).status_code == 202
+    services = service.services
+    assert file_expiry.expire(services.database, services.store) == 0
+    with service.database.write() as session:
+        session.execute(sa.update(FileRow).where(FileRow.expires_at.is_not(None)).values(expires_at=1.0))
+        assert file_expiry.is_any_due(session)
+    assert file_expiry.expire(services.database, services.store) == 1
+    assert {file.id for file in client.files.list()} == {kept.id, read.id}
+    assert {found.prefix for found in services.store.list_prefixes("files")} == {
+        f"files/{kept.id}", f"files/{read.id}",
+    }  # fmt: skip
+    with pytest.raises(openai.UnprocessableEntityError, match="expires_after"):
+        client.files.create(
+            file=("c.jsonl", b"{}"), purpose="batch", extra_body={"expires_after[anchor]": "created_at"}
+        )
 
 
 def test_models_are_listed_for_openais_client(client: openai.OpenAI, service: "Service") -> None:
