@@ -46,6 +46,8 @@ _POWER_OF_TEN = re.compile(r"(?<![0-9.,])10(\u207b?[\u2070\u00b9\u00b2\u00b3\u20
 _PYTHON_POWER = re.compile(r"(?<![*0-9])([0-9]{1,20})\*\*(?=[0-9])")
 #: a minus that says so, unlike a hyphen, with a space before its number and nothing to take away from
 _SPACED_MINUS = re.compile(r"(?<![0-9)\]%°])(?<![0-9)\]%°] )\u2212[ ](?=[$€£]?[0-9])")
+#: GSM8K's answer to "at what time" is the hour alone
+_ON_THE_HOUR = re.compile(r"(?<![0-9.,:])([0-9]{1,2}):00(?![0-9:]|[.,][0-9])")
 #: `5:30`, `3:4`, `2024-05-06`: numbers in it are none of their own
 _CLOCK_OR_RATIO = re.compile(r"(?<![0-9.,])[0-9]{1,4}(?::[0-9]{1,4}){1,2}(?![0-9.,]?[0-9])")
 _ISO_DATE = re.compile(r"(?<![0-9-])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9-])")
@@ -61,6 +63,7 @@ _DECIMAL_COMMA = re.compile(
 _Replacement = str | Callable[[re.Match[str]], str]
 _TEXT: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
     (_ISO_DATE, "@"),
+    (_ON_THE_HOUR, r"\1"),
     (_CLOCK_OR_RATIO, "@"),
     (_PYTHON_POWER, r"\1^"),
     (_POINTED_GROUPS, lambda found: found[0].replace(".", "").replace(",", ".")),
@@ -95,7 +98,7 @@ _LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
 def spelled_plainly(text: str) -> str:
     """The text in ASCII digits and English notation, without calculator annotations and LaTeX's dress.
 
-    Times, ratios and ISO dates become `@`, since the numbers in them are no answers.
+    Times but for the full hour, ratios and ISO dates become `@`, since the numbers in them are no answers.
     """
     text = _SPACED_MINUS.sub("-", _CALCULATOR.sub("", text))
     text = _POWER_OF_TEN.sub(lambda found: f"10^{{{found[1].translate(_SUPERSCRIPTS)}}}", text)
