@@ -44,7 +44,7 @@ def create(
         raise InvalidRequest(f"{file}: the first line is no request with a url") from None
     options = {} if priority is None else {"priority": priority}
     with closing(client_of(ctx)) as client:
-        uploaded = client.upload_file(file, "batch")
+        uploaded = client.upload_file(file, "batch", progress=True)
         batch = client.create_batch(uploaded.id, endpoint, completion_window=window, **options)
     if quiet:
         emit(batch.id)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: the rate is that of the last so many seconds
 WINDOW_SECONDS = 60.0
+#: a job's status, and what the client and the command line themselves do, while an end can be foretold
+UNDER_WAY = frozenset({"in_progress", "reading", "checking", "sending"})
 #: least pause between two plain lines
 LINE_SECONDS = 2.0
 
@@ -140,7 +142,7 @@ def progress_text(
 
 
 def eta_text(status: str, done: int, total: int, rate: float | None) -> str:
-    """`ETA 4m0s` of a job that is being run and has samples left; else nothing."""
-    if status != "in_progress" or not rate or total <= done:
+    """`ETA 4m0s` of what is under way and has something left; else nothing."""
+    if status not in UNDER_WAY or not rate or total <= done:
         return ""
     return f"ETA {tables.duration((total - done) / rate)}"

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 from actograph.contract.resources import Job
 
@@ -26,21 +27,38 @@ def follower(*, show: bool) -> Iterator[Callable[[Job], None]]:
 
 
 @contextmanager
-def counter(unit: str, total: int, *, show: bool) -> Iterator[Callable[[], None]]:
-    """A function to call once for each of `total` things that is done; it shows nothing unless `show`."""
+def meter(status: str, unit: str, total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
+    """A function to call with how many of `total` things are done; it shows nothing unless `show`."""
     if not show:
-        yield lambda: None
+        yield lambda done: None
         return
     from actograph.cli.progress import RateMeter, view
 
-    meter, done = RateMeter(), 0
-    meter.add(time.monotonic(), 0)
+    rate = RateMeter()
+    rate.add(time.monotonic(), 0)
     with view(unit) as shown:
 
-        def count() -> None:
-            nonlocal done
-            done += 1
-            meter.add(time.monotonic(), done)
-            shown.update("reading", done, 0, total, meter.per_second)
+        def reached(done: int) -> None:
+            rate.add(time.monotonic(), done)
+            shown.update(status, done, 0, total, rate.per_second)
 
-        yield count
+        yield reached
+
+
+class Sent:
+    """A file that tells how much of it was read, which is how much was sent."""
+
+    def __init__(self, stream: BinaryIO, reached: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._reached = reached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.read(1 << 16), b"")
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._reached(self._stream.tell())
+        return data

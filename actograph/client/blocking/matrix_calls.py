@@ -26,7 +26,7 @@ from actograph.client.errors import ApiError
 from actograph.client.hook_names import absent, stored_name
 from actograph.client.matrix import SEVERAL_TOKENS, Gathered, Matrix, Piece, Skipped
 from actograph.client.optional import package
-from actograph.client.progress import counter
+from actograph.client.progress import meter
 from actograph.client.queries import SessionChoice
 from actograph.contract import hooks, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -98,13 +98,14 @@ class MatrixCalls(Calls):
                     raise
                 return Skipped(session.id, error.message)
 
-        gathered = Gathered(hook, max_bytes)
+        gathered, done = Gathered(hook, max_bytes), 0
         total = (self._own().session_stats(job=job, **wanted)).sessions if progress else 0
         found = self._own().sessions(order="asc", job=job, **wanted)
-        with counter("sessions", min(total, limit or total), show=progress) as count:
+        with meter("reading", "sessions", min(total, limit or total), show=progress) as reached:
             for piece in each_of(rows_of, self._prepared(found, hook, location_of, limit), parallel):
                 gathered.add(piece)
-                count()
+                done += 1
+                reached(done)
         if not gathered.sessions:
             reason = f": {gathered.skipped[0].reason}" if gathered.skipped else ": none fits the filters"
             raise NotFound(f"no session gave rows of {hook}{reason}")

@@ -38,6 +38,7 @@ def test_no_progress_and_no_time_have_no_rate() -> None:
     [
         (("queued", 0, 0, 0, None), "queued"),
         (("in_progress", 312, 2, 1319, 4.2), "in_progress 312/1319 (2 failed), 4.20 samples/s, ETA 4m0s"),
+        (("reading", 5, 0, 10, 5.0), "reading 5/10, 5.00 samples/s, ETA 1s"),
         (("completed", 10, 0, 10, 5.0), "completed 10/10, 5.00 samples/s"),
         (("cancelled", 5, 0, 10, 5.0), "cancelled 5/10, 5.00 samples/s"),
     ],

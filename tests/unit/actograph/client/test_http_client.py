@@ -45,6 +45,19 @@ def test_upload_sends_the_bytes_the_name_and_the_purpose(
     assert (purpose, hashlib.sha256(received).digest()) == ("dataset", hashlib.sha256(data).digest())
 
 
+def test_a_long_upload_shows_how_far_it_is(
+    service: Any, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.jsonl").write_bytes(b"{}")
+    client.upload_file(tmp_path / "small.jsonl", progress=True)
+    assert capsys.readouterr().err == ""
+    large = tmp_path / "large.jsonl"
+    large.write_bytes(bytes(range(256)) * 40_000)
+    file = client.upload_file(large, progress=True)
+    assert service.uploads[file.id][2] == large.read_bytes()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("sending 10/10")
+
+
 def test_submit_takes_a_mapping_and_a_model(service: Any, client: Client) -> None:
     first = client.submit(SPEC)
     spec = EvaluationSpec(
