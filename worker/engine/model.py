@@ -203,6 +203,11 @@ def load_model(
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        if "custom code" in str(error):
+            raise ModelRefused(
+                f"{name}: {source!r} brings Python code of its own, and code from a repository is never run; "
+                "take a version of the model that transformers knows by itself"
+            ) from error
         raise ModelRefused(
             f"{name}: config or tokenizer cannot be read from {source!r} ({_first_line(error)}). "
             "Give a folder with config.json and tokenizer files, or a Hub id that this machine can reach."

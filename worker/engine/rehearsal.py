@@ -46,13 +46,12 @@ class Rehearsal:
 
     Attributes:
         faults: location -> why its rows cannot be captured.
-        pads: a prompt's rows are the same with padding before it, so that prompts of different lengths may
-            share a batch.
+        padded: locations whose rows are others with padding before the prompt.
         compared: locations whose numbers were compared.
     """
 
     faults: dict[str, str] = field(default_factory=dict)
-    pads: bool = True
+    padded: set[str] = field(default_factory=set)
     compared: set[str] = field(default_factory=set)
 
 
@@ -203,8 +202,8 @@ def _compare(forward: DryForward, lengths: Sequence[int], passes: _Passes, found
             ran = torch.cat([prompts[row, -min(tail, length) :], step[row]])
             with_cache = _alike(ran, expected[-len(ran) :], expected)
             as_text = _alike(read[row, -length:], expected[:length], expected)
-            if length < padded:
-                found.pads = found.pads and with_cache and as_text
+            if length < padded and not (with_cache and as_text):
+                found.padded.add(location)
             elif not with_cache:
                 found.faults[location] = _WITH_CACHE
             elif not as_text:

@@ -25,6 +25,7 @@ from worker.engine.locations import place_of
 from worker.engine.model import LoadedModel
 from worker.engine.rehearsal import Rehearsal, rehearse
 
+_PADDED = "its rows depend on the padding of a batch, while the model's answer does not"
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 
 
@@ -64,7 +65,7 @@ def discover(model: LoadedModel) -> Discovery:
     _drop_partial(layer_count, found)
     visits = [v for v in visits if v.location not in rehearsal.faults]
     structure = _structure(model, layer_count, replace(forward, visits=visits), by_location, found)
-    structure = structure.model_copy(update={"ragged_batches": rehearsal.pads})
+    structure = structure.model_copy(update={"ragged_batches": not rehearsal.padded})
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
     return Discovery(
@@ -194,19 +195,27 @@ def _find_ends(
 def _drop_faulty(model: LoadedModel, rehearsal: Rehearsal, found: Findings) -> None:
     """What did not come through the rehearsal is not available; without the stream nothing is.
 
+    Padding that changes the stream or the logits is for batches to avoid; a single location that it changes
+    is not available.
+
     Raises:
         ModelRefused: the residual stream or the embedding did not.
     """
+    stream = ("embed", "resid_pre", "resid_post")
+    must = {at for hook, at in found.hooks.items() if grammar.point_of(hook) in (*stream, "logits")}
+    if rehearsal.padded.isdisjoint(must):
+        rehearsal.faults.update(dict.fromkeys(rehearsal.padded, _PADDED))
+        rehearsal.padded.clear()
     for hook, location in list(found.hooks.items()):
         reason = rehearsal.faults.get(location)
         if reason is None:
             continue
-        if grammar.point_of(hook) in ("embed", "resid_pre", "resid_post"):
+        if grammar.point_of(hook) in stream:
             raise ModelRefused(f"{model.name}: {hook} ({location}): {reason}; this model is not supported")
         del found.hooks[hook]
         found.missing[hook] = reason
     found.missing.update(rehearsal.faults)
-    with_padding = "alone and padded" if rehearsal.pads else "alone"
+    with_padding = "alone" if rehearsal.padded else "alone and padded"
     found.proofs[f"generated from and read, {with_padding}, rows are those of a whole forward"] = len(
         rehearsal.compared - rehearsal.faults.keys()
     )

@@ -1,6 +1,7 @@
 """Structure discovery on models as they are loaded, and what it leaves behind."""
 
 import gc
+import json
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,17 @@ def test_what_cannot_be_loaded_is_refused_with_advice(tmp_path: Any) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ModelRefused, match="no GPU"):
             resolve_device("cuda:0")
+
+
+def test_code_of_a_repository_is_never_run(tmp_path: Any) -> None:
+    config = {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text("raise SystemExit('this must not be run')")
+    with pytest.raises(ModelRefused, match="code from a repository is never run"):
+        load_model(str(tmp_path), device="cpu")
 
 
 def test_nothing_is_added_to_every_object(engine_of: Callable[[str], Engine]) -> None:
