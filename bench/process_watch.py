@@ -89,13 +89,14 @@ def service_processes() -> dict[str, psutil.Process]:
 def growth(readings: list[Reading], *, warm_up: int) -> dict[str, float]:
     """How what one process holds changes with the chats that it has served.
 
-    The first `warm_up` chats are left out. `kib_per_1000` is the slope of a line through the rest (least
-    squares); `start` and `end` are medians of the first and the last fifth of it.
+    The first `warm_up` chats are left out. `rss_kib_per_1000_chats` is the slope of a line through the rest
+    (least squares), `start` and `end` of memory are medians of the first and the last fifth of it. Handles
+    and threads come and go with the clients: of them `start` and `end` are the most in each half.
     """
     rest = [reading for reading in readings if reading.done >= warm_up]
     if len(rest) < 10:
         raise SystemExit("too few chats to say anything of memory; ask for more with --chats")
-    fifth = max(2, len(rest) // 5)
+    fifth, half = max(2, len(rest) // 5), len(rest) // 2
     start = statistics.median(reading.rss_bytes for reading in rest[:fifth])
     end = statistics.median(reading.rss_bytes for reading in rest[-fifth:])
     line = statistics.linear_regression(
@@ -106,8 +107,8 @@ def growth(readings: list[Reading], *, warm_up: int) -> dict[str, float]:
         "rss_mib_end": end / 2**20,
         "rss_end_to_start": end / start,
         "rss_kib_per_1000_chats": 1000 * line.slope / 1024,
-        "handles_start": statistics.median(reading.handles for reading in rest[:fifth]),
-        "handles_end": statistics.median(reading.handles for reading in rest[-fifth:]),
-        "threads_start": statistics.median(reading.threads for reading in rest[:fifth]),
-        "threads_end": statistics.median(reading.threads for reading in rest[-fifth:]),
+        "handles_start": max(reading.handles for reading in rest[:half]),
+        "handles_end": max(reading.handles for reading in rest[half:]),
+        "threads_start": max(reading.threads for reading in rest[:half]),
+        "threads_end": max(reading.threads for reading in rest[half:]),
     }

@@ -87,6 +87,7 @@ def begin(service: Any, pool: ThreadPoolExecutor) -> tuple[list[Listener], list[
         next(busy)
         futures = [pool.submit(listener.listen) for listener in listeners]
         while client.queue().jobs["queued"] < STREAMS:
+            assert not any(listener.began.is_set() for listener in listeners), "the first one ended too soon"
             time.sleep(0.02)
         busy.close()
     for listener, future in zip(listeners, futures, strict=True):
