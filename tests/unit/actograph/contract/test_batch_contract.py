@@ -1,0 +1,68 @@
+"""Which lines of a batch can share a unit, and what the job's spec is for them."""
+
+from typing import Any
+
+import pytest
+
+from actograph.contract.batches import BatchInput, BatchRequest, BatchUsage, spec_of, unit_key, unit_tokens
+from actograph.contract.specs import CaptureSpec, SamplingSpec
+
+
+def stored(max_tokens: int | None = 8, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    given = BatchInput(
+        custom_id="a", prompt="Hello", max_tokens=max_tokens, sampling=SamplingSpec(seed=seed), **changes
+    )
+    return given.model_dump(mode="json", exclude_none=True)
+
+
+def test_seed_length_and_text_part_nobody() -> None:
+    other = stored(max_tokens=64, seed=7, tags=["mine"], choices=3) | {"prompt": "Bye"}
+    assert unit_key(stored()) == unit_key(other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"capture": CaptureSpec()},
+        {"interventions": [{"hook": "resid_post.0", "op": "zero"}]},
+        {"max_tokens": 65},
+        {"max_tokens": None, "default_max_tokens": 512},
+    ],
+)
+def test_what_a_forward_pass_depends_on_parts_them(changes: dict[str, Any]) -> None:
+    assert unit_key(stored()) != unit_key(stored(**changes))
+
+
+def test_sampling_parts_them() -> None:
+    warm = stored() | {"sampling": SamplingSpec(temperature=0.5).model_dump(mode="json")}
+    assert unit_key(stored()) != unit_key(warm)
+
+
+@pytest.mark.parametrize(("asked", "unit"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
+def test_lengths_are_rounded_up(asked: int, unit: int) -> None:
+    assert unit_tokens(stored(max_tokens=asked)) == unit
+
+
+def test_a_line_has_its_own_capture_and_no_more_tokens_than_the_job() -> None:
+    job: dict[str, Any] = {"capture": None, "interventions": [], "sampling": {"max_tokens": 100, "seed": 1}}
+    capture = CaptureSpec(layers=[1])
+    found = spec_of(job, stored(max_tokens=90, capture=capture))
+    assert CaptureSpec.model_validate(found["capture"]) == capture
+    assert found["sampling"] == {"max_tokens": 100, "seed": 1}
+    assert spec_of(job, stored())["capture"] is None
+    assert spec_of(job, stored())["sampling"]["max_tokens"] == 64
+
+
+@pytest.mark.parametrize(("window", "seconds"), [("90m", 5400), ("24h", 86400), ("7d", 604800), ("1s", 1)])
+def test_windows(window: str, seconds: int) -> None:
+    request = BatchRequest(
+        input_file_id="file_" + "0" * 32, endpoint="/v1/completions", completion_window=window
+    )
+    assert request.window_seconds == seconds
+
+
+def test_usage_is_kept_beside_the_counts() -> None:
+    usage = BatchUsage.of(7, 5)
+    assert usage.total_tokens == 12
+    assert BatchUsage.from_stored({"total": 1} | usage.as_stored()) == usage
+    assert BatchUsage.from_stored({"total": 1}) is None
