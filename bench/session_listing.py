@@ -100,6 +100,8 @@ def cases(database: Database) -> dict[str, tuple[str, Params]]:
         "owner, middle": {"owner": f"key:{1:08x}", "after": middle},
         "created before the middle": {"created_before": moment},
         "pinned (none)": {"pinned": "true"},
+        "a shortened id": {"id_prefix": middle[:16]},
+        "no such id": {"id_prefix": "ses_0000000000"},
     }
     totals: dict[str, Params] = {
         "totals": {},
