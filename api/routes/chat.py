@@ -63,6 +63,10 @@ class Route(Generic[R]):
     chunks: chat_stream.Chunks
 
 
+CHAT = Route(ChatCompletionRequest, chat_requests.chat_spec, chat_results.chat_completion, ChatChunks())
+TEXT = Route(CompletionRequest, chat_requests.completion_spec, chat_results.completion, CompletionChunks())
+
+
 async def _call(http: Request, services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Call:
     return Call(http, services, http.app.state.job_ends, http.app.state.live_texts, by)
 
@@ -80,12 +84,7 @@ CallDep = Annotated[Call, Depends(_call)]
 )
 async def create_chat_completion(call: CallDep, body: Body) -> Response:
     """OpenAI's chat completion, and its activations where `capture` or `store_activations` asks for them."""
-
-    return await _answer(
-        call,
-        Route(ChatCompletionRequest, chat_requests.chat_spec, chat_results.chat_completion, ChatChunks()),
-        body,
-    )
+    return await _answer(call, CHAT, body)
 
 
 @router.post(
@@ -98,12 +97,7 @@ async def create_chat_completion(call: CallDep, body: Body) -> Response:
 )
 async def create_completion(call: CallDep, body: Body) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
-
-    return await _answer(
-        call,
-        Route(CompletionRequest, chat_requests.completion_spec, chat_results.completion, CompletionChunks()),
-        body,
-    )
+    return await _answer(call, TEXT, body)
 
 
 async def _answer(call: Call, route: Route[R], body: bytes) -> Response:

@@ -56,10 +56,11 @@ class PromptScores:
         self._editor = editor
         self._head_is_logits = head_is_logits
         self._ids, _ = left_padded(model, requests)  # [batch, longest]
-        #: [rows, tokens] of the tokens after the first padded one; the likeliest [rows, tokens, most]
-        self._own: list[torch.Tensor] = []
-        self._top_ids: list[torch.Tensor] = []
-        self._top: list[torch.Tensor] = []
+        # of the padded prompts' tokens after the first. They are made before any logits: a heap could not use
+        # a piece's memory again if something that stays were put behind it.
+        self._own: torch.Tensor | None = None  # [rows, tokens]
+        self._top_ids = torch.empty(0, dtype=torch.long)  # [rows, tokens, most], and their values
+        self._top = torch.empty(0)
         self._later: torch.Tensor | None = None
 
     @classmethod
@@ -85,7 +86,7 @@ class PromptScores:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Around the forward pass that reads the prompts, or a whole generation."""
-        self._own, self._top_ids, self._top, self._later = [], [], [], None
+        self._own = self._later = None
         head = self._model.hf.get_submodule(self._path)
         handle = head.register_forward_pre_hook(self._take)
         try:
@@ -103,18 +104,18 @@ class PromptScores:
             CaptureFailed, InterventionFailed: the model's probabilities are no numbers.
         """
         request = self._requests[row]
-        if not request.score_prompt or not self._own:
+        if not request.score_prompt or self._own is None:
             return None
         place, count = self._rows.index(row), len(request.prompt_ids) - 1
         if not count:
             return (None,)
-        own = torch.cat(self._own, 1)[place, -count:]
+        own = self._own[place, -count:]
         if own.isnan().any():
             what = "the model's probabilities of the prompt's tokens are not numbers (NaN)"
             if request.edits:
                 raise InterventionFailed(f"{what}; take a smaller coefficient or vector")
             raise CaptureFailed(what)
-        top_ids, top = (torch.cat(parts, 1)[place, -count:].tolist() for parts in (self._top_ids, self._top))
+        top_ids, top = (found[place, -count:].tolist() for found in (self._top_ids, self._top))
         most = request.top_logprobs or 0
         found = [
             TokenLogprobs(token, logprob, tuple(zip(ids[:most], values[:most], strict=True)))
@@ -130,7 +131,7 @@ class PromptScores:
         padded = self._ids.shape[1]
         if not isinstance(hidden, torch.Tensor) or hidden.ndim != 3:
             raise CaptureFailed(f"{self._head}: the head was not given a row for each token of each text")
-        if self._own or self._later is not None:
+        if self._own is not None or self._later is not None:
             return None  # a decode step
         if tuple(hidden.shape[:2]) != tuple(self._ids.shape):
             raise CaptureFailed(
@@ -150,8 +151,10 @@ class PromptScores:
         rows = None if len(self._rows) == len(hidden) else torch.tensor(self._rows, device=hidden.device)
         ids = self._ids[self._rows]
         size = max(1, SCORED_PIECE_BYTES // (len(self._rows) * scored_token_bytes(self._vocabulary)))
-        if start == padded - 1:  # one token has nothing before it
-            self._own.append(torch.empty(len(self._rows), 0))
+        most = min(self._most, self._vocabulary)
+        self._own = own = torch.empty(len(self._rows), padded - 1)
+        self._top_ids = torch.empty(len(self._rows), padded - 1, most, dtype=torch.long)
+        self._top = torch.empty(len(self._rows), padded - 1, most)
         while start < padded - 1:
             piece = hidden[:, start : min(start + size, padded - 1)]
             piece = piece if rows is None else piece.index_select(0, rows)
@@ -159,10 +162,11 @@ class PromptScores:
             stop = start + piece.shape[1]
             targets = ids[:, start + 1 : stop + 1].to(logits.device)
             total = logits.logsumexp(-1, keepdim=True)
-            top, top_ids = logits.topk(min(self._most, logits.shape[-1]), dim=-1)
-            self._own.append((logits.gather(-1, targets[..., None]) - total)[..., 0].cpu())
-            self._top_ids.append(top_ids.cpu())
-            self._top.append((top - total).cpu())
+            top, top_ids = logits.topk(most, dim=-1)
+            own[:, start:stop] = (logits.gather(-1, targets[..., None]) - total)[..., 0]
+            self._top_ids[:, start:stop] = top_ids
+            self._top[:, start:stop] = top - total
+            del logits
             start = stop
 
     @property
