@@ -17,7 +17,11 @@ class ToolMessage(BaseModel):
 
     role: Literal["assistant", "tool"]
     content: str
-    error: bool = Field(False, description="The call failed, and the content told the model why.")
+    error: bool = Field(
+        False,
+        description="The call failed, and the content says why; the model was told, except where it writes "
+        "annotations, which it then completes itself.",
+    )
 
 
 class ToolUse(BaseModel):
