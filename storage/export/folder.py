@@ -163,7 +163,8 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
         "tags": job.tags,
         "metadata": job.metadata,
         "error": job.error.model_dump(exclude_none=True) if job.error else None,
-        "spec": job.spec,
+        # many a receiver's URL is its password, and the folder is there to be passed on
+        "spec": {name: value for name, value in job.spec.items() if name != "webhook"},
         "versions": {"actograph": __version__, **totals.versions},
     }
 

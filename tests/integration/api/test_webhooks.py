@@ -1,5 +1,6 @@
 """Webhooks against a real receiver: what is sent and signed, repeats, refused places, restarts."""
 
+import gzip
 import json
 import socket
 import time
@@ -150,6 +151,18 @@ def test_the_service_has_a_webhook_of_its_own(start: "Start", told: Settings, re
     deliver(service, job_id, until=["webhook.delivered"])
     assert receiver.bodies[0]["data"]["id"] == job_id
     assert receiver.url not in service.client.get(f"/v1/jobs/{job_id}").text
+
+
+def test_an_exported_folder_does_not_tell_the_receiver(
+    start: "Start", told: Settings, receiver: Receiver
+) -> None:
+    service = start(told)
+    job_id = service.submit(webhook={"url": f"{receiver.url}?token=t0ken"})
+    finish(service, job_id)
+    assert "t0ken" in service.client.get(f"/v1/jobs/{job_id}").text
+    archive = gzip.decompress(service.client.get(f"/v1/jobs/{job_id}/export").content)
+    assert b'"spec"' in archive
+    assert b"t0ken" not in archive
 
 
 def test_a_deleted_job_tells_nobody(start: "Start", told: Settings, receiver: Receiver) -> None:
