@@ -143,7 +143,7 @@ class Settings(BaseSettings):
         repr=False,
     )
     webhook_timeout_seconds: float = Field(
-        10.0, gt=0, description="A receiver that is silent for longer counts as failed."
+        10.0, gt=0, description="A receiver that has not answered after so long counts as failed."
     )
     webhook_retry_seconds: float = Field(
         5.0,

@@ -6,6 +6,7 @@ redirect and reads no body. Signatures are those of Standard Webhooks,
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -14,7 +15,6 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
@@ -106,26 +106,26 @@ class WebhookSender:
             sqlalchemy.exc.SQLAlchemyError: the database does not answer.
         """
         made = 0
-        timeout = httpx.Timeout(self._settings.webhook_timeout_seconds)
-        with (
-            # no proxy of the environment: it would resolve the host again
-            httpx.Client(timeout=timeout, follow_redirects=False, trust_env=False) as client,
-            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool,
-        ):
-            while not self._stop.is_set():
-                with self._database.write() as session:
-                    due = webhooks.claim(
-                        session, limit=AT_ONCE, retry_seconds=self._settings.webhook_retry_seconds
-                    )
-                if not due:
-                    break
-                results = pool.map(lambda delivery: self._attempt(client, delivery), due)
-                for delivery, result in zip(due, results, strict=True):
-                    self._note(delivery, result)
-                made += len(due)
+        while not self._stop.is_set():
+            with self._database.write() as session:
+                due = webhooks.claim(
+                    session, limit=AT_ONCE, retry_seconds=self._settings.webhook_retry_seconds
+                )
+            if not due:
+                break
+            results = asyncio.run(self._attempt_all(due))
+            for delivery, result in zip(due, results, strict=True):
+                self._note(delivery, result)
+            made += len(due)
         return made
 
-    def _attempt(self, client: httpx.Client, delivery: Delivery) -> _Result:
+    async def _attempt_all(self, due: Sequence[Delivery]) -> list[_Result]:
+        """Several attempts at once, none of them longer than the service waits."""
+        # no proxy of the environment: it would resolve the host again
+        async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
+            return await asyncio.gather(*(self._attempt(client, delivery) for delivery in due))
+
+    async def _attempt(self, client: httpx.AsyncClient, delivery: Delivery) -> _Result:
         settings = self._settings
         url = settings.webhook_url if delivery.url is None else delivery.url
         if not url or not settings.webhook_secret:
@@ -141,9 +141,14 @@ class WebhookSender:
                 "webhook-timestamp": str(timestamp),
                 "webhook-signature": sign(settings.webhook_secret, delivery.id, timestamp, delivery.payload),
             }
-            # the operator's own URL may be anywhere
-            addresses = _addresses(url, None if delivery.url is None else settings.webhook_hosts)
-            status = _post(client, url, addresses, headers, delivery.payload)
+            # an answer that comes byte by byte would keep the next ones waiting for ever
+            async with asyncio.timeout(settings.webhook_timeout_seconds):
+                # the operator's own URL may be anywhere
+                allowed = None if delivery.url is None else settings.webhook_hosts
+                addresses = await asyncio.to_thread(_addresses, url, allowed)
+                status = await _post(client, url, addresses, headers, delivery.payload)
+        except TimeoutError:
+            return _Result(reason=f"no answer within {settings.webhook_timeout_seconds:g} s")
         except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
             return _Result(reason=f"{type(error).__name__}: {error}"[:500])
         if 200 <= status < 300:
@@ -211,8 +216,8 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else address)
 
 
-def _post(
-    client: httpx.Client, url: str, addresses: Sequence[str], headers: dict[str, str], payload: bytes
+async def _post(
+    client: httpx.AsyncClient, url: str, addresses: Sequence[str], headers: dict[str, str], payload: bytes
 ) -> int:
     """POST to the first address that takes a connection; the answer's status."""
     target = httpx.URL(url)
@@ -228,11 +233,11 @@ def _post(
             extensions={"sni_hostname": target.host},
         )
         try:
-            answer = client.send(request, stream=True)
+            answer = await client.send(request, stream=True)
         except httpx.ConnectError as error:
             refused = error
             continue
-        answer.close()
+        await answer.aclose()
         return answer.status_code
     assert refused is not None
     raise refused

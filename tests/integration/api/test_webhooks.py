@@ -3,8 +3,10 @@
 import gzip
 import json
 import socket
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -117,12 +119,41 @@ def test_a_silent_receiver_is_asked_again_by_the_next_process(
     job_id = service.submit(webhook={"url": receiver.url})
     finish(service, job_id)
     log = deliver(service, job_id, until=["webhook.retrying"])
-    assert "Timeout" in log[0][1]["reason"]
+    assert "no answer within 0.2 s" in log[0][1]["reason"]
     service.client.__exit__(None, None, None)
     receiver.open.set()
     again = start(told)
     deliver(again, job_id, until=["webhook.retrying", "webhook.delivered"])
     assert receiver.bodies[0] == receiver.bodies[1]
+
+
+def test_an_answer_that_never_ends_keeps_nobody_waiting(
+    start: "Start", told: Settings, receiver: Receiver
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        host = f"127.0.0.1:{slow.getsockname()[1]}"
+        is_over = threading.Event()
+
+        def drip() -> None:
+            connection, _ = slow.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                while not is_over.wait(0.02):
+                    connection.sendall(b"a")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        changes = {"webhook_hosts": (host, receiver.host), "webhook_timeout_seconds": 2}
+        service = start(told.model_copy(update=changes | {"webhook_max_attempts": 1}))
+        first = service.submit(webhook={"url": f"http://{host}/"})
+        finish(service, first)
+        ((_, entry),) = deliver(service, first, until=["webhook.failed"])
+        assert "no answer within 2 s" in entry["reason"]
+        is_over.set()
+        thread.join(10)
+    other = service.submit(webhook={"url": receiver.url})
+    finish(service, other)
+    deliver(service, other, until=["webhook.delivered"])
 
 
 def test_only_the_ends_that_were_asked_for_are_told(
