@@ -3,11 +3,12 @@
 nnsight replaces the `forward` of every module by a controller that offers the module's input and
 output to the running trace. A controller costs about 1.5 microseconds per module call without a
 trace and three times that inside one, read or not: 15 to 20 % of a decode step that is bound by
-Python. So the controllers are put aside when the model is loaded, and a trace puts back those of
-the modules that it reads.
+Python. So the controllers are put aside when the model is loaded, and for a trace the modules that it
+reads get a hand-off of their input or output alone.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,8 +33,31 @@ def run_unseen(module: torch.nn.Module, *args: Any) -> Any:
     return module.forward(*args) if state is None else run_body(state, module, args, {})
 
 
+class _Handoff:
+    """Stands for a module's `forward` and shows a trace what goes in, what comes out, or both.
+
+    As nnsight's controller does, without its gate to skip the module and without the side that nobody reads.
+    """
+
+    def __init__(self, module: Any, *, gives_input: bool, gives_output: bool) -> None:
+        functools.update_wrapper(self, type(module).forward)  # its signature is looked at
+        self._module = module
+        self._state = module.__dict__[STATE]
+        self._body = self._state.body
+        self._input, self._output = gives_input, gives_output
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        interleaver, _, locations = self._state.active()
+        if interleaver is None:
+            return self._body(self._module, *args, **kwargs)
+        if self._input:
+            args, kwargs = interleaver.handle(locations[0], (args, kwargs))
+        output = self._body(self._module, *args, **kwargs)
+        return interleaver.handle(locations[2], output) if self._output else output
+
+
 class Handoffs:
-    """Puts controllers aside, and back for the time of a trace.
+    """Puts nnsight's controllers aside, and hand-offs in their place for the time of a trace.
 
     A module whose controller runs something else than the class's own `forward` (an accelerate
     hook, a patched instance) keeps it for good.
@@ -43,24 +67,33 @@ class Handoffs:
     """
 
     def __init__(self, lm: Any) -> None:
-        self._aside: dict[str, tuple[Any, Controller]] = {}
+        self._path = lm.path
+        self._aside: dict[str, Any] = {}
         for path, module in lm._module.named_modules():
             controller = module.__dict__.get("forward")
             if not isinstance(controller, Controller) or "_hf_hook" in module.__dict__:
                 continue
             if module.__dict__[STATE].body is not type(module).forward:
                 continue
-            self._aside[path] = (module, controller)
+            self._aside[path] = module
             del module.__dict__["forward"]
 
     @contextmanager
-    def on(self, paths: Sequence[str]) -> Iterator[None]:
-        """With the hand-offs of these modules in place."""
-        chosen = [self._aside[path] for path in dict.fromkeys(paths) if path in self._aside]
+    def on(self, paths: Sequence[str], read: Collection[str]) -> Iterator[None]:
+        """With the hand-offs of these modules in place.
+
+        Args:
+            read: nnsight's locations that anything subscribes to.
+        """
+        chosen = [(path, self._aside[path]) for path in dict.fromkeys(paths) if path in self._aside]
         try:
-            for module, controller in chosen:
-                module.__dict__["forward"] = controller
+            for path, module in chosen:
+                module.__dict__["forward"] = _Handoff(
+                    module,
+                    gives_input=f"{self._path}.{path}.input" in read,
+                    gives_output=f"{self._path}.{path}.output" in read,
+                )
             yield
         finally:
-            for module, _ in chosen:
+            for _, module in chosen:
                 module.__dict__.pop("forward", None)

@@ -37,7 +37,7 @@ def generate(
     """Generate while every step's tensors at `modules` pass the observers, in their order."""
     lm = model.lm
     data, options = _split(inputs)
-    with model.handoffs.on(modules), torch.inference_mode():  # noqa: SIM117
+    with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
         with lm.generate(**options) as tracer:
             with tracer.invoke(**data):
                 _attach(observers)
@@ -50,7 +50,7 @@ def forward(
     called."""
     lm = model.lm
     data, options = _split(inputs)
-    with model.handoffs.on(modules), torch.inference_mode():  # noqa: SIM117
+    with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
         with lm.trace(**options) as tracer:
             with tracer.invoke(**data):
                 _attach(observers)
@@ -65,6 +65,10 @@ def _split(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What belongs to the rows of the batch, and how to run them."""
     data = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
     return data, {name: value for name, value in inputs.items() if name not in data}
+
+
+def _subscribed(observers: Sequence[Observer]) -> set[str]:
+    return {location for observer in observers for location in observer.subscriptions()}
 
 
 def _attach(observers: Sequence[Observer]) -> None:
