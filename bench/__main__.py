@@ -90,6 +90,7 @@ PROGRAMS = (
     Program(
         module="chat_clients",
         arguments=("--chats", "4000", "--baseline-chats", "192"),
+        quick=("--chats", "128", "--alone", "4", "--rounds", "1", "--baseline-chats", "0"),
         minutes=8,
         limit_minutes=30,
     ),
