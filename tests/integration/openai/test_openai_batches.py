@@ -100,6 +100,7 @@ def test_a_batch_answers_each_line_as_the_route_would(
         line("c", temperature=0.9, seed=7),
         line("d", temperature=0.9, seed=8, n=2),
         line("stopped", stop=["e"], max_tokens=40),
+        line("biased", logit_bias={"7": 50, "8": 50}, presence_penalty=2.0),
     ]
     batch = send(*lines, metadata={"night": "1"})
     assert (batch.object, batch.status, batch.endpoint, batch.metadata) == (
@@ -107,13 +108,13 @@ def test_a_batch_answers_each_line_as_the_route_would(
     )  # fmt: skip
     batch = ended(batch.id)
     assert batch.status == "completed", batch
-    assert batch.request_counts.model_dump() == {"total": 5, "completed": 5, "failed": 0}
+    assert batch.request_counts.model_dump() == {"total": 6, "completed": 6, "failed": 0}
     assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
     assert batch.expires_at - batch.created_at == 86400
     assert batch.error_file_id is None
     found = content(client, batch.output_file_id)
     assert list(found) == [item["custom_id"] for item in lines]
-    assert len({item["response"]["body"]["id"] for item in found.values()}) == 5
+    assert len({item["response"]["body"]["id"] for item in found.values()}) == 6
     for item in lines:
         alone = client.chat.completions.create(**item["body"])
         response = found[item["custom_id"]]["response"]
@@ -135,9 +136,17 @@ def test_texts_with_captures_and_a_line_that_is_too_long(
     lines = [
         line("short", url="/v1/completions", prompt="Tom has", capture=capture),
         line("long", url="/v1/completions", prompt="Tom has", max_tokens=900_000, capture=capture),
+        line("read", url="/v1/completions", prompt="Tom has", max_tokens=0, echo=True, logprobs=1),
+        line("kept", url="/v1/completions", prompt="Tom has", max_tokens=0, echo=True, capture=capture),
     ]
     batch = ended(send(*lines, endpoint="/v1/completions").id)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 1)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 3, 1)
+    found = content(client, batch.output_file_id)
+    alone = client.completions.create(**lines[2]["body"])
+    (read,) = found["read"]["response"]["body"]["choices"]
+    assert read["text"] == "Tom has" and read["logprobs"] == alone.choices[0].logprobs.model_dump()
+    kept = found["kept"]["response"]["body"]
+    assert kept["activations_meta"]["resid_post.1"]["shape"][0] == kept["usage"]["total_tokens"]
     body = content(client, batch.output_file_id)["short"]["response"]["body"]
     assert service.session(body["session_id"]).manifest.prompt_tokens == body["usage"]["prompt_tokens"]
     rows = body["usage"]["total_tokens"] - 1
