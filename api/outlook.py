@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.resources import ModelStructure
 from api.dependencies import Services
-from storage import job_queue, quotas, routing, workers
+from storage import admission, quotas, routing
 from storage.quotas import Quotas
 
 
@@ -29,12 +29,13 @@ class Outlook:
 
 def read(services: Services, session: Session, model: str, priority: int) -> Outlook:
     """For a job of this model; `session` is a transaction for reading."""
-    held = routing.is_held(session, model)
+    found = admission.read(session, model, priority)
+    held = found.is_held
     return Outlook(
-        structure=services.structures.find(session, model),
-        memory=workers.memory_of_holders(session, model) if held else [],
-        quotas=quotas.read(session, services.settings),
+        structure=services.structures.of(session, model, found.loaded_at),
+        memory=found.memory,
+        quotas=quotas.read(session, services.settings, has_own_limits=found.has_own_limits),
         queue=routing.holders_queue(model) if held else routing.loaders_queue(model),
-        place=job_queue.next_position(session, priority),
+        place=found.place,
         waiting_reason=None if held else routing.fleet(session).why_unserved(model),
     )

@@ -17,7 +17,10 @@ class Structures:
 
     def find(self, session: Session, model: str) -> ModelStructure | None:
         """The structure of a model that some worker has loaded at least once."""
-        loaded_at = workers.loaded_at(session, model)
+        return self.of(session, model, workers.loaded_at(session, model))
+
+    def of(self, session: Session, model: str, loaded_at: float | None) -> ModelStructure | None:
+        """The same, where the caller knows when a worker last loaded the model; None: never."""
         if loaded_at is None:
             return None
         kept = self._kept.get(model)

@@ -1,6 +1,6 @@
 """What the service itself costs: a job's way with an engine that generates nothing.
 
-    python -m bench.overhead [--rate 500] [--seconds 30] [--rounds 200] [--postgres URL] [--json FILE]
+    python -m bench.overhead [--rate 500] [--seconds 30] [--rounds 200] [--postgres [URL]] [--json FILE]
 
 Real API, Redis, worker and database as processes of their own; the worker's engine answers at once
 (bench/null_worker.py). Three questions for each database:
@@ -12,7 +12,8 @@ Real API, Redis, worker and database as processes of their own; the worker's eng
 * an urgent job in the middle of a long one: how many units of the long one begin after it was
   submitted and before it starts. Here a unit takes 0.1 s.
 
-`--postgres` names an empty database, a SQLAlchemy URL; its tables are dropped first.
+`--postgres` names an empty database, a SQLAlchemy URL, and its tables are dropped first; without a URL a
+server of its own is started, which is as durable as Postgres is by default.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from actograph.client.http import Client
 from actograph.contract.resources import JobStatus, SampleStatus
 from bench import submitters
 from bench.marks import Mark, print_marks, write_result
+from bench.servers.postgres import PostgresServer
 from bench.service import Service
 from storage.database import Database
 from storage.models import Base, JobRow, SampleRow
@@ -53,6 +55,8 @@ UNIT_SECONDS = 0.1
 LONG_JOB_SAMPLES = 1600
 URGENT_JOBS = 10
 DRAIN_PATIENCE_SECONDS = 1200.0
+#: the server that is started here
+OWN = "own"
 POLL_SECONDS = 0.001
 
 
@@ -230,12 +234,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to submit")
     parser.add_argument("--apis", type=int, default=3, help="API processes behind the one address")
     parser.add_argument("--rounds", type=int, default=200, help="jobs of the latency measurement")
-    parser.add_argument("--postgres", default="", help="SQLAlchemy URL of an empty database")
+    parser.add_argument(
+        "--postgres",
+        nargs="?",
+        const=OWN,
+        default="",
+        metavar="URL",
+        help="on Postgres too: this empty database, or without a URL a server of its own",
+    )
     parser.add_argument("--skip-sqlite", action="store_true")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     results = {} if arguments.skip_sqlite else {"sqlite": measure("", arguments)}
-    if arguments.postgres:
+    if arguments.postgres == OWN:
+        server = PostgresServer(durable=True)
+        server.create()
+        try:
+            results["postgres"] = measure(server.url, arguments)
+        finally:
+            server.remove()
+    elif arguments.postgres:
         results["postgres"] = measure(arguments.postgres, arguments)
     table = Table("", *results, title="service overhead, null engine")
     for part in ("latency", "acceptance", "urgent"):

@@ -12,6 +12,7 @@ from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.key_roles import Role
 from actograph.contract.keys import KEY_PREFIX, ApiKey, KeyUpdate, NewKey
 from storage import pages, row_locks
+from storage.clock import moment_of
 from storage.database import now
 from storage.ids import new_key_id
 from storage.models import ApiKeyRow
@@ -196,7 +197,7 @@ def quotas(session: Session) -> dict[str, int]:
     """Owner -> bytes that their keys say they may store: the most that one of the good keys says."""
     statement = (
         sa.select(ApiKeyRow.owner, sa.func.max(ApiKeyRow.quota_bytes))
-        .where(ApiKeyRow.quota_bytes.is_not(None), *_good(now(session)))
+        .where(ApiKeyRow.quota_bytes.is_not(None), *_good(moment_of(session)))
         .group_by(ApiKeyRow.owner)
     )
     return {owner: limit for owner, limit in session.execute(statement) if limit is not None}
@@ -225,7 +226,7 @@ def _locked(session: Session, key_id: str) -> ApiKeyRow:
     raise NotFound(f"no key {key_id}")
 
 
-def _good(moment: float) -> tuple[sa.ColumnElement[bool], ...]:
+def _good(moment: float | sa.ColumnElement[float]) -> tuple[sa.ColumnElement[bool], ...]:
     return (
         ApiKeyRow.revoked_at.is_(None),
         sa.or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > moment),

@@ -19,9 +19,12 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
-from storage import counters, ownership
+from storage import counters, events, ownership, postgres_engine
+from storage.clock import now
 from storage.group_commit import GroupCommit
 from storage.write_turns import WriteTurns
+
+__all__ = ["Database", "changed", "is_away", "now"]
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +33,6 @@ T = TypeVar("T")
 _READ_ONLY = "actograph_read_only"
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
-#: days since noon in Greenwich on 24 November 4714 BC, in milliseconds' steps
-_NOW_SQLITE = sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")
-_NOW_SERVER = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 #: https://www.sqlite.org/rescode.html
 _AWAY_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 #: connection, resources, operator's intervention, serialization: postgresql.org, appendix A
@@ -48,6 +48,7 @@ class Database:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns: WriteTurns | None = None
+        self._reading: sa.Engine
         #: whose rows alone are seen; None: everybody's
         self.owner: str | None = None
         if self.is_sqlite:
@@ -57,14 +58,11 @@ class Database:
             self.engine = sa.create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
+            self._reading = self.engine.execution_options(**{_READ_ONLY: True})
             self._turns = WriteTurns(Path(self.url.database))
         else:
-            self.engine = sa.create_engine(
-                self.url,
-                pool_pre_ping=True,
-                # whatever the server's default: who waited for a lock sees what was written meanwhile
-                isolation_level="READ COMMITTED",
-            )
+            self.engine = postgres_engine.create(self.url)
+            self._reading = postgres_engine.for_reading(self.engine)
         self._group = GroupCommit(self.write)
 
     @contextmanager
@@ -74,19 +72,17 @@ class Database:
         opened = Session(self.engine, expire_on_commit=False)
         with turn, opened as session, session.begin(), self._restriction(session):
             yield session
+            events.write(session)
             counters.write(session)
 
     def write_small(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a write transaction that others of this process may share, and commit it.
 
-        For short writes that come in numbers, as submits do. On SQLite, where writers take turns and each
-        commit waits for the disk, those that come together are committed together. `work` may be run a
-        second time, after what it wrote was rolled back.
+        For short writes that come in numbers, as submits do: each commit waits for the disk, so those that
+        come while another one is made are committed together. `work` may be run a second time, after what
+        it wrote was rolled back.
         """
-        if self.is_sqlite:
-            return self._group.run(self._narrowed(work))
-        with self.write() as session:
-            return work(session)
+        return self._group.run(self._narrowed(work))
 
     def restricted_to(self, owner: str) -> "Database":
         """The same database with this owner's rows alone, see `storage.ownership`."""
@@ -108,9 +104,9 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A short transaction for reading; nothing written in it is kept."""
-        engine = self.engine.execution_options(**{_READ_ONLY: True})
-        with Session(engine, expire_on_commit=False) as session, self._restriction(session):
+        """For reading alone. On SQLite all statements see one moment; on Postgres, which refuses others here,
+        each sees what is committed when it begins."""
+        with Session(self._reading, expire_on_commit=False) as session, self._restriction(session):
             yield session
 
     def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:
@@ -165,16 +161,6 @@ class Database:
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()
-
-
-def now(session: Session) -> float:
-    """The time that leases are compared with, in Unix seconds.
-
-    It is the database's own clock, never this process's, so that workers with wrong clocks agree.
-    """
-    connection = session.connection()
-    is_sqlite = connection.dialect.name == "sqlite"
-    return float(connection.execute(_NOW_SQLITE if is_sqlite else _NOW_SERVER).scalar_one())
 
 
 def is_away(error: DBAPIError) -> bool:

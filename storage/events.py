@@ -7,20 +7,32 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from storage.database import now
+from storage.clock import now
 from storage.models import EventRow
 
+_WAITING = "actograph_events"
 _INSERT = sa.insert(cast(sa.Table, EventRow.__table__))
 
 
 def append(
     session: Session, job_id: str, event: str, data: dict[str, Any], *, moment: float | None = None
 ) -> None:
-    """Add an entry; `event` is a stable name such as `job.started`, `moment` the time where it is known."""
+    """Add an entry; `event` is a stable name such as `job.started`, `moment` the time where it is known.
+
+    All entries of a transaction are written when it ends, by `Database.write`. The job must be there then:
+    the caller holds it, or keeps it (`jobs.keep`).
+    """
     created_at = now(session) if moment is None else moment
     values = {"job_id": job_id, "event": event, "created_at": created_at, "data": data}
-    # every step of every job passes here, and the unit of work costs four times as much as the INSERT
-    session.connection().execute(_INSERT, values)
+    session.info.setdefault(_WAITING, []).append(values)
+
+
+def write(session: Session) -> None:
+    """Insert what `append` has gathered in this transaction, in its order."""
+    waiting = session.info.pop(_WAITING, None)
+    if waiting:
+        # every step of every job passes here, and the unit of work costs four times as much as the INSERT
+        session.connection().execute(_INSERT, waiting)
 
 
 def after(session: Session, job_id: str, event_id: int, limit: int = 500) -> list[resources.Event]:

@@ -69,14 +69,9 @@ def etas(session: Session) -> Mapping[str, float]:
 
 def measure(session: Session, job_id: str, *, samples: int, seconds: float) -> None:
     """Count a unit of `samples` that took one worker so long, what lay before it included."""
-    session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id)
-        .values(
-            recent_samples=JobRow.recent_samples * eta.KEPT_WEIGHT + samples,
-            recent_seconds=JobRow.recent_seconds * eta.KEPT_WEIGHT + seconds,
-        )
-    )
+    row = jobs.lock(session, job_id)
+    row.recent_samples = row.recent_samples * eta.KEPT_WEIGHT + samples
+    row.recent_seconds = row.recent_seconds * eta.KEPT_WEIGHT + seconds
 
 
 def _read(session: Session, *where: sa.ColumnElement[bool], by_turn: bool) -> list[_Job]:

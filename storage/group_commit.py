@@ -1,8 +1,8 @@
 """Small writes of one process that come at the same time share a transaction.
 
-One SQLite file takes one writer at a time, and each commit waits for the disk. A thread that comes while
-another one waits for its turn leaves its work with that one, who does all that has gathered and commits
-once. Every caller goes on only after its own work is durable, and a fault is its own caller's alone.
+Each commit waits for the disk, and one SQLite file takes one writer at a time. A thread that comes while
+another one waits for its turn, or commits, leaves its work with the next, who does all that has gathered and
+commits once. Every caller goes on only after its own work is durable, and a fault is its own caller's alone.
 """
 
 import threading

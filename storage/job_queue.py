@@ -187,11 +187,6 @@ def queue_position(session: Session, row: JobRow) -> int | None:
     return 1 + int(session.connection().execute(_BEFORE, place).scalar_one())
 
 
-def next_position(session: Session, priority: int) -> int:
-    """The place that a job of this priority takes if it is queued now."""
-    return 1 + int(session.connection().execute(_NOT_AFTER, {"priority": priority}).scalar_one())
-
-
 def _jobs_before() -> sa.Select[Any]:
     priority: sa.BindParameter[int] = sa.bindparam("priority")
     created_at: sa.BindParameter[float] = sa.bindparam("created_at")
@@ -206,9 +201,6 @@ def _jobs_before() -> sa.Select[Any]:
 
 
 _BEFORE = _jobs_before()
-_NOT_AFTER = sa.select(sa.func.count()).where(
-    JobRow.status == JobStatus.QUEUED, JobRow.priority <= sa.bindparam("priority")
-)
 
 
 @of_everyone

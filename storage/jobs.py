@@ -146,25 +146,10 @@ def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
 
 def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
     """Add to the job's counters and log the progress made."""
-    session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id)
-        .values(completed=JobRow.completed + completed, failed=JobRow.failed + failed)
-    )
-    row = session.execute(
-        sa.select(JobRow.total, JobRow.completed, JobRow.failed).where(JobRow.id == job_id)
-    ).one()
-    events.append(
-        session,
-        job_id,
-        "job.progress",
-        {
-            "total": row.total,
-            "completed": row.completed,
-            "failed": row.failed,
-            "samples": completed + failed,
-        },
-    )
+    row = lock(session, job_id)
+    row.completed += completed
+    row.failed += failed
+    events.append(session, job_id, "job.progress", counts_of(row) | {"samples": completed + failed})
 
 
 def cancel(session: Session, job_id: str) -> JobRow:

@@ -84,18 +84,22 @@ class Quotas:
         return usage.bytes if usage is not None else 0
 
 
-def read(session: Session, settings: Settings) -> Quotas:
-    """The quotas now; nothing is summed up where there are none."""
-    limits = _limits(session, settings)
+def read(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
+    """The quotas now; nothing is summed up where there are none.
+
+    Args:
+        has_own_limits: False where the caller knows that no key limits what its owner stores.
+    """
+    limits = _limits(session, settings, has_own_limits=has_own_limits)
     is_limited = limits.total_limit or limits.owner_limit or limits.own_limits
     return replace(limits, used=usage(session)) if is_limited else limits
 
 
-def _limits(session: Session, settings: Settings) -> Quotas:
+def _limits(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
     return Quotas(
         total_limit=settings.store_quota_bytes,
         owner_limit=settings.owner_quota_bytes,
-        own_limits=api_keys.quotas(session),
+        own_limits=api_keys.quotas(session) if has_own_limits else {},
     )
 
 

@@ -18,20 +18,31 @@ https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
 """
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from storage.models import Base
 
+_LOCKED = "actograph_locked"
 Row = TypeVar("Row", bound=Base)
 
 
 def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete: bool = False) -> list[Row]:
-    """The rows with these ids as they are now, by their ids; those that are gone are left out."""
+    """The rows with these ids as they are now, by their ids; those that are gone are left out.
+
+    A row that the transaction has locked before is not asked for again.
+    """
+    # held rows are as they were read, but for what this transaction changed, which the session follows
+    held: dict[tuple[type[Base], str], Base] = session.info.setdefault(_LOCKED, {})
+    known = [held.get((table, one)) for one in sorted(set(ids))]
+    if not to_delete and all(row is not None and row in session for row in known):
+        return [cast(Row, row) for row in known]
     # FOR NO KEY UPDATE, beside which rows that refer to this one can be written, or FOR UPDATE
-    return _held(session, table, ids, key_share=not to_delete)
+    found = _held(session, table, ids, key_share=not to_delete)
+    held.update({(table, key): row for row in found for key in sa.inspect(row).identity or ()})
+    return found
 
 
 def keep(session: Session, table: type[Row], ids: Collection[str]) -> list[Row]:

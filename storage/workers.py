@@ -20,9 +20,6 @@ _keep_structure = Upsert(
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 # asked for each job that is submitted, so they are not put together anew each time
 _LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))
-_MEMORY_OF_HOLDERS = sa.select(WorkerRow.memory).where(
-    WorkerRow.status.in_(LIVE), WorkerRow.model == sa.bindparam("held")
-)
 
 
 def register(
@@ -169,12 +166,6 @@ def loaded_models(session: Session) -> set[str]:
     """Names of the models that a live worker holds."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))
     return {name for name in session.scalars(statement) if name is not None}
-
-
-def memory_of_holders(session: Session, model: str) -> list[dict[str, int]]:
-    """The last reported memory of each live worker that holds this model."""
-    found = session.connection().execute(_MEMORY_OF_HOLDERS, {"held": model})
-    return [memory for (memory,) in found if memory]
 
 
 def structure(session: Session, model: str) -> resources.ModelStructure | None:

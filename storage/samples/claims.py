@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -61,7 +62,7 @@ def claim(
         ids = [c.id for c in candidates if c.attempts < ALONE_AFTER_ATTEMPTS]
     if not ids:
         return []
-    session.execute(
+    rows = session.execute(
         sa.update(SampleRow)
         .where(SampleRow.id.in_(ids), _claimable(moment))
         .values(
@@ -72,8 +73,19 @@ def claim(
             worker_id=worker_id,
             started_at=moment,
         )
+        .returning(
+            SampleRow.id,
+            SampleRow.job_id,
+            SampleRow.position,
+            SampleRow.sample_index,
+            SampleRow.condition,
+            SampleRow.epoch,
+            SampleRow.input,
+            SampleRow.seed,
+            SampleRow.lease_token,
+        )
+        .execution_options(synchronize_session=False)
     )
-    rows = session.scalars(sa.select(SampleRow).where(SampleRow.id.in_(ids)).order_by(SampleRow.position))
     return [
         LeasedSample(
             id=row.id,
@@ -85,7 +97,7 @@ def claim(
             seed=row.seed or 0,
             token=row.lease_token,
         )
-        for row in rows
+        for row in sorted(rows, key=attrgetter("position"))
     ]
 
 

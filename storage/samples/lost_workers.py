@@ -31,7 +31,7 @@ def give_up_lost(session: Session, job_id: str, sample_id: str, attempts: int) -
         .where(SampleRow.id == sample_id)
         .values(status=SampleStatus.FAILED, error=error.as_record(), finished_at=now(session))
     )
-    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(failed=JobRow.failed + 1))
+    jobs.lock(session, job_id).failed += 1
     _count_failed(session, job_id)
     job_control.follow_failures(session, job_id, [error])
 

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,11 +80,19 @@ def test_after_the_last_event_a_browser_is_told_not_to_ask_again(service: "Servi
 
 def test_events_arrive_while_the_job_runs(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(sse, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.0)
     job_id = service.submit()
+    looks, has_pinged, look = count(1), threading.Event(), sse.look
+
+    def counted(*given: Any) -> sse.Look:
+        if next(looks) == 3:  # the first is the request's own, and a ping follows the second
+            has_pinged.set()
+        return look(*given)
+
+    monkeypatch.setattr(sse, "look", counted)
 
     def work() -> None:
-        time.sleep(0.2)
+        has_pinged.wait()
         service.finish(*service.claim(job_id))
 
     worker = threading.Thread(target=work)
