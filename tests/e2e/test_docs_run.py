@@ -9,6 +9,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -38,6 +39,11 @@ import sys
 from actograph.cli.main import main
 sys.exit(main())
 """
+STAND_INS = str(Path(__file__).with_name("stand_ins.py"))
+STAND_IN = f"""#!{sys.executable}
+import os, sys
+os.execv(sys.executable, [sys.executable, {STAND_INS!r}, "NAME", *sys.argv[1:]])
+"""
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,13 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("reader")
-    command = folder / "actograph"
-    command.write_text(PROGRAM, encoding="utf-8")
-    command.chmod(0o755)
+    programs = {"actograph": PROGRAM}
+    for name in ("curl", "tar"):
+        if shutil.which(name) is None:
+            programs[name] = STAND_IN.replace("NAME", name)
+    for name, text in programs.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
     rows = PROBLEMS.read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "data").mkdir()
     for name in ("problems.jsonl", "data/problems.jsonl"):
