@@ -27,7 +27,7 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
         env={**os.environ, "PATH": _path_without(PROGRAM.parent), **environment},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
         check=False,
     )
 
