@@ -1,5 +1,6 @@
 """Chats go first, in the order in which they came, and leave something to other jobs."""
 
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ def ask(bench: "Bench", messages: "Messages | None" = None, **sampling: Any) -> 
     with bench.database.write() as session:
         row = jobs.create(session, kind="chat", model=MODEL, spec=spec, hooks=[], total=1)
         samples.insert(session, row.id, chat_samples(spec))
+    # SQLite's clock counts milliseconds, and no two chats of a test are of one moment by chance
+    time.sleep(0.002)
     if messages is not None:
         messages.wake(row.id, 0)
     return row.id
