@@ -27,6 +27,8 @@ SHARED = Path(os.environ.get("ACTOGRAPH_TEST_SHARED", REPO.parent / "shared"))
 for name in [n for n in os.environ if n.startswith("ACTOGRAPH_")]:
     del os.environ[name]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wait for one another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def unavailable(reason: str) -> NoReturn:
