@@ -154,6 +154,11 @@ class Settings(BaseSettings):
         8, ge=1, le=20, description="A webhook is given up after so many failed attempts."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    log_max_bytes: int = Field(
+        64 << 20,
+        gt=0,
+        description="`up`: a log of this size becomes `NAME.log.1`, in place of the one before.",
+    )
 
     @field_validator("allowed_models", "data_roots", "api_keys", "webhook_hosts", mode="before")
     @classmethod

@@ -155,6 +155,7 @@ class Stack:
                     command=self._redis.command,
                     environment=_without(os.environ, _NOT_FOR_BROKER),
                     log=logs / "redis.log",
+                    log_max_bytes=settings.log_max_bytes,
                     stop_seconds=REDIS_STOP_SECONDS,
                 )
             )
@@ -170,6 +171,7 @@ class Stack:
                 command=[sys.executable, "-m", "api"],
                 environment=self._environment({"ACTOGRAPH_SUPERVISOR_KEY": self._key}),
                 log=logs / "api.log",
+                log_max_bytes=settings.log_max_bytes,
                 stop_seconds=API_STOP_SECONDS,
             )
         )
@@ -183,6 +185,7 @@ class Stack:
                 command=[sys.executable, "-m", "worker"],
                 environment=_without(self._environment({"ACTOGRAPH_DEVICE": device}), _NOT_FOR_WORKERS),
                 log=logs / f"worker-{number}.log",
+                log_max_bytes=settings.log_max_bytes,
                 stop_seconds=WORKER_STOP_SECONDS,
             )
             child = self._supervisor.start(program)

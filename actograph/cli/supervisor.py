@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actograph.cli.log_file import LogFile
 from actograph.contract.errors import ActographError
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
 MAX_DEATHS = 5
 TAIL_LINES = 15
-_TAIL_BYTES = 8 << 10
 _POLL_SECONDS = 0.05
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
@@ -40,6 +40,8 @@ class Program:
     environment: Mapping[str, str]
     #: stdout and stderr are appended here
     log: Path
+    #: a longer log is put aside
+    log_max_bytes: int = 64 << 20
     #: time between SIGTERM and SIGKILL
     stop_seconds: float = 20.0
 
@@ -57,7 +59,7 @@ class Child:
         #: deaths since it was last ready
         self.deaths = 0
         self.restart_at: float | None = None
-        self._log_offset = 0
+        self.log = LogFile(program.log, program.log_max_bytes)
 
     @property
     def pid(self) -> int | None:
@@ -67,10 +69,8 @@ class Child:
     def start(self) -> None:
         """Run the program in a session of its own, so that a terminal's Ctrl-C does not reach it."""
         program = self.program
-        program.log.parent.mkdir(parents=True, exist_ok=True)
         launch = [sys.executable, "-I", "-S", str(_LAUNCHER), str(int(signal.SIGKILL)), str(os.getpid())]
-        with program.log.open("ab") as log:
-            self._log_offset = log.tell()
+        with self.log.open() as log:
             self.process = subprocess.Popen(
                 [*launch, *program.command],
                 env=dict(program.environment),
@@ -111,14 +111,7 @@ class Child:
 
     def tail(self) -> str:
         """The last lines that the process wrote since it was started."""
-        try:
-            with self.program.log.open("rb") as log:
-                end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_offset, end - _TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-TAIL_LINES:])
+        return self.log.tail(TAIL_LINES)
 
 
 class Supervisor:
@@ -149,12 +142,13 @@ class Supervisor:
         return child
 
     def check(self) -> None:
-        """Start again what died and has waited long enough.
+        """Start again what died and has waited long enough; put logs aside that have grown large.
 
         Raises:
             CrashLoop: a program died several times without being ready in between.
         """
         for child in self.children:
+            child.log.put_aside()
             if (status := child.ended()) is not None:
                 self._died(child, status)
             elif child.restart_at is not None and time.monotonic() >= child.restart_at:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actograph.cli.log_file import LogFile
 from actograph.cli.lost_children import LostChildren
 from actograph.cli.supervisor import Child, CrashLoop, Program, Supervisor, describe
 
@@ -119,6 +120,18 @@ def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_pat
     assert child.was_ready
 
 
+def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher) -> None:
+    child = watcher.start("while True: print('x' * 1000, flush=True); __import__('time').sleep(0.001)")
+    child.log = LogFile(child.program.log, 50_000)
+    first = child.pid
+    watcher.until(lambda: child.log.older.exists() and 0 < child.log.path.stat().st_size < 50_000)
+    assert child.log.older.stat().st_size > 50_000
+    # a hole would read as NULs
+    assert set(content(child.log.path)) == {"x", "\n"}
+    assert child.pid == first
+    assert watcher.said == []
+
+
 def test_a_dead_child_is_not_ready(watcher: Watcher) -> None:
     child = watcher.start(SLEEP)
     watcher.supervisor.mark_ready(child)
@@ -202,6 +215,7 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> 
     code = f"""
 import os, sys, time
 from pathlib import Path
+from actograph.cli.log_file import LogFile
 from actograph.cli.lost_children import LostChildren
 from actograph.cli.supervisor import Program, Supervisor
 supervisor = Supervisor(print)
