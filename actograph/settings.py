@@ -125,6 +125,12 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
+    stalled_client_seconds: float = Field(
+        600.0,
+        gt=0,
+        le=86_400,
+        description="API, on Linux: a client that takes nothing of its answer for so long is disconnected.",
+    )
     batch_max_requests: int = Field(
         50_000, ge=1, le=200_000, description="Most lines of a batch's input file."
     )

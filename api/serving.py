@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -22,13 +23,19 @@ class Server(uvicorn.Server):
     """uvicorn, with event streams told to end as soon as the signal comes.
 
     `before_first` is called in a thread once everything is open, before the first connection is taken.
+    A client that takes nothing of its answer for `stalled_seconds` is disconnected.
     """
 
     def __init__(
-        self, config: uvicorn.Config, app: FastAPI, before_first: Callable[[], None] | None = None
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        stalled_seconds: float,
+        before_first: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(config)
         self._app = app
+        self._stalled_seconds = stalled_seconds
         self._before_first = before_first
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -43,6 +50,9 @@ class Server(uvicorn.Server):
 
             lifespan.startup = open_and_wait
         await super().startup(sockets)
+        for server in getattr(self, "servers", []):  # none where it could not start
+            for listening in server.sockets:
+                _disconnect_stalled(listening.fileno(), self._stalled_seconds)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         services = getattr(self._app.state, "services", None)
@@ -65,7 +75,7 @@ def serve(
     """
     limit_arenas()
     app = create_app(settings)
-    server = Server(server_config(settings, app), app, before_first)
+    server = Server(server_config(settings, app), app, settings.stalled_client_seconds, before_first)
     try:
         server.run([shared] if shared is not None else None)
     except (OSError, EOFError):
@@ -84,6 +94,17 @@ def server_config(settings: Settings, app: FastAPI | str = "") -> uvicorn.Config
         log_config=None,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
+
+
+def _disconnect_stalled(listening: int, seconds: float) -> None:
+    """Have the kernel end connections of this socket whose peer takes nothing of what was sent for so long.
+
+    uvicorn waits for such a peer for ever. Connections inherit the option (tcp(7), TCP_USER_TIMEOUT), which
+    Linux alone has.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        with socket.socket(fileno=os.dup(listening)) as same:
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
 
 
 def set_up_logging(settings: Settings) -> None:
