@@ -23,10 +23,10 @@ from actograph.contract.batches import (
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import CaptureSpec, SamplingSpec, canonical_digest
-from api import outlook, planning, submissions
+from api import outlook, planning, prompt_tokens, submissions
 from api.batch_lines import InvalidBatch, LineReader, numbered
 from api.dependencies import Services
-from api.planning import PromptTokens
+from api.prompt_tokens import PromptTokens
 from api.submissions import Submission
 from storage.samples import NewSample
 
@@ -127,7 +127,7 @@ class _Lines:
         """For the estimate of what the batch takes."""
         digest = given.capture.digest() if given.capture else ""
         part = self.parts.setdefault(digest, _Part(given.capture, hooks))
-        most, tokens = given.most_tokens, planning.fewest_tokens(sample)
+        most, tokens = given.most_tokens, prompt_tokens.fewest_of(sample)
         part.samples += given.choices
         part.tokens += given.choices * tokens
         part.longest = max(part.longest, tokens)

@@ -6,7 +6,7 @@ can be, and a number that is unknown refuses nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actograph.contract import estimate
@@ -14,25 +14,13 @@ from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.prefill_plan import prefill_plan
 from actograph.contract.resources import Estimate, ModelStructure, Need
-from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec, ExtractSpec
+from actograph.contract.specs import CaptureSpec, ExtractSpec
+from api import prompt_tokens
 from api.dependencies import Services
+from api.prompt_tokens import PromptTokens
 from api.submissions import Submission
 from storage import prompt_lengths, queue_state
 from storage.quotas import Quotas
-from storage.samples import NewSample
-
-#: of English text under a vocabulary of 30,000 tokens or more
-USUAL_CHARACTERS_PER_TOKEN = 4.0
-#: longer tokens than this do not make up a text, so that it has at least so many
-MOST_CHARACTERS_PER_TOKEN = 8.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptTokens:
-    """Prompt lengths in tokens over the samples of a job."""
-
-    mean: float
-    longest: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +34,23 @@ class _Known:
     quotas: Quotas
 
 
-def plan(services: Services, submission: Submission, prompt_tokens: int | None = None) -> Estimate:
+def plan(services: Services, submission: Submission, length: int | None = None) -> Estimate:
     """The estimate for a job.
 
     Args:
-        prompt_tokens: length that every prompt is taken to have, where the client knows it.
+        length: tokens that every prompt is taken to have, where the client knows it.
     """
     known = _known(services, submission)
     assumptions: list[str] = []
     lengths: PromptTokens | None
-    if prompt_tokens is not None:
-        lengths = PromptTokens(mean=prompt_tokens, longest=prompt_tokens)
-        assumptions.append(f"every prompt has {prompt_tokens} tokens, as asked for")
+    if length is not None:
+        lengths = PromptTokens(mean=length, longest=length)
+        assumptions.append(f"every prompt has {length} tokens, as asked for")
     else:
         with services.database.read() as session:
             measured = prompt_lengths.characters_per_token(session, submission.spec.model)
-        per_token = measured[0] if measured else USUAL_CHARACTERS_PER_TOKEN
-        lengths = _lengths(submission, lambda characters: math.ceil(characters / per_token))
-        assumptions.append(_how(submission, lengths, measured))
+        lengths, how = prompt_tokens.likely(submission, measured)
+        assumptions.append(how)
     if not submission.spec.is_prefill:
         assumptions.append(
             f"every sample generates max_tokens = {submission.spec.max_tokens} tokens; one that ends "
@@ -94,7 +81,7 @@ def admit(services: Services, submission: Submission) -> None:
     Raises:
         InsufficientResources: naming what is needed and what is available (QuotaExceeded for a quota).
     """
-    admit_parts(services, [Part(submission=submission, lengths=_lengths(submission, _fewest_tokens))])
+    admit_parts(services, [Part(submission=submission, lengths=prompt_tokens.fewest(submission))])
 
 
 def admit_parts(services: Services, parts: Sequence[Part]) -> None:
@@ -127,15 +114,6 @@ def admit_parts(services: Services, parts: Sequence[Part]) -> None:
         "hooks or positions, or free space; POST /v1/estimate shows the plan",
         param="capture" if disk.fits is False or first.spec.is_prefill else "sampling.max_tokens",
     )
-
-
-def fewest_tokens(sample: NewSample) -> int:
-    """The fewest tokens that the prompt of a sample of inputs can have."""
-    return _fewest_tokens(_of_input(sample))
-
-
-def _fewest_tokens(characters: int) -> int:
-    return max(1, math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
 
 
 def _largest(needs: Sequence[Need]) -> Need:
@@ -348,55 +326,3 @@ def _budget(structure: ModelStructure, memory: dict[str, int]) -> estimate.Budge
 def _need(needed: int | None, available: int | None) -> Need:
     fits = None if needed is None or available is None else needed <= available
     return Need(needed=needed, available=available, fits=fits)
-
-
-def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptTokens | None:
-    """None where only the worker can read the dataset, or the dataset is empty."""
-    if submission.total is None:
-        return None
-    longest = total = count = 0
-    for characters in _characters(submission):
-        tokens = max(1, tokens_of(characters))
-        longest, total, count = max(longest, tokens), total + tokens, count + 1
-    return PromptTokens(mean=total / count, longest=longest) if count else None
-
-
-def _characters(submission: Submission) -> Iterator[int]:
-    """Characters of each sample's prompt, without what a chat template adds."""
-    spec = submission.spec
-    if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
-        for sample in submission.samples():
-            yield _of_input(sample)
-        return
-    around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
-    shown = _fewshot_characters(spec, submission)
-    for sample in submission.samples():
-        columns = sum(len(str(value)) for value in sample.input.get("columns", {}).values())
-        yield len(sample.input["question"]) + columns + around[sample.condition] + shown
-
-
-def _of_input(sample: NewSample) -> int:
-    if "prompt" in sample.input:
-        return len(sample.input["prompt"])
-    if "prompt_token_ids" in sample.input:
-        return int(MOST_CHARACTERS_PER_TOKEN) * len(sample.input["prompt_token_ids"])
-    return sum(len(message["content"]) for message in sample.input["messages"])
-
-
-def _fewshot_characters(spec: EvaluationSpec, submission: Submission) -> int:
-    """Characters of the worked examples, taken to be as long as the problems are on average."""
-    if not spec.num_fewshot:
-        return 0
-    sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
-    return spec.num_fewshot * sum(sizes) // max(1, len(sizes))
-
-
-def _how(submission: Submission, lengths: PromptTokens | None, measured: tuple[float, int] | None) -> str:
-    if lengths is None and submission.total is None:
-        return "only the worker can read the dataset: say ?prompt_tokens= to have its samples estimated"
-    if measured is not None:
-        return f"a token is {measured[0]:.1f} characters, measured on {measured[1]} samples of this model"
-    return (
-        f"a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual for English); no sample of this "
-        "model has ended yet to measure it on. A chat template's own tokens are not counted"
-    )

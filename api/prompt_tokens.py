@@ -1,0 +1,100 @@
+"""How many tokens the prompts of a job have, as far as can be told without its tokenizer."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, ExtractSpec
+from api.submissions import Submission
+from storage.samples import NewSample
+
+#: of English text under a vocabulary of 30,000 tokens or more
+USUAL_CHARACTERS_PER_TOKEN = 4.0
+#: longer tokens than this do not make up a text, so that it has at least so many
+MOST_CHARACTERS_PER_TOKEN = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTokens:
+    """Prompt lengths in tokens over the samples of a job."""
+
+    mean: float
+    longest: int
+
+
+def likely(submission: Submission, measured: tuple[float, int] | None) -> tuple[PromptTokens | None, str]:
+    """The lengths to expect, and what they rest on; None where only the worker can read the dataset.
+
+    Args:
+        measured: characters per token over so many samples of the model that have ended.
+    """
+    per_token = measured[0] if measured else USUAL_CHARACTERS_PER_TOKEN
+    lengths = _lengths(submission, lambda characters: math.ceil(characters / per_token))
+    return lengths, _how(submission, lengths, measured)
+
+
+def fewest(submission: Submission) -> PromptTokens | None:
+    """The fewest tokens that the prompts can have; None as in `likely`."""
+    return _lengths(submission, _fewest)
+
+
+def fewest_of(sample: NewSample) -> int:
+    """The fewest tokens that the prompt of a sample of inputs can have."""
+    return _fewest(_of_input(sample))
+
+
+def _fewest(characters: int) -> int:
+    return max(1, math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
+
+
+def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptTokens | None:
+    """None where only the worker can read the dataset, or the dataset is empty."""
+    if submission.total is None:
+        return None
+    longest = total = count = 0
+    for characters in _characters(submission):
+        tokens = max(1, tokens_of(characters))
+        longest, total, count = max(longest, tokens), total + tokens, count + 1
+    return PromptTokens(mean=total / count, longest=longest) if count else None
+
+
+def _characters(submission: Submission) -> Iterator[int]:
+    """Characters of each sample's prompt, without what a chat template adds."""
+    spec = submission.spec
+    if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
+        for sample in submission.samples():
+            yield _of_input(sample)
+        return
+    around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
+    shown = _fewshot_characters(spec, submission)
+    for sample in submission.samples():
+        columns = sum(len(str(value)) for value in sample.input.get("columns", {}).values())
+        yield len(sample.input["question"]) + columns + around[sample.condition] + shown
+
+
+def _of_input(sample: NewSample) -> int:
+    if "prompt" in sample.input:
+        return len(sample.input["prompt"])
+    if "prompt_token_ids" in sample.input:
+        return int(MOST_CHARACTERS_PER_TOKEN) * len(sample.input["prompt_token_ids"])
+    return sum(len(message["content"]) for message in sample.input["messages"])
+
+
+def _fewshot_characters(spec: EvaluationSpec, submission: Submission) -> int:
+    """Characters of the worked examples, taken to be as long as the problems are on average."""
+    if not spec.num_fewshot:
+        return 0
+    sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
+    return spec.num_fewshot * sum(sizes) // max(1, len(sizes))
+
+
+def _how(submission: Submission, lengths: PromptTokens | None, measured: tuple[float, int] | None) -> str:
+    if lengths is None and submission.total is None:
+        return "only the worker can read the dataset: say ?prompt_tokens= to have its samples estimated"
+    if measured is not None:
+        return f"a token is {measured[0]:.1f} characters, measured on {measured[1]} samples of this model"
+    return (
+        f"a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual for English); no sample of this "
+        "model has ended yet to measure it on. A chat template's own tokens are not counted"
+    )
