@@ -55,3 +55,21 @@ def test_an_answer_is_compared_with_the_tokens_of_its_own_session() -> None:
     check(answer(4, "nine", None))
     check(answer(1, "three", "s1"))  # once more
     assert [text.split(":")[0] for text in check.mixed] == ["chat 2", "chat 2", "chat 4", "chat 1"]
+
+
+@pytest.mark.parametrize("decoded", ["2+3=5</think>five", "2+3=5five"])
+def test_marks_count_neither_where_tokenizers_show_them_nor_where_they_do_not(decoded: str) -> None:
+    stored = question(2) + decoded
+    check = TokenCheck(lambda _: [ord(letter) for letter in stored], lambda ids: "".join(map(chr, ids)))
+    told = Answer(
+        number=2,
+        text="2+3=5</think>five",
+        completion_tokens=len(decoded),
+        session_id="s2",
+        sent_at=0.0,
+        seconds=1.0,
+        first_text_seconds=None,
+    )
+    check(told)
+    assert check.checked == 1
+    assert not check.mixed
