@@ -86,6 +86,7 @@ class S3Store:
         with self._failures(bucket):
             # A session of our own: boto3's default one must not be shared between threads.
             self._client: S3Client = boto3.session.Session().client("s3", config=config)
+        self._client.meta.events.register_last("before-call.s3", _send_at_once)
 
     def check(self) -> None:
         with self._failures(self.bucket):
@@ -324,6 +325,15 @@ class S3Stage(StageFolder):
                 self._store.delete_prefix(self._prefix)
             raise
         self.discard()
+
+
+def _send_at_once(params: dict[str, Any], **_: object) -> None:
+    """Send a body without asking the server to expect it.
+
+    Asking takes a round trip for each object, and botocore reads an answer that breaks off in the middle of
+    `100 Continue` for ever (`AWSConnection._consume_headers`). The header is not signed.
+    """
+    params["headers"].pop("Expect", None)
 
 
 def _code(error: ClientError) -> str:
