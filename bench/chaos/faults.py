@@ -20,6 +20,8 @@ from bench.servers.faulty_proxy import Mode
 
 #: how long what is away stays away
 AWAY_SECONDS = (1.0, 4.0)
+#: so long it stays away beyond that where nobody has met it yet
+HIT_SECONDS = 20.0
 CLOCK_SHIFTS = (60.0, -60.0)
 
 
@@ -116,8 +118,13 @@ def flush_broker(stack: Stack) -> Injected:
         return _elsewhere(stack, client.flushall)
 
 
-def _outage(stack: Stack, begin: Callable[[], object], end: Callable[[], object]) -> Injected:
-    """Something is away for a while, from a moment at which samples are in hand."""
+def _outage(
+    stack: Stack,
+    begin: Callable[[], object],
+    end: Callable[[], object],
+    was_met: Callable[[], bool] = lambda: True,
+) -> Injected:
+    """Something is away for a while, from a moment at which samples are in hand, until `was_met`."""
     before = stack.held()
     if not before:
         raise NotMidWork("no worker has samples in hand")
@@ -125,8 +132,13 @@ def _outage(stack: Stack, begin: Callable[[], object], end: Callable[[], object]
     at = time.time()
     try:
         time.sleep(random.uniform(*AWAY_SECONDS))
+        deadline = time.monotonic() + HIT_SECONDS
+        while not was_met() and time.monotonic() < deadline:
+            time.sleep(0.02)
     finally:
         end()
+    if not was_met():
+        raise NotMidWork("nobody met the fault while it lasted")
     after = stack.held()
     return Injected(in_hand=[*before, *after], waiting=before, at=at)
 
@@ -146,8 +158,10 @@ def kill_postgres(stack: Stack) -> Injected:
 
 
 def fill_disk(stack: Stack) -> Injected:
-    """Every write of a session's file fails with ENOSPC."""
-    return _outage(stack, stack.full_file.touch, stack.full_file.unlink)
+    """Every write of a session's file fails with ENOSPC; at least one does."""
+    hit = stack.full_file.with_name(f"{stack.full_file.name}.hit")
+    hit.unlink(missing_ok=True)
+    return _outage(stack, stack.full_file.touch, stack.full_file.unlink, hit.exists)
 
 
 def shift_clock(stack: Stack) -> Injected:
@@ -165,7 +179,15 @@ def _store_fault(mode: Mode) -> Strike:
         def set_mode(value: Mode) -> None:
             proxy.mode = value
 
-        return _outage(stack, lambda: set_mode(mode), lambda: set_mode("pass"))
+        met = False
+
+        def was_met() -> bool:
+            nonlocal met
+            met = met or any(request.mode == mode for request in proxy.take_requests())
+            return met
+
+        proxy.take_requests()  # those of before
+        return _outage(stack, lambda: set_mode(mode), lambda: set_mode("pass"), was_met)
 
     return strike
 

@@ -2,8 +2,9 @@
 
 Python imports this module at its start, because `bench.chaos` puts its folder on the PYTHONPATH of the
 service. Nothing of the product knows it. While the file CHAOS_FULL exists, writes to files under the
-folder CHAOS_DISK fail with ENOSPC at the write itself. One worker, whichever holds the lock of the file
-CHAOS_CLOCK, and its children have a `time.time` that is as many seconds off as that file says.
+folder CHAOS_DISK fail with ENOSPC at the write itself; one that did leaves the file CHAOS_FULL.hit. One
+worker, whichever holds the lock of the file CHAOS_CLOCK, and its children have a `time.time` that is as
+many seconds off as that file says.
 """
 
 import builtins
@@ -30,6 +31,7 @@ class FullDisk(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         if os.path.exists(_FULL):  # noqa: PTH110 (pathlib opens files through us)
+            _open(f"{_FULL}.hit", "ab").close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data)
 
