@@ -121,7 +121,7 @@ def test_a_signal_ends_it_in_time_although_streams_are_open(run: Run, sign: sign
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 120
-    while "".join(received).count("job.queued") < 5:
+    while "".join(received).count("event: job.queued") < 5:  # one for each stream
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(sign)
