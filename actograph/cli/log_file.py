@@ -35,21 +35,22 @@ class LogFile:
     def put_aside(self) -> None:
         """Where the file has grown too large, move its content into `older`; call it now and then.
 
-        A disk that has no room for the copy is tried again a minute later; what stood in `older` is given up
-        first.
+        Raises:
+            OSError: it cannot be copied, for example for want of room, though what stood in `older` was given
+                up first. The file stays as it is, and calls in the next minute do nothing.
         """
         if time.monotonic() < self._retry_at or not self._is_large():
             return
+        self._retry_at = time.monotonic() + _RETRY_SECONDS
         self.older.unlink(missing_ok=True)
         try:
             with self.path.open("rb") as log, self.older.open("xb") as older:
                 shutil.copyfileobj(log, older, 1 << 20)
         except OSError:
             self.older.unlink(missing_ok=True)
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
-            return
+            raise
         os.truncate(self.path, 0)
-        self._begun_at = 0
+        self._begun_at, self._retry_at = 0, 0.0
 
     def tail(self, lines: int) -> str:
         """The last lines written since the program was started."""

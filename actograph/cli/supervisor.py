@@ -148,7 +148,10 @@ class Supervisor:
             CrashLoop: a program died several times without being ready in between.
         """
         for child in self.children:
-            child.log.put_aside()
+            try:
+                child.log.put_aside()
+            except OSError as error:
+                self._report(f"{child.program.name}'s log cannot be put aside and goes on growing: {error}")
             if (status := child.ended()) is not None:
                 self._died(child, status)
             elif child.restart_at is not None and time.monotonic() >= child.restart_at:

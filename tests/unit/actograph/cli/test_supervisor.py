@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actograph.cli.log_file import LogFile
 from actograph.cli.lost_children import LostChildren
 from actograph.cli.supervisor import Child, CrashLoop, Program, Supervisor, describe
 
@@ -44,12 +43,15 @@ class Watcher:
         self.said: list[str] = []
         self.supervisor = Supervisor(self.said.append, first_delay=0.05, longest_delay=0.2)
 
-    def start(self, code: str, *arguments: object, stop_seconds: float = 20.0) -> Child:
+    def start(
+        self, code: str, *arguments: object, stop_seconds: float = 20.0, log_max_bytes: int = 1 << 20
+    ) -> Child:
         program = Program(
             name="toy",
             command=[sys.executable, "-c", code, *map(str, arguments)],
             environment=os.environ,
             log=self.folder / "logs" / "toy.log",
+            log_max_bytes=log_max_bytes,
             stop_seconds=stop_seconds,
         )
         return self.supervisor.start(program)
@@ -121,8 +123,8 @@ def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_pat
 
 
 def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher) -> None:
-    child = watcher.start("while True: print('x' * 1000, flush=True); __import__('time').sleep(0.001)")
-    child.log = LogFile(child.program.log, 50_000)
+    code = "import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.001)"
+    child = watcher.start(code, log_max_bytes=50_000)
     first = child.pid
     watcher.until(lambda: child.log.older.exists() and 0 < child.log.path.stat().st_size < 50_000)
     assert child.log.older.stat().st_size > 50_000
@@ -130,6 +132,17 @@ def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher)
     assert set(content(child.log.path)) == {"x", "\n"}
     assert child.pid == first
     assert watcher.said == []
+
+
+def test_a_log_that_cannot_be_put_aside_is_told_and_ends_nothing(watcher: Watcher, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "toy.log.1").mkdir(parents=True)  # no file can be made there
+    child = watcher.start(f"print('x' * 1000, flush=True); {SLEEP}", log_max_bytes=500)
+    watcher.until(lambda: bool(watcher.said))
+    watcher.supervisor.check()
+    assert len(watcher.said) == 1
+    assert watcher.said[0].startswith("toy's log cannot be put aside")
+    assert content(tmp_path / "logs" / "toy.log") == "x" * 1000 + "\n"
+    assert child.pid is not None
 
 
 def test_a_dead_child_is_not_ready(watcher: Watcher) -> None:
@@ -215,7 +228,6 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> 
     code = f"""
 import os, sys, time
 from pathlib import Path
-from actograph.cli.log_file import LogFile
 from actograph.cli.lost_children import LostChildren
 from actograph.cli.supervisor import Program, Supervisor
 supervisor = Supervisor(print)
