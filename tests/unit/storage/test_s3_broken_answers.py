@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.errors import ServiceUnavailable
+from bench.servers import swift
 from storage.artifacts.s3 import S3Store
 
 
@@ -52,12 +53,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[Breaking]:
 def test_an_upload_fails_where_the_answer_breaks_off(
     server: Breaking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    wanted = swift.environment(server.url, os.environ)
+    for name in [name for name in os.environ if name.startswith("AWS_") and name not in wanted]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
     store = S3Store("bucket", spool=tmp_path, attempts=2)
     (tmp_path / "file").write_bytes(b"x" * 1000)
     said: list[ServiceUnavailable] = []
