@@ -1,18 +1,20 @@
 """A whole evaluation through the service, with capture, beside plain transformers without it.
 
-    python -m bench.drain --model DIR --problems FILE.jsonl [--limit N] [--qwen3-0.6b] [--json FILE]
+    python -m bench.drain --model DIR --problems FILE.jsonl [--limit N] [--rounds R] [--qwen3-0.6b] [--json F]
 
 `actograph up` serves the model, one GSM8K job captures attn_in and mlp_in in every layer of every
 token, and every session is durable before it counts. Then the same prompts go through
 transformers' own `generate` in batches of 16, keeping nothing but the tokens, as lm-eval's hf backend
-does. `--qwen3-0.6b` takes random weights in that model's shape with DIR's tokenizer.
+does. Rounds take turns, a new service in each, and medians count. `--qwen3-0.6b` takes random weights in
+that model's shape with DIR's tokenizer.
 """
 
 import argparse
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from bench.marks import write_result
 from bench.shapes import QWEN3_06B
 
 BASELINE_BATCH = 16
+#: between looks at the job, each of which takes time from a model on the same cores
+LOOK_SECONDS = 0.25
 
 
 def random_weights(
@@ -63,7 +67,7 @@ def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[
         )
         started = time.monotonic()
         while not (job := client.job(job.id)).status.is_terminal():
-            time.sleep(0.05)
+            time.sleep(LOOK_SECONDS)
         seconds = time.monotonic() - started
         if job.status is not JobStatus.COMPLETED or job.progress.failed:
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
@@ -112,6 +116,11 @@ def baseline(model_folder: Path, prompts: list[str], arguments: argparse.Namespa
     }
 
 
+def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of each figure."""
+    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+
+
 def _proc_status(pid: int, field: str) -> str:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -126,6 +135,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="model folder")
     parser.add_argument("--problems", type=Path, required=True, help="JSONL of question and answer")
     parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--qwen3-0.6b", dest="large", action="store_true", help="random weights, that shape")
@@ -139,15 +149,23 @@ def main() -> None:
         if arguments.large:
             model = Path(scratch) / "model"
             random_weights(arguments.model, model, getattr(torch, arguments.dtype))
-        service, prompts = drain(model, arguments, Path(scratch) / "home")
-        plain = baseline(model, prompts, arguments)
+        services, plains = [], []
+        for number in range(arguments.rounds):
+            found, prompts = drain(model, arguments, Path(scratch) / f"home-{number}")
+            services.append(found)
+            plains.append(baseline(model, prompts, arguments))
+    service, plain = _medians(services), _medians(plains)
+    ratios = [a["samples_per_hour"] / b["samples_per_hour"] for a, b in zip(services, plains, strict=True)]
     result = {
         "model": "random weights, Qwen3-0.6B shape" if arguments.large else arguments.model.name,
         "max_tokens": arguments.max_tokens,
         "threads": arguments.threads,
+        "rounds": arguments.rounds,
         "service": service,
         "transformers_generate": plain,
-        "ratio_samples_per_hour": service["samples_per_hour"] / plain["samples_per_hour"],
+        "seconds": {"service": [r["seconds"] for r in services], "generate": [r["seconds"] for r in plains]},
+        "ratios_samples_per_hour": ratios,
+        "ratio_samples_per_hour": statistics.median(ratios),
     }
     table = Table(
         "",
@@ -157,7 +175,8 @@ def main() -> None:
     )
     for key in service:
         table.add_row(key, *(f"{side[key]:,.0f}" if key in side else "" for side in (service, plain)))
-    Console().print(table, f"samples/hour, ratio: {result['ratio_samples_per_hour']:.2f}")
+    spread = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    Console().print(table, f"samples/hour, ratio: {result['ratio_samples_per_hour']:.2f} ({spread})")
     write_result(arguments.json, result)
 
 

@@ -10,6 +10,7 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import SamplingSpec
 from worker.engine import ladder, memory, tracing
 from worker.engine.generation_inputs import generation_inputs
+from worker.engine.held_rows import Point
 from worker.engine.interventions import Editor
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.locations import place_of
@@ -26,7 +27,6 @@ from worker.engine.requests import (
     RowShaping,
     RowSink,
 )
-from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
 from worker.engine.step_values import StepValues
 from worker.engine.stopping import RowTracker, StopStrings, TextEnds

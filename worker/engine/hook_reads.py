@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from actograph.contract.errors import UnknownHook
+from worker.engine.held_rows import Point
 from worker.engine.interventions import Edit
-from worker.engine.row_writer import Point
 from worker.engine.structure import Discovery
 
 

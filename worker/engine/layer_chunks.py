@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from worker.engine import tracing
-from worker.engine.row_writer import Point
+from worker.engine.held_rows import Point
 from worker.engine.rows import RowStream
 
 Errors = dict[int, BaseException]

@@ -10,6 +10,7 @@ import torch
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.layer_order import LayerOrder, chunks_of
 from worker.engine import ladder, memory, tracing
+from worker.engine.held_rows import Point
 from worker.engine.interventions import Edit, Editor
 from worker.engine.layer_chunks import Errors, LayerChunks
 from worker.engine.learned_limit import LearnedLimit
@@ -26,7 +27,6 @@ from worker.engine.requests import (
     RowShaping,
     RowSink,
 )
-from worker.engine.row_writer import Point
 from worker.engine.rows import RowStream
 
 #: logits that are computed at once, where all of a prompt's are wanted and no buffer is larger

@@ -98,8 +98,8 @@ class RowChunk:
 class RowSink(Protocol):
     """Takes captured rows.
 
-    `write` is called from a thread of the engine; `reset` from the one that called `generate`,
-    and never while `write` runs.
+    `write` is called from threads of the engine, for several requests at once but never for one;
+    `reset` from the thread that called `generate`, and never while `write` runs.
     """
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
@@ -155,3 +155,6 @@ class BufferOptions:
     max_block_steps: int = 64  # the same, in steps
     queue_blocks: int = 4  # blocks on their way to the writer before decoding waits
     wait_for_copies: bool = False  # the model goes on only when rows have left the device
+    #: a sample's rows go to the sink when it ends, not when the batch does; None: where the model runs on a
+    #: device of its own and not on the cores that would do this
+    hand_out_early: bool | None = None

@@ -22,10 +22,11 @@ import torch
 from actograph.contract.errors import CaptureFailed
 from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.columns import Columns
+from worker.engine.held_rows import Block, Point, Strip
 from worker.engine.host_memory import host_copy
 from worker.engine.requests import BufferOptions, EarlierRows, Positions, RowShaping, RowSink
 from worker.engine.row_chooser import RowChooser
-from worker.engine.row_writer import Block, Finish, Item, Point, RowWriter, Strip, stored_dtype
+from worker.engine.row_writer import Finish, Item, RowWriter, stored_dtype
 from worker.engine.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.summaries import Summaries
 
@@ -171,7 +172,7 @@ class RowStream:
         self._widths.append(tensor.shape[2])
         width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
         self._writer.tail_only.append(tail_only)
-        self._writer.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
+        self._writer.held.shapes.append((width, stored_dtype(tensor.dtype, self._dtype)))
         if self._summaries is not None:
             self._summaries.begin(point, self._columns.of(tensor))
 
@@ -245,7 +246,7 @@ class RowStream:
         self._last.clear()
         if self._summaries is not None:
             self._summaries.clear()
-        self._writer.clear()
+        self._writer.held.clear()
 
     def _begin_decode(self, values: Sequence[torch.Tensor]) -> StepBlocks:
         for i, (value, width) in enumerate(zip(values, self._widths, strict=True)):
@@ -255,7 +256,7 @@ class RowStream:
                     f"{tuple(value.shape)}, not one row of {width} per sample"
                 )
         self._groups = groups_of(values)
-        self._writer.groups = [list(group.points) for group in self._groups]
+        self._writer.held.groups = [list(group.points) for group in self._groups]
         step_bytes = sum(v.numel() * v.element_size() for v in values)
         fit = self._options.device_buffer_bytes // max(step_bytes, 1)
         steps = max(1, min(fit, self._options.max_block_steps))
@@ -293,7 +294,14 @@ class RowStream:
                 rows = host_copy(rows, stored_dtype(rows.dtype, self._dtype))
             parts.append(rows)
         if self._keeps_rows:
-            self._put(Block(counts, tuple(parts), tuple(copies)))
+            self._put(Block(counts, tuple(parts), tuple(copies), self._complete()))
+
+    def _complete(self) -> tuple[int, ...]:
+        """Samples to hand out while the others go on; none where their summaries come with the last rows."""
+        early = self._options.hand_out_early
+        if self._summaries is not None or not (early or (early is None and self._copy_streams)):
+            return ()
+        return tuple(s for s, end in enumerate(self._ended_at) if end is not None and end - 1 <= self._steps)
 
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself.

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.held_rows import Point
 from worker.engine.requests import BufferOptions, Positions, Reduce, RowChunk, RowShaping, StatisticsOptions
-from worker.engine.row_writer import Point, expected_rows
+from worker.engine.row_writer import expected_rows
 from worker.engine.rows import RowStream
 
 PROMPTS = (3, 7, 5)
@@ -175,6 +176,7 @@ def test_any_batch_in_any_budget(seed: int) -> None:
         device_buffer_bytes=dice.choice([1, 4_000, 1 << 30]),
         max_block_steps=dice.randint(1, 9),
         queue_blocks=dice.randint(1, 4),
+        hand_out_early=dice.choice([True, False]),
     )
     sink = Chunks()
     stream = run(sink, positions=positions, options=options, prompts=prompts, generated=generated)  # type: ignore[arg-type]
@@ -286,10 +288,11 @@ class Meter(Chunks):
         self.peak = 0
         self.stream: Any = None
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        writer = self.stream._writer
-        held = sum(s.tensor.nbytes for strips in writer._strips.values() for s in strips)
-        held += sum(part.nbytes for b in writer._blocks for part in b.parts)
+    def write(self, index: int, chunk: Mapping[str, RowChunk]) -> None:
+        rows = self.stream._writer.held
+        held = sum(s.tensor.nbytes for strips in rows._strips.values() for s in strips)
+        held += sum(part.nbytes for b in rows._blocks for part in b.parts)
+        assert held == rows.bytes
         self.peak = max(self.peak, held)
 
 
@@ -392,7 +395,7 @@ def test_an_error_of_the_writer_reaches_the_decode_thread() -> None:
         ended_at=[None],
     )
     stream.prefill(0, torch.zeros(1, 2, 4))
-    stream._writer._emit = lambda summaries: 1 // 0  # type: ignore[assignment,misc]
+    stream._writer._emit = lambda *_, **__: 1 // 0  # type: ignore[method-assign, assignment]
     with pytest.raises(ZeroDivisionError):
         stream.finish((1,))
     stream.close()

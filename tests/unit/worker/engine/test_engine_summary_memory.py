@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from actograph.contract import estimate
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
+from worker.engine.held_rows import Point
 from worker.engine.requests import RowShaping, StatisticsOptions
-from worker.engine.row_writer import Point
 from worker.engine.summaries import Summaries
 
 WIDTH, BATCH, POINTS = 512, 3, 5
