@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.processes import words_of
+
 SAMPLE_SECONDS = 0.5
 
 
@@ -69,7 +71,7 @@ def service_processes() -> dict[str, psutil.Process]:
     """The parts of the `actograph up` that this process runs; a worker's child holds the model."""
     found: dict[str, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
-        words = process.cmdline()
+        words = words_of(process)
         if "up" in words and "actograph.cli.main" in words:
             found["supervisor"] = process
         elif words[1:3] == ["-m", "api"]:

@@ -16,6 +16,7 @@ from actograph.contract.errors import ActographError
 from actograph.contract.resources import Sample, SampleStatus
 from bench.chaos.report import Fault
 from bench.chaos.stack import Injected, NotMidWork, Stack, Strike, Stuck
+from bench.processes import has_ended
 from storage.models import SampleRow
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -160,7 +161,7 @@ class Chaos:
         """Until `condition` holds; Stuck once no sample has ended for too long, or `up` is gone."""
         count, since = -1, time.monotonic()
         while not condition():
-            if not self._stack.process.is_running() or self._stack.process.status() == psutil.STATUS_ZOMBIE:
+            if has_ended(self._stack.process):
                 raise Stuck(f"{otherwise}: `actograph up` has ended by itself")
             if (ended := self._all_ended()) != count:
                 count, since = ended, time.monotonic()

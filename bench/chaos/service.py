@@ -11,6 +11,7 @@ import psutil
 from actograph.cli.stack_process import StackProcess
 from actograph.client.http import Client
 from bench.chaos.stack import Stack
+from bench.processes import words_of
 from bench.servers import swift
 from bench.servers.faulty_proxy import FaultyProxy
 from bench.servers.postgres import PostgresServer
@@ -120,7 +121,7 @@ def service(
         f"--workers={workers}", f"--data-root={data}",
     ]  # fmt: skip
     with StackProcess(options, environment) as running, Client(running.url, retries=10) as client:
-        (process,) = [p for p in psutil.Process().children() if f"--home={home}" in p.cmdline()]
+        (process,) = [p for p in psutil.Process().children() if f"--home={home}" in words_of(p)]
         yield (
             Stack(
                 home=home,

@@ -9,6 +9,7 @@ import psutil
 import sqlalchemy as sa
 
 from actograph.contract.resources import SampleStatus
+from bench.processes import words_of
 from bench.servers.faulty_proxy import FaultyProxy
 from bench.servers.postgres import PostgresServer
 from storage.artifacts.store import ArtifactStore
@@ -46,10 +47,7 @@ class Stack:
     def program(self, word: str) -> psutil.Process:
         """The service's direct child that runs `python -m WORD`, or the program WORD. Raises NotMidWork."""
         for child in self.process.children():
-            try:
-                line = child.cmdline()
-            except psutil.Error:
-                continue
+            line = words_of(child)
             if line[1:3] == ["-m", word] or (line and Path(line[0].split()[0]).name == word):
                 return child
         raise NotMidWork(f"{word} is being started")

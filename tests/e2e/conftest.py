@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from actograph.demo import MODEL_DIR
+from bench.processes import has_ended, words_of
 from bench.servers import swift
 from bench.servers.swift import SwiftServer
 
@@ -62,7 +63,7 @@ class Up:
 
     def child(self, word: str) -> psutil.Process:
         """The one direct child whose command line has this word."""
-        found = [c for c in psutil.Process(self.process.pid).children() if word in c.cmdline()]
+        found = [c for c in psutil.Process(self.process.pid).children() if word in words_of(c)]
         assert len(found) == 1, found
         return found[0]
 
@@ -85,7 +86,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return all(has_ended(process) for process in processes)
 
 
 @pytest.fixture

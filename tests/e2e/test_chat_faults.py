@@ -19,6 +19,7 @@ import redis
 from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
+from bench.processes import words_of
 from storage import jobs
 from storage.database import Database
 
@@ -101,7 +102,7 @@ def begin(service: Any, pool: ThreadPoolExecutor) -> tuple[list[Listener], list[
 
 def model_process(service: Any) -> psutil.Process:
     """The worker's child, which holds the model."""
-    found = [c for c in service.children() if any("spawn_main" in word for word in c.cmdline())]
+    found = [c for c in service.children() if any("spawn_main" in word for word in words_of(c))]
     assert len(found) == 1, found
     process: psutil.Process = found[0]
     return process

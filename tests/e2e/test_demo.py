@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from actograph.client.tensors import open_folder
+from bench.processes import words_of
 
 pytestmark = pytest.mark.e2e
 
@@ -85,7 +86,7 @@ def test_from_nothing_to_activations(tmp_path: Path, up: Callable[..., Any]) -> 
 def _belongs_to(process: psutil.Process, folder: Path) -> bool:
     """Whether a process was started for a service below `folder`."""
     try:
-        words = [*process.cmdline(), process.environ().get("ACTOGRAPH_HOME", "")]
+        words = [*words_of(process), process.environ().get("ACTOGRAPH_HOME", "")]
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
     return any(str(folder) in word for word in words)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from actograph.cli import redis_server
 from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
+from bench.processes import words_of
 
 pytestmark = pytest.mark.e2e
 
@@ -97,7 +97,7 @@ def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
             found = next(
                 c
                 for c in service.children()
-                if word in " ".join(c.cmdline()) and c.ppid() == service.process.pid
+                if word in " ".join(words_of(c)) and c.ppid() == service.process.pid
             )
             found.kill()
             wait(lambda: "starting it again" in service.said())
@@ -174,7 +174,7 @@ def _secrets_are_where_they_are_needed(service: Any) -> None:
     password = api["ACTOGRAPH_BROKER_URL"].partition("@")[0].rpartition(":")[2]
     secrets = ("first,second", "whsec_", "of-the-store", password, api["ACTOGRAPH_SUPERVISOR_KEY"])
     for child in service.children():
-        assert not any(secret in argument for secret in secrets for argument in child.cmdline())
+        assert not any(secret in argument for secret in secrets for argument in words_of(child))
 
 
 def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_second_signal_ends_it_at_once(up: Start, gone: Start) -> None:
 
 def test_a_stop_before_it_is_ready(up: Start, wait: Start, gone: Start) -> None:
     service = up()
-    wait(lambda: any("worker" in c.cmdline() for c in service.children()))
+    wait(lambda: any("worker" in words_of(c) for c in service.children()))
     children = service.children()
     assert service.stop() == 0
     assert gone(children)
@@ -242,19 +242,12 @@ def test_a_worker_whose_child_is_killed_again_and_again_ends_it(up: Start, gone:
         children += found
         for process in found:
             # the one that loads the model, as a kernel short of memory would
-            if "spawn_main" in " ".join(words(process)):
+            if "spawn_main" in " ".join(words_of(process)):
                 process.kill()
         time.sleep(0.3)
     assert service.process.wait() == 1
     assert "died 5 times, perhaps for want of memory" in service.said().splitlines()[-1]
     assert gone(children)
-
-
-def words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from actograph.settings import Settings
+from bench.processes import has_ended, words_of
 
 pytestmark = pytest.mark.integration
 
@@ -180,11 +181,12 @@ def test_a_client_that_takes_nothing_is_disconnected(run: Run, tmp_path: Path, p
         theirs = silent.getsockname()[1]
 
         def is_connected() -> bool:
-            everyone = [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
+            first = psutil.Process(process.pid)
             return any(
                 connection.raddr and connection.raddr.port == theirs
-                for pid in everyone
-                for connection in psutil.Process(pid).net_connections("tcp")
+                for one in (first, *first.children(recursive=True))
+                if not has_ended(one)
+                for connection in one.net_connections("tcp")
             )
 
         until(is_connected)
@@ -203,8 +205,7 @@ SPEC = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x"}]}
 
 def serving(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes that one which runs several has started."""
-    alive = [p for p in psutil.Process(process.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in alive if "spawn_main" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process(process.pid).children() if "spawn_main" in " ".join(words_of(p))]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -269,7 +270,7 @@ def test_processes_whose_parent_is_killed_leave_the_address(run: Run) -> None:
     left = serving(process)
     process.kill()
     process.wait()
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in left))
+    until(lambda: all(has_ended(one) for one in left))
     assert not answers(url)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bench.__main__ import PROGRAMS, Program, run
 from bench.marks import REPO, Mark, machine, median_and_quartiles, write_result
+from bench.processes import has_ended
 
 
 def program(module: str, *arguments: str, limit: float = 1.0) -> Program:
@@ -31,7 +32,7 @@ def test_a_program_beyond_its_time_is_ended(tmp_path: Path) -> None:
     outcome = run(program("session_files", limit=0.01), tmp_path / "found.json", 1.0)
     assert outcome.trouble == "not done in 0.01 minutes"
     left = set(psutil.Process().children()) - before
-    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
+    assert all(has_ended(child) for child in left)
 
 
 def test_quick_adds_the_smallest_settings(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from actograph.cli.lost_children import LostChildren
 from actograph.cli.supervisor import Child, CrashLoop, Program, Supervisor, describe
+from bench.processes import words_of
 
 SLEEP = "import time; time.sleep(120)"
 #: says when its handlers are in place
@@ -245,7 +246,7 @@ time.sleep(120)
     child = psutil.Process(pid)
     # the launcher has replaced itself by the program
     deadline = time.monotonic() + 120
-    while "launcher.py" in " ".join(child.cmdline()):
+    while "launcher.py" in " ".join(words_of(child)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     parent.kill()
