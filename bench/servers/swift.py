@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import boto3.session
@@ -138,9 +139,14 @@ class SwiftServer:
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
             region_name="us-east-1",
-            config=Config(s3={"addressing_style": "path"}),
+            # on a busy machine the proxy answers 503 at times
+            config=Config(
+                s3={"addressing_style": "path"}, retries={"mode": "standard", "total_max_attempts": 8}
+            ),
         )
-        client.create_bucket(Bucket=name)
+        # of an attempt whose answer was lost
+        with suppress(client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket=name)
         client.close()
         return name
 
@@ -161,6 +167,8 @@ class SwiftServer:
         text = _COMMON.format(port=self.port, user=user, home=self.folder)
         text += f"[pipeline:main]\npipeline = {' '.join(_FILTERS)} proxy-server\n"
         text += "[app:proxy-server]\nuse = egg:swift#proxy\naccount_autocreate = true\n"
+        # its default of half a second is too little where all of a box's cores are busy
+        text += "conn_timeout = 10\n"
         for name in _FILTERS:
             text += f"[filter:{name}]\nuse = egg:swift#{name}\n{_FILTER_OPTIONS.get(name, '')}"
         (self.folder / "proxy.conf").write_text(text)

@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_prompt(
     monkeypatch.setattr(prompt_scores, "run_unseen", noted)
     (made,) = engine.score([request])
     assert made.error is None and len(sizes) > 10
-    assert max(sizes) - min(sizes) < 200 << 20
+    assert max(sizes) - min(sizes) < 300 << 20  # pieces of 128 MiB, and what the allocator has not given back
 
 
 def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -> None:
