@@ -144,6 +144,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
     with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
         model: Path = arguments.model
         if arguments.large:

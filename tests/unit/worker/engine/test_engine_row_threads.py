@@ -16,10 +16,10 @@ SAMPLE_BYTES = 2 * ROWS * WIDTH * 4  # two points
 
 
 class Together:
-    """Lets nobody out of `write` before `expected` threads have been in it at once, or time is up."""
+    """Lets nobody out of `write` before `expected` threads have been in it at once, or `seconds` are up."""
 
-    def __init__(self, expected: int) -> None:
-        self.expected, self.most = expected, 0
+    def __init__(self, expected: int, seconds: float = 60) -> None:
+        self.expected, self.most, self.seconds = expected, 0, seconds
         self.rows: dict[int, Mapping[str, RowChunk]] = {}
         self.threads: set[str] = set()
         self._inside = 0
@@ -31,7 +31,7 @@ class Together:
             self._inside += 1
             self.most = max(self.most, self._inside)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.most >= self.expected, timeout=0.3)
+            self._changed.wait_for(lambda: self.most >= self.expected, timeout=self.seconds)
             self._inside -= 1
         self.threads.add(threading.current_thread().name)
         self.rows[index] = {name: RowChunk(c.first_row, c.tensor.clone()) for name, c in rows.items()}
@@ -91,7 +91,7 @@ def test_large_samples_are_handed_out_side_by_side_within_a_shards_memory(shards
 
 
 def test_small_samples_need_no_threads() -> None:
-    sink = Together(2)
+    sink = Together(2, seconds=0.3)  # in vain
     texts(sink, 3, shard_bytes=1 << 30, rows=2)
     assert sink.most == 1
     assert sink.threads == {"row-writer"}
