@@ -98,7 +98,13 @@ def _show_results(client: Client, job: Job, output: Format) -> None:
             emit(comparisons.render(compared))
     truncated = sum(condition.truncated for condition in results.conditions.values())
     if truncated:
-        note(f"{truncated} of {job.progress.completed} samples ended at max_tokens")
+        # an extract job generates nothing: there it is the text that was too long
+        ending = (
+            "texts were cut to the model's context"
+            if job.kind == "extract"
+            else "samples ended at max_tokens"
+        )
+        note(f"{truncated} of {job.progress.completed} {ending}")
     for name, condition in results.conditions.items():
         if (use := condition.tool_use) is not None:
             note(

@@ -68,7 +68,9 @@ class ConditionResults(Resource):
     metrics: dict[str, float | None]
     samples: int = Field(description="Samples scored.")
     failed: int
-    truncated: int = Field(description="Samples that ended at max_tokens.")
+    truncated: int = Field(
+        description="Samples that ended at max_tokens; in an extract job, texts that were cut to the context."
+    )
     tool_use: ToolTotals | None = Field(None, description="null where the condition has no tools.")
     truncated_rate: float | None = Field(None, description="truncated / samples; null without samples.")
     unparsed: dict[str, int] = Field(

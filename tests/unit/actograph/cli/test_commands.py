@@ -223,6 +223,16 @@ def test_watch_ends_with_the_jobs_end(service: Any, run: Run, status: str, expec
     assert "1 of 4 samples ended at max_tokens" in err
 
 
+def test_watch_of_an_extract_job_says_that_texts_were_cut(service: Any, run: Run) -> None:
+    numbers = {"total": 4, "completed": 4, "failed": 0}
+    job = service.add_job(1, kind="extract", status="completed", progress=numbers)
+    service.results[job.id] = results(job.id)
+    service.add_events(job.id, ("job.completed", numbers))
+    _, _, err = run("jobs", "watch", job.id)
+    assert "1 of 4 texts were cut to the model's context" in err
+    assert "max_tokens" not in err
+
+
 def test_watch_tells_why_a_job_failed(service: Any, run: Run) -> None:
     progress = {"total": 2, "completed": 0, "failed": 2}
     job = service.add_job(1, status="failed", progress=progress, error={"type": "x", "message": "no\nmemory"})
