@@ -1,9 +1,10 @@
-"""Whose rows a session may touch: one rule for every statement, in place of one in every query.
+"""Ownership: one rule for every statement, in place of one in every query.
 
 A session of a restricted `Database` carries its owner. Each SELECT, UPDATE and DELETE that names one of
-the tables below then gets the owner's condition, joins, totals and `Session.get` included, so that what
-belongs to others is not there: an unknown id and another owner's give the same answer after the same
-statement. Queries of the whole queue or store, whose results show nobody's rows, are marked `of_everyone`.
+the tables below then gets the owner's condition, joins, totals and `Session.get` included. So the rows of
+others are not there: an unknown id and another owner's give the same answer after the same statement.
+INSERT is not narrowed: read the parent row first. Queries of the whole queue or store, whose results
+show nobody's rows, are marked `of_everyone`.
 
 https://docs.sqlalchemy.org/en/20/orm/session_events.html#adding-global-where-on-criteria
 """
@@ -11,14 +12,26 @@ https://docs.sqlalchemy.org/en/20/orm/session_events.html#adding-global-where-on
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.orm import InstrumentedAttribute, ORMExecuteState, Session, with_loader_criteria
 from sqlalchemy.sql.base import ExecutableOption
 
-from storage.models import ArtifactRow, BatchRow, EventRow, FileRow, JobRow, SampleRow, SessionRow, VectorRow
+from storage.models import (
+    ArtifactRow,
+    BatchRow,
+    EventRow,
+    FileRow,
+    JobRow,
+    JobTagRow,
+    SampleRow,
+    SessionRow,
+    SessionTagRow,
+    VectorRow,
+    WebhookRow,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,17 +89,25 @@ def _narrow(state: ORMExecuteState) -> None:
         state.statement = state.statement.options(*_criteria(owner))
 
 
+#: tables with an `owner` column
+OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow)
+#: tables whose rows belong to the owner of the job, or of the session, that they refer to
+OF_JOB = (SampleRow, EventRow, JobTagRow, WebhookRow)
+OF_SESSION = (ArtifactRow, SessionTagRow)
+
+
 @lru_cache(maxsize=1024)
 def _criteria(owner: str) -> tuple[ExecutableOption, ...]:
-    """Tags are not among them: they are only ever read beside the job or session that they are of."""
-    owned = (JobRow, SessionRow, FileRow, VectorRow, BatchRow)
-    own = [with_loader_criteria(row, row.owner == owner) for row in owned]
-    # a look at the one parent; a list of all that the owner has would grow with what they have
-    of_job = [
-        with_loader_criteria(
-            row, sa.exists(sa.text("1")).where(JobRow.id == row.job_id, JobRow.owner == owner)
-        )
-        for row in (SampleRow, EventRow)
-    ]
-    parent = sa.exists().where(SessionRow.id == ArtifactRow.session_id, SessionRow.owner == owner)
-    return (*own, *of_job, with_loader_criteria(ArtifactRow, parent))
+    """The owner's condition for every table that is an owner's or hangs on one that is."""
+    own = [with_loader_criteria(row, row.owner == owner) for row in OWNED]
+    of_job = [with_loader_criteria(row, _parent(JobRow, row.job_id, owner)) for row in OF_JOB]
+    of_session = [with_loader_criteria(row, _parent(SessionRow, row.session_id, owner)) for row in OF_SESSION]
+    return (*own, *of_job, *of_session)
+
+
+def _parent(
+    table: type[JobRow | SessionRow], key: InstrumentedAttribute[Any], owner: str
+) -> sa.ColumnElement[bool]:
+    """A look at the one parent row; a list of all that the owner has would grow with what they have."""
+    # the statement may name the parent's table too
+    return sa.exists(sa.text("1")).where(table.id == key, table.owner == owner).correlate_except(table)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.specs import SessionUpdate
 from storage import counters, events, jobs
 from storage.artifacts.store import ArtifactStore
-from storage.database import Database, changed, now
+from storage.database import Database, now
 from storage.models import SampleRow, SessionRow, SessionTagRow
 from storage.session_files import session_prefix
 from storage.session_filter import SessionFilter
@@ -102,18 +102,18 @@ def expired(session: Session) -> Count:
 
 
 def update(session: Session, session_ids: Sequence[str], change: SessionUpdate) -> int:
-    """Apply a change to sessions that exist; how many they were."""
+    """Apply a change to those of these sessions that exist; returns their number."""
     values = {
         name: getattr(change, name) for name in ("expires_at", "pinned") if name in change.model_fields_set
     }
     _hold_jobs(session, session_ids)
-    chosen = SessionRow.id.in_(session_ids)
+    # the INSERT of tags below is not narrowed to an owner's rows, so only ids that were read are written
+    held = _lock(session, session_ids)
+    chosen = SessionRow.id.in_(held)
     if values:
-        count = changed(session.execute(sa.update(SessionRow).where(chosen).values(**values)))
-    else:
-        count = session.execute(sa.select(sa.func.count()).where(chosen)).scalar_one()
+        session.execute(sa.update(SessionRow).where(chosen).values(**values))
     if "tags" in change.model_fields_set:
-        session.execute(sa.delete(SessionTagRow).where(SessionTagRow.session_id.in_(session_ids)))
+        session.execute(sa.delete(SessionTagRow).where(SessionTagRow.session_id.in_(held)))
         for tag in dict.fromkeys(change.tags):
             session.execute(
                 sa.insert(SessionTagRow).from_select(
@@ -121,7 +121,7 @@ def update(session: Session, session_ids: Sequence[str], change: SessionUpdate) 
                     sa.select(SessionRow.id, sa.literal(tag), SessionRow.created_at).where(chosen),
                 )
             )
-    return count
+    return len(held)
 
 
 def update_matching(database: Database, wanted: SessionFilter, change: SessionUpdate) -> int:
@@ -143,6 +143,12 @@ def _hold_jobs(session: Session, session_ids: Sequence[str]) -> None:
     """So that nobody commits to these sessions' samples, scores, deletes or changes them meanwhile."""
     of_sessions = sa.select(SessionRow.job_id).where(SessionRow.id.in_(session_ids)).distinct()
     jobs.lock_all(session, session.scalars(of_sessions).all())
+
+
+def _lock(session: Session, session_ids: Sequence[str]) -> Sequence[str]:
+    """Lock those of these sessions that exist until the transaction ends; returns their ids."""
+    statement = sa.select(SessionRow.id).where(SessionRow.id.in_(session_ids)).order_by(SessionRow.id)
+    return session.scalars(statement.with_for_update(key_share=True)).all()
 
 
 def _remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> list[Removed]:

@@ -232,6 +232,7 @@ def update_session(
     known_id(session_id, "ses", "session")
     change = _parse_change(body)
     with services.database.write() as session:
+        sessions.get(session, session_id)
         session_changes.update(session, [session_id], change)
     return _session(services, session_id)
 

@@ -1,7 +1,6 @@
 """What belongs to others is not there: every route, every list, every reference, with another's key."""
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,20 +10,13 @@ from actograph.contract.key_roles import Role
 from api.batch_keeper import BatchKeeper
 from api.roles import ROLES
 from storage import batches, ids
-from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem
+    from tests.integration.api.ownership.conftest import Things
 
 pytestmark = pytest.mark.integration
 
-#: bodies that a route takes; where one is missing, `{}` must do
-BODIES: dict[tuple[str, str], Any] = {
-    ("POST", "/v1/jobs/{job_id}/rescore"): {"scorers": ["strict-match"]},
-    ("POST", "/v1/jobs/{job_id}/comparison/activations"): {"condition": "b", "baseline": "a"},
-    ("PATCH", "/v1/activations/sessions/{session_id}"): {"pinned": True},
-    ("PATCH", "/v1/activations/session/{session_id}"): {"pinned": True},
-}
 #: parameters that name things of one owner, with how to make an id that nothing has
 NEW_IDS = {
     "job_id": ids.new_job_id,
@@ -34,68 +26,6 @@ NEW_IDS = {
     "vector_id": ids.new_vector_id,
     "batch_id": ids.new_batch_id,
 }
-
-
-@dataclass
-class Things:
-    """One of each, all Alice's, and the keys of three people."""
-
-    ids: dict[str, str]
-    alice: dict[str, str]
-    reader: dict[str, str]
-    bob: dict[str, str]
-    root: dict[str, str]
-
-    def place(self, path: str, found: dict[str, str]) -> str:
-        for name, value in found.items():
-            path = path.replace("{" + name + "}", value)
-        return path.replace("{hook:path}", "embed").replace("{name}", "manifest.json")
-
-
-@pytest.fixture
-def things(keyed: "Keyed") -> Things:
-    keyed.load_model()
-    alice = keyed.headers(keyed.make_key("submit", owner="alice"))
-    reader = keyed.headers(keyed.make_key("read", owner="alice"))
-    bob = keyed.headers(keyed.make_key("submit"))
-    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}, {"prompt": "Bye"}]}
-    spec |= {"conditions": [{"name": "a"}, {"name": "b"}], "tags": ["night"]}
-    job = keyed.client.post("/v1/jobs", json=spec, headers=alice)
-    assert job.status_code == 202, job.text
-    job_id = job.json()["id"]
-    (lease,) = keyed.claim(job_id)
-    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
-    session_id = keyed.finish(lease, tensors=rows)
-    assert session_id is not None
-    line = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
-    file = keyed.client.post("/v1/files", files={"file": ("rows.jsonl", line)}, headers=alice)
-    vector = {"name": "v", "hook": "resid_post.1", "vector": [1.0] * 8}
-    stored = keyed.client.post("/v1/interventions", json=vector, headers=alice)
-    return Things(
-        ids={
-            "job_id": job_id,
-            "sample_id": lease.id,
-            "session_id": session_id,
-            "file_id": file.json()["id"],
-            "vector_id": stored.json()["id"],
-        },
-        alice=alice,
-        reader=reader,
-        bob=bob,
-        root=keyed.headers(),
-    )
-
-
-def make_batch(keyed: "Keyed", headers: dict[str, str]) -> str:
-    """The id of a batch of one request."""
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
-    request = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    part = {"file": ("batch.jsonl", json.dumps(request).encode())}
-    input_file = keyed.client.post("/v1/files", files=part, data={"purpose": "batch"}, headers=headers)
-    wanted = {"input_file_id": input_file.json()["id"], "endpoint": "/v1/chat/completions"}
-    batch = keyed.client.post("/v1/batches", json=wanted | {"completion_window": "24h"}, headers=headers)
-    assert batch.status_code == 200, batch.text
-    return str(batch.json()["id"])
 
 
 def own_routes() -> list[tuple[str, str]]:
@@ -108,15 +38,15 @@ def own_routes() -> list[tuple[str, str]]:
 
 
 def test_every_route_answers_a_foreign_id_like_one_that_nothing_has(
-    keyed: "Keyed", things: Things, problem: "Problem"
+    keyed: "Keyed", things: "Things", problem: "Problem"
 ) -> None:
     assert len(own_routes()) > 20
-    things.ids["batch_id"] = make_batch(keyed, things.alice)
+    things.ids["batch_id"] = things.make_batch()
     unknown = {name: make() for name, make in NEW_IDS.items()}
     for method, path in own_routes():
         answers = []
         for found in (things.ids, unknown):
-            body = BODIES.get((method, path), {}) if method in ("POST", "PATCH") else None
+            body = things.bodies.get((method, path), {}) if method in ("POST", "PATCH") else None
             address = things.place(path, found)
             assert "{" not in address, f"{path}: say here what stands for its parameters"
             answer = keyed.client.request(method, address, json=body, headers=things.bob)
@@ -129,20 +59,6 @@ def test_every_route_answers_a_foreign_id_like_one_that_nothing_has(
         if method == "GET" and not path.endswith("/events"):  # which does not end before its job
             seen = keyed.client.get(things.place(path, things.ids), headers=things.reader)
             assert seen.status_code in (200, 204, 422), (path, seen.text)
-
-
-def test_nothing_of_it_changed(keyed: "Keyed", things: Things) -> None:
-    things.ids["batch_id"] = make_batch(keyed, things.alice)
-    for method, path in own_routes():
-        if method != "GET":
-            body = BODIES.get((method, path), {})
-            keyed.client.request(method, things.place(path, things.ids), json=body, headers=things.bob)
-    for path in ("/v1/jobs/{job_id}", "/v1/files/{file_id}/content", "/v1/interventions/{vector_id}"):
-        assert keyed.client.get(things.place(path, things.ids), headers=things.alice).status_code == 200
-    session = keyed.client.get(
-        f"/v1/activations/sessions/{things.ids['session_id']}", headers=things.alice
-    ).json()
-    assert (session["pinned"], session["tags"], session["owner"]) == (False, ["night"], "alice")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +74,7 @@ def test_nothing_of_it_changed(keyed: "Keyed", things: Things) -> None:
     ],
 )
 def test_lists_hold_what_the_owner_has(
-    keyed: "Keyed", things: Things, problem: "Problem", path: str, name: str
+    keyed: "Keyed", things: "Things", problem: "Problem", path: str, name: str
 ) -> None:
     for headers, count in ((things.alice, 1), (things.reader, 1), (things.root, 1), (things.bob, 0)):
         found = keyed.client.get(path, headers=headers).json()["data"]
@@ -170,7 +86,7 @@ def test_lists_hold_what_the_owner_has(
     assert found["detail"].replace(after["after"], "") == unknown["detail"].replace(other["after"], "")
 
 
-def test_changes_of_many_sessions_reach_ones_own_alone(keyed: "Keyed", things: Things) -> None:
+def test_changes_of_many_sessions_reach_ones_own_alone(keyed: "Keyed", things: "Things") -> None:
     path = "/v1/activations/sessions"
     for chosen in ({"all": "true"}, {"job_id": things.ids["job_id"]}, {"owner": "alice"}):
         changed = keyed.client.patch(path, params=chosen, json={"pinned": True}, headers=things.bob)
@@ -185,7 +101,7 @@ def test_changes_of_many_sessions_reach_ones_own_alone(keyed: "Keyed", things: T
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/estimate"])
 def test_what_a_job_refers_to_must_be_ones_own(
-    keyed: "Keyed", things: Things, problem: "Problem", path: str
+    keyed: "Keyed", things: "Things", problem: "Problem", path: str
 ) -> None:
     rows = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
     mine = {"file": ("a.jsonl", rows)}
@@ -218,7 +134,7 @@ def test_what_a_job_refers_to_must_be_ones_own(
         assert len(foreign["detail"]) == len(missing["detail"])
 
 
-def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", things: Things) -> None:
+def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", things: "Things") -> None:
     batch_file = {"file": ("batch.jsonl", b"{}")}
     sent = keyed.client.post("/v1/files", files=batch_file, data={"purpose": "batch"}, headers=things.alice)
 
@@ -243,14 +159,14 @@ def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", thing
         assert said[0] == said[1], path
 
 
-def test_other_methods_tell_no_foreign_id_from_one_that_nothing_has(keyed: "Keyed", things: Things) -> None:
-    things.ids["batch_id"] = make_batch(keyed, things.alice)
+def test_other_methods_tell_no_foreign_id_from_one_that_nothing_has(keyed: "Keyed", things: "Things") -> None:
+    things.ids["batch_id"] = things.make_batch()
     unknown = {name: make() for name, make in NEW_IDS.items()}
     for path in {path for _, path in own_routes()}:
         for method in ("HEAD", "OPTIONS", "PUT", "PATCH", "POST", "DELETE"):
             answers = []
             for found in (things.ids, unknown):
-                body = BODIES.get((method, path), {}) if method in ("POST", "PATCH") else None
+                body = things.bodies.get((method, path), {}) if method in ("POST", "PATCH") else None
                 answer = keyed.client.request(
                     method, things.place(path, found), json=body, headers=things.bob
                 )
@@ -262,7 +178,7 @@ def test_other_methods_tell_no_foreign_id_from_one_that_nothing_has(keyed: "Keye
             assert answers[0] == answers[1], (method, path)
 
 
-def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", things: Things) -> None:
+def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", things: "Things") -> None:
     steer = [{"hook": "resid_post.1", "op": "add", "vector_id": things.ids["vector_id"], "coefficient": 1.0}]
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "interventions": steer}
     line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -279,7 +195,7 @@ def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", th
     assert "there is no vector" in batch["errors"]["data"][0]["message"]
 
 
-def test_a_task_file_must_be_ones_own(keyed: "Keyed", things: Things, problem: "Problem") -> None:
+def test_a_task_file_must_be_ones_own(keyed: "Keyed", things: "Things", problem: "Problem") -> None:
     rows = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
     dataset = keyed.client.post("/v1/files", files={"file": ("a.jsonl", rows)}, headers=things.bob).json()
     body = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": dataset["id"]}}
@@ -288,7 +204,7 @@ def test_a_task_file_must_be_ones_own(keyed: "Keyed", things: Things, problem: "
         problem(answer, 422, pointer="/task/file_id", says=f"no file {file_id}")
 
 
-def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", things: Things) -> None:
+def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", things: "Things") -> None:
     spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
 
     def submit(headers: dict[str, str]) -> str:
@@ -300,7 +216,7 @@ def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", t
     assert (submit(things.alice), submit(things.bob)) == (first, other)
 
 
-def test_the_queue_is_everybodys_but_shows_ones_own_jobs(keyed: "Keyed", things: Things) -> None:
+def test_the_queue_is_everybodys_but_shows_ones_own_jobs(keyed: "Keyed", things: "Things") -> None:
     def submit(headers: dict[str, str]) -> dict[str, Any]:
         spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
         job: dict[str, Any] = keyed.client.post("/v1/jobs", json=spec, headers=headers).json()
@@ -316,7 +232,7 @@ def test_the_queue_is_everybodys_but_shows_ones_own_jobs(keyed: "Keyed", things:
         assert queue["next"] == jobs
 
 
-def test_usage_is_shown_to_its_owner(keyed: "Keyed", things: Things) -> None:
+def test_usage_is_shown_to_its_owner(keyed: "Keyed", things: "Things") -> None:
     path = "/v1/activations/stats"
     mine = keyed.client.get(path, headers=things.alice).json()
     assert [one["owner"] for one in mine["owners"]] == ["alice"]
