@@ -88,10 +88,19 @@ def candidates(
     first = min(_TOP_P_FIRST, vocab)
     values, index = scores.topk(first, dim=-1)
     probs = (values - log_total).exp()
-    if first < vocab and bool((probs.sum(-1) < top_p).any()):
-        values, index = scores.sort(dim=-1, descending=True)
+    short = probs.sum(-1) < top_p
+    if first < vocab and bool(short.any()):
+        # the rows that need more, and no others: of equal logits `sort` may keep others than `topk`, and
+        # what a row may draw must not depend on its neighbours
+        more = scores[short].sort(dim=-1, descending=True)
+        values = _widened(values, vocab, -torch.inf).index_put((short,), more.values)
+        index = _widened(index, vocab, 0).index_put((short,), more.indices)
         probs = (values - log_total).exp()
     return _nucleus(values, probs, top_p), index
+
+
+def _widened(rows: torch.Tensor, width: int, filler: float) -> torch.Tensor:
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[-1]), value=filler)
 
 
 def _nucleus(values: torch.Tensor, probs: torch.Tensor, top_p: float) -> torch.Tensor:

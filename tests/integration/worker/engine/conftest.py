@@ -1,6 +1,7 @@
 """Small real models, engines around them, a sink that keeps everything, and an independent reference."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,19 @@ from transformers import (
     Qwen3Config,
 )
 
+from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model import load_model, wrap_model
-from worker.engine.requests import Generation, GenerationRequest, RowChunk
+from worker.engine.requests import (
+    BufferOptions,
+    EarlierRows,
+    Generation,
+    GenerationRequest,
+    Positions,
+    RowChunk,
+    RowShaping,
+    TokenLogprobs,
+)
 
 SHAPES: dict[str, Any] = {
     "llama": LlamaConfig,
@@ -52,6 +63,95 @@ class KeepingSink:
 
     def rows(self, index: int, hook: str) -> torch.Tensor:
         return torch.cat([c.tensor for c in self.chunks[index][hook]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a batch is run, and how its members are held against their runs alone."""
+
+    sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(max_tokens=14))
+    hooks: Sequence[str] = ("resid_post.0", "mlp_in.1", "attn_out.1", "logits")
+    positions: Positions = "all"
+    shaping: RowShaping = field(default_factory=RowShaping)
+    options: BufferOptions = field(default_factory=BufferOptions)
+    dtype: Any = "model"
+
+    def run(
+        self, engine: Engine, requests: Sequence[GenerationRequest]
+    ) -> tuple[list[Generation], KeepingSink]:
+        sink = KeepingSink()
+        made = engine.generate(
+            requests,
+            sampling=self.sampling,
+            hooks=self.hooks,
+            positions=self.positions,
+            dtype=self.dtype,
+            shaping=self.shaping,
+            sink=sink,
+            options=self.options,
+        )
+        return made, sink
+
+    def assert_alone(self, engine: Engine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Every member of the batch equals its run alone; returns what the batch made."""
+
+        def fresh(request: GenerationRequest) -> GenerationRequest:  # a run fills what carries sums
+            return replace(request, earlier=None if request.earlier is None else EarlierRows())
+
+        together, sink = self.run(engine, [fresh(request) for request in requests])
+        for i, request in enumerate(requests):
+            (alone,), own = self.run(engine, [fresh(request)])
+            assert together[i].error is None and alone.error is None, i
+            assert together[i].generated_ids == alone.generated_ids, i
+            assert together[i].finish_reason == alone.finish_reason, i
+            self.assert_logprobs(together[i].logprobs, alone.logprobs)
+            self.assert_logprobs(together[i].prompt_logprobs, alone.prompt_logprobs)
+            self.assert_rows(sink, i, own)
+        return together
+
+    @staticmethod
+    def assert_logprobs(
+        got: Sequence[TokenLogprobs | None] | None, want: Sequence[TokenLogprobs | None] | None
+    ) -> None:
+        assert (got is None) == (want is None)
+        for one, other in zip(got or (), want or (), strict=True):
+            if one is None or other is None:
+                assert one is other
+                continue
+            assert one.token_id == other.token_id
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+    @classmethod
+    def assert_rows(cls, sink: KeepingSink, sample: int, wanted: KeepingSink, alone: int = 0) -> None:
+        """The same rows of the same tokens; float32 within 1e-4."""
+        kept, due = sink.chunks.get(sample, {}), wanted.chunks.get(alone, {})
+        assert kept.keys() == due.keys(), sample
+        for hook in due:
+            tokens, over, rows = cls.rows_of(sink, sample, hook)
+            assert (tokens, over) == cls.rows_of(wanted, alone, hook)[:2], (sample, hook)
+            other, exact = wanted.rows(alone, hook), 1e-4
+            assert rows.dtype == other.dtype and rows.shape == other.shape, (sample, hook)
+            if hook.endswith(".kurtosis"):  # of a spread that rounding alone makes it is anything
+                channels, exact = cls._varies(wanted, alone, hook.removesuffix(".kurtosis")), 1e-3
+                rows, other = rows.where(channels, 0.0), other.where(channels, 0.0)
+            message = f"sample {sample}, {hook}"
+            torch.testing.assert_close(rows, other, atol=exact, rtol=exact, equal_nan=True, msg=message)
+
+    @staticmethod
+    def _varies(sink: KeepingSink, sample: int, hook: str) -> torch.Tensor:
+        variance, low, high = (sink.rows(sample, f"{hook}.{name}") for name in ("variance", "min", "max"))
+        return variance.sqrt() > 1e-4 * low.abs().maximum(high.abs())
+
+    @staticmethod
+    def rows_of(
+        sink: KeepingSink, sample: int, hook: str
+    ) -> tuple[list[int] | int, int | None, torch.Tensor]:
+        """The tokens of a hook's rows or the first one's number, how many were summed up, the rows."""
+        chunks = sink.chunks[sample][hook]
+        tokens = [token for chunk in chunks for token in chunk.tokens or ()]
+        first = chunks[0].first_row if chunks[0].tokens is None else tokens
+        return first, chunks[-1].over, sink.rows(sample, hook)
 
 
 def random_engine(config: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> Engine:
@@ -101,6 +201,11 @@ def engine_of(shared: Path) -> Callable[[str], Engine]:
 @pytest.fixture
 def keeping_sink() -> type[KeepingSink]:
     return KeepingSink
+
+
+@pytest.fixture
+def way() -> type[Way]:
+    return Way
 
 
 @pytest.fixture(scope="session")

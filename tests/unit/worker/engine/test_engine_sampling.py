@@ -106,6 +106,63 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         assert part.tolist() == whole[order].tolist()
 
 
+def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:
+    """A flat row, peaked ones, one whose 1,024 likeliest tokens just miss 0.9, ties by the hundred."""
+    torch.manual_seed(6)
+    flat = torch.zeros(vocab)
+    peaked = torch.full((vocab,), -20.0)
+    peaked[torch.randperm(vocab)[:3]] = torch.tensor([4.0, 3.5, 3.0])
+    tied = (torch.randn(vocab) * 3).bfloat16().float()  # logits of half precision are often equal
+    level = torch.zeros(vocab).index_fill_(0, torch.randperm(vocab)[:1500], 9.0)
+    edge = torch.zeros(vocab).index_fill_(0, torch.randperm(vocab)[:1020], 2.0)
+    return torch.stack([flat, peaked, tied, torch.randn(vocab) * 2, level, edge, torch.randn(vocab)])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, 1.0), (None, 0.9), (None, 0.5), (30, 1.0), (30, 0.8), (1024, 0.9)]
+)
+@pytest.mark.parametrize("vocab", [300, 4000])
+def test_a_row_has_the_candidates_that_it_has_alone(top_k: int | None, top_p: float, vocab: int) -> None:
+    rows = rows_of_every_kind(4000)[:, :vocab]
+    values, index = candidates(rows, temperature=0.8, top_k=top_k, top_p=top_p)
+    for i, row in enumerate(rows):
+        own, own_index = candidates(row[None], temperature=0.8, top_k=top_k, top_p=top_p)
+        assert (index is None) == (own_index is None)
+        kept, alone = values[i].isfinite(), own[0].isfinite()
+        tokens = torch.arange(vocab)[kept] if index is None else index[i][kept]
+        assert torch.equal(tokens, torch.arange(vocab)[alone] if own_index is None else own_index[0][alone])
+        assert torch.equal(values[i][kept], own[0][alone])
+
+
+@pytest.mark.parametrize("spec", [{"top_p": 0.9}, {"top_p": 0.5, "temperature": 0.3}, {"top_k": 50}, {}])
+def test_a_row_draws_what_it_draws_alone_whatever_stands_beside_it(spec: dict[str, float]) -> None:
+    sampling = SamplingSpec(**{"temperature": 1.0} | spec)
+    rows = rows_of_every_kind()
+    for step in range(40):
+        ids = torch.zeros(len(rows), 5 + step, dtype=torch.long)
+        seeds = [100 * step + i for i in range(len(rows))]
+        together = GumbelSampler(sampling, seeds, 5, CPU)(ids, rows.clone())  # type: ignore[arg-type]
+        for i, seed in enumerate(seeds):
+            alone = GumbelSampler(
+                sampling, [seed], 5, CPU
+            )(
+                ids[:1],  # type: ignore[arg-type]
+                rows[i : i + 1].clone(),  # type: ignore[arg-type]
+            )
+            assert torch.equal(together[i], alone[0]), (step, i)
+
+
+def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
+    rows = rows_of_every_kind(60_000)  # more than one cache holds: the rows are drawn one by one
+    assert rows.numel() > 1 << 18
+    seeds = list(range(len(rows)))
+    ids = torch.zeros(len(rows), 7, dtype=torch.long)
+    for spec in (SamplingSpec(temperature=1.5), SamplingSpec(temperature=1.5, top_p=0.95)):
+        together = GumbelSampler(spec, seeds, 5, CPU)(ids, rows.clone()).argmax(-1)  # type: ignore[arg-type]
+        for i, seed in enumerate(seeds):
+            assert int(together[i]) == draw(rows[i : i + 1], spec, [seed], step=2)[0]
+
+
 def test_temperature_zero_needs_no_sampler() -> None:
     with pytest.raises(ValueError, match="greedy"):
         GumbelSampler(SamplingSpec(temperature=0), [1], 1, CPU)
