@@ -1,14 +1,28 @@
-"""Stored files over HTTP: byte ranges and entity tags as in RFC 9110, or a redirect to the store."""
+"""Stored files over HTTP: byte ranges and entity tags as in RFC 9110, or a redirect to the store.
 
+Bytes are verified before they are sent. Damage in the first piece is a 500; damage further on ends the
+connection before the announced length is reached, so that no client takes the download for complete.
+"""
+
+import logging
 import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.types import Send
 
 from actograph.contract.errors import RangeNotSatisfiable, StoreDamaged
+from storage import damage
 from storage.artifacts.store import ArtifactStore
+from storage.checked_files import CheckedFile
+from storage.database import Database
+
+log = logging.getLogger(__name__)
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -57,21 +71,43 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
+class CheckedResponse(StreamingResponse):
+    """A download that breaks off, and is recorded, where the stored bytes are damaged."""
+
+    def __init__(
+        self,
+        pieces: Iterator[bytes],
+        status: int,
+        headers: dict[str, str],
+        media_type: str,
+        database: Database,
+    ) -> None:
+        super().__init__(pieces, status, headers, media_type)
+        self._database = database
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except StoreDamaged as error:
+            # Returning without the rest of the announced bytes makes the server close the connection.
+            log.error("a download broke off: %s", error.message)
+            await run_in_threadpool(damage.record, self._database, error)
+
+
 def serve(
     request: Request,
     store: ArtifactStore,
-    key: str,
+    file: CheckedFile,
     *,
-    size: int,
     sha256: str,
     media_type: str,
     filename: str,
 ) -> Response:
-    """The file `key`, which the index knows with this size and checksum.
+    """Serve a stored file.
 
     Raises:
         UnsatisfiableRange: see `parse_range`.
-        StoreDamaged: the store holds another size, or nothing.
+        StoreDamaged: the file is missing, has another size, or its first bytes are damaged.
     """
     etag = f'"{sha256}"'
     headers = {
@@ -83,12 +119,11 @@ def serve(
     if _matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     # such a URL is signed for one method
-    url = store.presigned_url(key) if request.method == "GET" else None
+    url = store.presigned_url(file.key) if request.method == "GET" else None
     if url is not None:
         return RedirectResponse(url, 307)
-    found = store.size(key)
-    if found != size:
-        raise StoreDamaged(f"{filename} has {found} bytes in the store, the index says {size}")
+    file.check_size()
+    size = file.size
     if_range = request.headers.get("if-range")
     wanted = None if if_range not in (None, etag) else parse_range(request.headers.get("range"), size)
     start, stop = wanted or (0, size)
@@ -98,7 +133,9 @@ def serve(
     status = 206 if wanted else 200
     if request.method == "HEAD" or start == stop:
         return Response(status_code=status, headers=headers, media_type=media_type)
-    return StreamingResponse(store.stream(key, start, stop), status, headers, media_type)
+    pieces = file.stream(start, stop)
+    verified = chain([next(pieces)], pieces)
+    return CheckedResponse(verified, status, headers, media_type, request.app.state.services.database)
 
 
 def _matches(header: str | None, etag: str) -> bool:

@@ -13,14 +13,22 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from actograph.contract.errors import ActographError, ExportChanged, ServiceUnavailable, Unauthorized
+from actograph.contract.errors import (
+    ActographError,
+    ExportChanged,
+    ServiceUnavailable,
+    StoreDamaged,
+    Unauthorized,
+)
 from actograph.contract.resources import OpenAIError, Problem, ProblemItem
 from actograph.redaction import redact
 from api.validation import InvalidFields, field_errors
+from storage import damage
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +124,12 @@ async def _on_actograph_error(request: Request, error: Exception) -> JSONRespons
     return actograph_problem(error, request.url.path)
 
 
+async def _on_damage(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StoreDamaged)
+    await run_in_threadpool(damage.record, request.app.state.services.database, error)
+    return await _on_actograph_error(request, error)
+
+
 async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
     """Parameters and forms, which FastAPI itself checks."""
     assert isinstance(error, RequestValidationError)
@@ -159,6 +173,7 @@ async def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(ActographError, _on_actograph_error)
+    app.add_exception_handler(StoreDamaged, _on_damage)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for kind in (OperationalError, InterfaceError, PoolTimeout):

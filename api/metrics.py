@@ -51,6 +51,7 @@ COUNTERS = {
     "sessions_written": (("kind",), "Sessions stored."),
     "session_rows_written": (("kind",), "Rows of activations stored."),
     "session_bytes_written": (("kind",), "Bytes of sessions stored."),
+    "damaged_reads": ((), "Reads of stored files that did not match their recorded sha256."),
     "sessions_removed": (("status",), "Sessions that expired or were deleted."),
     "session_bytes_removed": (("status",), "Bytes of sessions that expired or were deleted."),
 }

@@ -8,6 +8,8 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from storage import pages, row_locks
+from storage.artifacts.store import ArtifactStore
+from storage.checked_files import CheckedFile
 from storage.database import now
 from storage.models import FileRow
 
@@ -46,6 +48,11 @@ def get(session: Session, file_id: str) -> FileRow:
     if row is None:
         raise NotFound(f"no file {file_id}")
     return row
+
+
+def stored(row: FileRow, store: ArtifactStore) -> CheckedFile:
+    """The bytes of a file, verified as they are read."""
+    return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256)
 
 
 def keep(session: Session, file_id: str) -> FileRow:

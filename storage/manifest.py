@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.resources import SessionFile
 from actograph.tensor_files import itemsize
+from storage.checked_files import ChunkDigests
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -128,6 +129,10 @@ class SessionManifest(ManifestPart):
         None, description="Where the tokens of chosen rows are; null where all rows are consecutive."
     )
     files: list[SessionFile] = Field(default_factory=list, description="All but the manifest; set on write.")
+    chunks: dict[str, ChunkDigests] = Field(
+        default_factory=dict,
+        description="Digests of the chunks of each file that is larger than one chunk; set on write.",
+    )
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self, cast
@@ -25,6 +24,7 @@ from actograph import tensor_files
 from actograph.contract.errors import CaptureFailed, ServiceUnavailable
 from actograph.contract.resources import SessionFile
 from storage.artifacts.store import ArtifactStore
+from storage.checked_files import SESSION_CHUNK_BYTES, ChunkDigests, FileHasher
 from storage.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
 from storage.session_reader import SessionReader, TensorSlice
 from storage.shard_file import ROW_POSITIONS, TOKEN_IDS, Block, SealedShard, ShardFile
@@ -87,6 +87,7 @@ class SessionWriter:
         self._hooks: dict[str, _Hook] = {}
         self._current: ShardFile | None = None  # written, but for its header
         self._sealed: list[SealedShard] = []
+        self._chunks: dict[str, ChunkDigests] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +165,7 @@ class SessionWriter:
                     "token_ids": parts[TOKEN_IDS][0],
                     "row_positions": parts[ROW_POSITIONS][0] if ROW_POSITIONS in numbers else None,
                     "files": list(files),
+                    "chunks": dict(self._chunks),
                 }
             )
             files.append(self._write_text(MANIFEST_NAME, self.manifest.encode()))
@@ -303,6 +305,8 @@ class SessionWriter:
             name = SINGLE_FILE if count == 1 else f"activations-{number:05d}-of-{count:05d}.safetensors"
             self._stage.rename(shard.file.name, name)
             files.append(shard.file.model_copy(update={"name": name}))
+            if shard.chunks is not None:
+                self._chunks[name] = shard.chunks
             for hook, part in shard.parts.items():
                 parts.setdefault(hook, []).append(part.model_copy(update={"file": name}))
         return files, parts
@@ -311,7 +315,11 @@ class SessionWriter:
         data = text.encode()
         with self._stage.create(name) as file:
             file.write(data)
-        return SessionFile(name=name, bytes=len(data), sha256=sha256(data).hexdigest())
+        hasher = FileHasher(SESSION_CHUNK_BYTES)
+        hasher.update(data)
+        if hasher.chunks is not None and name != MANIFEST_NAME:
+            self._chunks[name] = hasher.chunks
+        return SessionFile(name=name, bytes=hasher.size, sha256=hasher.sha256)
 
 
 def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:

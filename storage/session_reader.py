@@ -10,10 +10,11 @@ from hashlib import sha256
 from typing import Generic, TypeVar
 
 from actograph import tensor_files
-from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.tensor_files import TensorFileHeader
 from storage.artifacts.store import ArtifactStore
+from storage.checked_files import CheckedFile
 from storage.manifest import MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
 
 T = TypeVar("T")
@@ -61,6 +62,9 @@ class DigestCache(Generic[T]):
                 self._tensors -= dropped
 
 
+#: digests that take as much memory as a tensor's description
+_DIGESTS_PER_TENSOR = 8
+
 _shared_headers: DigestCache[TensorFileHeader] = DigestCache()
 _shared_manifests: DigestCache[SessionManifest] = DigestCache(20_000)
 
@@ -95,20 +99,22 @@ class SessionReader:
             return self._decoded(b"".join(self._store.stream(key)))
         kept = self._manifests.get(recorded.sha256)
         if kept is None:
+            file = CheckedFile(self._store, key, size=recorded.bytes, sha256=recorded.sha256)
             try:
-                data = self._store.read(key, 0, recorded.bytes)
-            except RangeNotSatisfiable as error:
-                raise StoreDamaged(f"{MANIFEST_NAME} of session {self.session_id} is cut off") from error
-            if sha256(data).hexdigest() != recorded.sha256:
-                raise StoreDamaged(f"{MANIFEST_NAME} of session {self.session_id} was changed")
-            kept = self._decoded(data)
-            self._manifests.put(recorded.sha256, kept, len(kept.tensors))
+                kept = self._decoded(b"".join(file.stream()))
+            except StoreDamaged as error:
+                if isinstance(error.__cause__, NotFound):
+                    raise error.__cause__ from None
+                raise
+            digests = sum(len(chunks.sha256) for chunks in kept.chunks.values())
+            self._manifests.put(recorded.sha256, kept, len(kept.tensors) + digests // _DIGESTS_PER_TENSOR)
         return kept
 
     def _decoded(self, data: bytes) -> SessionManifest:
-        manifest = SessionManifest.decode(data)
-        if manifest.session_id != self.session_id:
-            raise StoreDamaged(f"session {self.session_id} holds the manifest of {manifest.session_id}")
+        with self._damage(MANIFEST_NAME):
+            manifest = SessionManifest.decode(data)
+            if manifest.session_id != self.session_id:
+                raise StoreDamaged(f"it is the manifest of session {manifest.session_id}")
         return manifest
 
     def tensor_info(self, hook: str) -> TensorInfo:
@@ -235,16 +241,21 @@ class SessionReader:
                     f"the manifest says {dtype} {list(shape)}"
                 )
             offset, length = tensor_files.row_range(header, part.name, start, stop)
-            return self._store.read(self._key(part.file), offset, length) if length else b""
+            return self.file(part.file).read(offset, length) if length else b""
 
     def _header(self, name: str) -> TensorFileHeader:
         file = self._file(name)
         header = self._headers.get(file.sha256)
         if header is None:
-            key = self._key(name)
-            header = tensor_files.read_header(lambda at, n: self._store.read(key, at, n), file.bytes)
+            header = tensor_files.read_header(self.file(name).read, file.bytes)
             self._headers.put(file.sha256, header, len(header.tensors))
         return header
+
+    def file(self, name: str) -> CheckedFile:
+        """A file of the session, to be read and verified against the manifest."""
+        file = self._file(name)
+        chunks = self.manifest.chunks.get(name)
+        return CheckedFile(self._store, self._key(name), size=file.bytes, sha256=file.sha256, chunks=chunks)
 
     def _file(self, name: str) -> SessionFile:
         for file in self.manifest.files:
@@ -254,11 +265,14 @@ class SessionReader:
 
     @contextmanager
     def _damage(self, name: str) -> Iterator[None]:
-        """What the store cannot find although the manifest promises it is damage, not a client's mistake."""
+        """Name the session and the file in errors about the content of a file."""
         try:
             yield
-        except (NotFound, RangeNotSatisfiable) as error:
-            raise StoreDamaged(f"session {self.session_id}, {name}: {error.message}") from error
+        except (NotFound, StoreDamaged) as error:
+            if isinstance(error, StoreDamaged) and error.artifact is not None:
+                raise
+            message = f"session {self.session_id}, {name}: {error.message}"
+            raise StoreDamaged(message, artifact=self.session_id, file=name) from error
 
     def _key(self, name: str) -> str:
         return f"sessions/{self.session_id}/{name}"

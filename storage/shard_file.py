@@ -5,12 +5,10 @@ next rows come or the sample ends. Holding the rows back until then would hold a
 so room for the header is left at the front and filled on `seal`.
 """
 
-import hashlib
-import io
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from actograph import tensor_files
 from actograph.contract.resources import SessionFile
 from storage.artifacts.store import StagedPrefix
+from storage.checked_files import SESSION_CHUNK_BYTES, ChunkDigests, hash_file
 from storage.manifest import TensorPart
 
 TOKEN_IDS = "token_ids"
@@ -51,6 +50,8 @@ class SealedShard:
 
     file: SessionFile
     parts: Mapping[str, TensorPart]
+    #: digests of the file's chunks; None if it fits into one
+    chunks: ChunkDigests | None
 
 
 class ShardFile:
@@ -113,21 +114,21 @@ class ShardFile:
             if len(header) <= self._data_start:
                 file.seek(0)
                 file.write(header)
-                return SealedShard(self._hashed(file), parts)
+                return self._sealed(file, parts)
             longer = tensor_files.encode_header(entries, metadata, at_least=self._aligned(len(header)))
             with self._stage.create(f"{self._name}.longer") as copy:
                 copy.write(longer)
                 file.seek(self._data_start)
                 shutil.copyfileobj(file, copy, 1 << 20)
-                hashed = self._hashed(copy)
+                sealed = self._sealed(copy, parts)
         self._stage.remove(self._name)
         self._stage.rename(f"{self._name}.longer", self._name)
-        return SealedShard(hashed, parts)
+        return sealed
 
     def _aligned(self, data_start: int) -> int:
         return data_start + -(data_start + self._data_bytes) % tensor_files.ALIGNMENT
 
-    def _hashed(self, file: BinaryIO) -> SessionFile:
-        file.seek(0)
-        digest = hashlib.file_digest(cast(io.BufferedRandom, file), "sha256")
-        return SessionFile(name=self._name, bytes=file.tell(), sha256=digest.hexdigest())
+    def _sealed(self, file: BinaryIO, parts: Mapping[str, TensorPart]) -> SealedShard:
+        hashed = hash_file(file, SESSION_CHUNK_BYTES)
+        described = SessionFile(name=self._name, bytes=hashed.size, sha256=hashed.sha256)
+        return SealedShard(described, parts, hashed.chunks)

@@ -225,3 +225,11 @@ class StoreDamaged(ActographError):
     """A stored file is missing, incomplete or does not match its manifest."""
 
     code = "store_damaged"
+
+    def __init__(
+        self, message: str | None = None, *, artifact: str | None = None, file: str | None = None
+    ) -> None:
+        """`artifact`: id of the damaged session or upload; `file`: name of the damaged file of a session."""
+        super().__init__(message)
+        self.artifact = artifact
+        self.file = file

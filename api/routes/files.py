@@ -126,8 +126,7 @@ def get_file_content(services: ServicesDep, request: Request, file_id: str) -> R
     return downloads.serve(
         request,
         services.store,
-        f"files/{file_id}",
-        size=row.bytes,
+        files.stored(row, services.store),
         sha256=row.sha256,
         media_type="application/octet-stream",
         filename=row.filename,

@@ -24,8 +24,9 @@ from api.request_body import json_body
 from api.tensor_slices import Format, answer
 from api.validation import parse_body
 from storage import pages, quotas, session_changes, sessions
+from storage.checked_files import SESSION_CHUNK_BYTES, CheckedFile
 from storage.manifest import MANIFEST_NAME, SessionManifest
-from storage.session_reader import SessionReader
+from storage.session_reader import DigestCache, SessionReader
 from storage.sessions import SessionFilter
 
 router = APIRouter(prefix="/v1/activations", tags=["sessions"])
@@ -292,8 +293,7 @@ def get_session_file(services: ServicesDep, request: Request, session_id: str, n
             return downloads.serve(
                 request,
                 services.store,
-                f"sessions/{session_id}/{file.name}",
-                size=file.bytes,
+                _checked_file(services, session_id, file),
                 sha256=file.sha256,
                 media_type="application/json" if name.endswith(".json") else "application/octet-stream",
                 filename=file.name,
@@ -334,11 +334,22 @@ def _reader(services: Services, session_id: str, *, anew: bool = False) -> Sessi
     with services.database.read() as session:
         sessions.get(session, session_id)
         recorded = sessions.file_of(session, session_id, MANIFEST_NAME)
-    reader = SessionReader(services.store, session_id, recorded=None if anew else recorded)
+    reader = SessionReader(services.store, session_id, recorded=recorded)
+    if anew:
+        reader = SessionReader(services.store, session_id, recorded=recorded, manifests=DigestCache())
     try:
         _ = reader.manifest
     except NotFound:
         with services.database.read() as session:
             sessions.get(session, session_id)  # deleted just now?
-        raise StoreDamaged(f"session {session_id} has no {MANIFEST_NAME} in the store") from None
+        message = f"session {session_id} has no {MANIFEST_NAME} in the store"
+        raise StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME) from None
     return reader
+
+
+def _checked_file(services: Services, session_id: str, file: resources.SessionFile) -> CheckedFile:
+    """A file of a session, with the digests of its chunks if its manifest has them."""
+    if file.bytes <= SESSION_CHUNK_BYTES or file.name == MANIFEST_NAME:
+        key = f"sessions/{session_id}/{file.name}"
+        return CheckedFile(services.store, key, size=file.bytes, sha256=file.sha256)
+    return _reader(services, session_id).file(file.name)

@@ -17,6 +17,7 @@ from api.auth import is_loopback
 from api.body_limit import BodyLimit
 from api.downloads import UnsatisfiableRange, parse_range
 from api.served_models import ServedModels
+from storage.checked_files import CheckedFile
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,8 @@ def serve_remote(method: str, headers: dict[str, str]) -> Response:
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     request = Request({"type": "http", "method": method, "headers": raw})
     store: Any = RemoteStore()
-    return downloads.serve(
-        request, store, "files/x", size=100, sha256="ab", media_type="text/plain", filename="ü.txt"
-    )
+    file = CheckedFile(store, "files/x", size=100, sha256="ab")
+    return downloads.serve(request, store, file, sha256="ab", media_type="text/plain", filename="ü.txt")
 
 
 def test_a_file_in_a_remote_store_is_fetched_from_there() -> None:

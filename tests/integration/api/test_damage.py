@@ -1,0 +1,151 @@
+"""A flipped byte in the store is never served: not in a file, a range, a slice or a manifest."""
+
+import http.client
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from actograph import tensor_files
+from storage import counters, events
+from storage.counters import Counter
+from storage.models import ArtifactRow
+from storage.session_files import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+BASE = "/v1/activations/sessions"
+NAME = "activations.safetensors"
+ROWS, WIDTH = 6, 200_000
+VALUES = np.arange(ROWS * WIDTH, dtype="<f4").reshape(ROWS, WIDTH)
+
+
+@pytest.fixture
+def session_id(service: "Service") -> str:
+    """A session of 4.8 MB, in which the last rows lie behind many chunks."""
+    rows = TensorRows("resid_post.1", "F32", (ROWS, WIDTH), 0, VALUES)
+    made = service.finish(*service.claim(service.submit()), tensors={"resid_post.1": rows})
+    assert made is not None
+    return made
+
+
+def path_of(service: "Service", session_id: str, name: str = NAME) -> Path:
+    path = service.services.store.local_path(f"sessions/{session_id}/{name}")
+    assert path is not None
+    return path
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def recorded(service: "Service", session_id: str) -> tuple[float, list[dict[str, str]]]:
+    """Damaged reads that were counted, and the damage events of the session's job."""
+    job_id = service.client.get(f"{BASE}/{session_id}").json()["job_id"]
+    with service.database.read() as session:
+        count = counters.totals(session).get(Counter("damaged_reads"), 0)
+        log = events.after(session, job_id, 0)
+    return count, [event.data for event in log if event.event == "session.damaged"]
+
+
+def test_the_first_chunk_is_checked_before_the_first_byte(
+    service: "Service", session_id: str, problem: "Problem"
+) -> None:
+    flip(path_of(service, session_id), 9)
+    answer = service.client.get(f"{BASE}/{session_id}/files/{NAME}")
+    body = problem(answer, 500, "store_damaged", says=session_id)
+    assert NAME in body["detail"]
+    count, log = recorded(service, session_id)
+    assert count == 1
+    assert [(entry["session_id"], entry["file"]) for entry in log] == [(session_id, NAME)]
+    problem(service.client.get(f"{BASE}/{session_id}/files/{NAME}"), 500, "store_damaged")
+    assert recorded(service, session_id) == (2, log), "each read counts, each session is told once"
+    assert "actograph_damaged_reads_total 2.0" in service.client.get("/metrics").text
+
+
+def test_a_download_breaks_off_before_a_flipped_byte(service: "Service", session_id: str, url: str) -> None:
+    size = path_of(service, session_id).stat().st_size
+    flip(path_of(service, session_id), size - 300)
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection.request("GET", f"{BASE}/{session_id}/files/{NAME}")
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert answer.headers["Content-Length"] == str(size)
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        answer.read()
+    connection.close()
+    assert len(caught.value.partial) < size - 300
+    assert recorded(service, session_id)[0] == 1
+
+
+def test_ranges_are_checked_and_others_go_on(service: "Service", session_id: str, problem: "Problem") -> None:
+    path = path_of(service, session_id)
+    data = path.read_bytes()
+    at = len(data) - 300
+    flip(path, at)
+    for low, high in ((at, at), (at - 50, at - 40), (len(data) - 1, len(data) - 1)):
+        ranged = {"Range": f"bytes={low}-{high}"}
+        answer = service.client.get(f"{BASE}/{session_id}/files/{NAME}", headers=ranged)
+        problem(answer, 500, "store_damaged", says=session_id)
+    sound = service.client.get(f"{BASE}/{session_id}/files/{NAME}", headers={"Range": "bytes=5-2000000"})
+    assert (sound.status_code, sound.content) == (206, data[5:2000001])
+
+
+def test_slices_are_checked_and_others_go_on(service: "Service", session_id: str, problem: "Problem") -> None:
+    path = path_of(service, session_id)
+    flip(path, path.stat().st_size - 300)
+    tensor = f"{BASE}/{session_id}/tensors/resid_post.1"
+    problem(service.client.get(tensor, params={"rows": "5:6"}), 500, "store_damaged", says=session_id)
+    sound = service.client.get(tensor, params={"rows": "1:2"}).content
+    header = tensor_files.read_header(lambda at, n: sound[at : at + n], len(sound))
+    assert sound[slice(*(header.entry("resid_post.1").start, header.entry("resid_post.1").stop))] == (
+        VALUES[1].tobytes()
+    )
+    assert len(recorded(service, session_id)[1]) == 1
+
+
+def test_a_changed_manifest_is_not_served(service: "Service", session_id: str, problem: "Problem") -> None:
+    path = path_of(service, session_id, "manifest.json")
+    text = path.read_text()
+    path.write_text(text.replace('"seed": ', '"seed":1', 1))
+    assert len(path.read_text()) == len(text)
+    for tail in ("manifest", "files/manifest.json", "tensors/resid_post.1?rows=0:1"):
+        answer = service.client.get(f"{BASE}/{session_id}/{tail}")
+        problem(answer, 500, "store_damaged", says=session_id)
+    assert recorded(service, session_id)[0] == 3
+
+
+def test_a_session_of_an_earlier_version_is_served_and_checked_whole(
+    service: "Service", session_id: str, url: str
+) -> None:
+    """Its manifest has no digests of chunks: ranges are served as before, a whole file is checked."""
+    manifest, path = path_of(service, session_id, "manifest.json"), path_of(service, session_id)
+    fields = json.loads(manifest.read_text())
+    assert len(fields.pop("chunks")[NAME]["sha256"]) > 30
+    manifest.write_text(json.dumps(fields))
+    from hashlib import sha256
+
+    with service.database.write() as session:
+        row = session.get(ArtifactRow, (session_id, "manifest.json"))
+        assert row is not None
+        row.bytes, row.sha256 = manifest.stat().st_size, sha256(manifest.read_bytes()).hexdigest()
+    data = path.read_bytes()
+    assert service.client.get(f"{BASE}/{session_id}/files/{NAME}").content == data
+    flip(path, len(data) - 300)
+    part = service.client.get(f"{BASE}/{session_id}/files/{NAME}", headers={"Range": "bytes=0-99"})
+    assert (part.status_code, part.content) == (206, data[:100])
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection.request("GET", f"{BASE}/{session_id}/files/{NAME}")
+    with pytest.raises(http.client.IncompleteRead):
+        connection.getresponse().read()
+    connection.close()
