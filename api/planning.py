@@ -1,6 +1,6 @@
 """What a checked job would take here: the contract's arithmetic with this service's numbers.
 
-An estimate is for the reader: prompts that nobody has tokenized are taken to have a likely length.
+An estimate is for the reader: a sample of the job's prompts is tokenized, or their characters are counted.
 A refusal must be certain: there a prompt counts only with the fewest tokens that its characters
 can be, and a number that is unknown refuses nothing.
 """
@@ -14,12 +14,13 @@ from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.prefill_plan import prefill_plan
 from actograph.contract.resources import Estimate, ModelStructure, Need
-from actograph.contract.specs import CaptureSpec, ExtractSpec
-from api import prompt_tokens
+from actograph.contract.resources.estimates import PromptTokensSource
+from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
+from api import measured_prompts, prompt_tokens
 from api.dependencies import Services
 from api.prompt_tokens import PromptTokens
 from api.submissions import Submission
-from storage import prompt_lengths, queue_state
+from storage import queue_state
 from storage.quotas import Quotas
 
 
@@ -41,16 +42,10 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         length: tokens that every prompt is taken to have, where the client knows it.
     """
     known = _known(services, submission)
-    assumptions: list[str] = []
-    lengths: PromptTokens | None
-    if length is not None:
-        lengths = PromptTokens(mean=length, longest=length)
-        assumptions.append(f"every prompt has {length} tokens, as asked for")
-    else:
-        with services.database.read() as session:
-            measured = prompt_lengths.characters_per_token(session, submission.spec.model)
-        lengths, how = prompt_tokens.likely(submission, measured)
-        assumptions.append(how)
+    lengths, source, how = _prompt_lengths(services, submission, length)
+    assumptions = [how]
+    if isinstance(submission.spec, EvaluationSpec) and submission.spec.uses_tools:
+        assumptions.append("one turn per sample: tools' descriptions and further turns are not counted")
     if not submission.spec.is_prefill:
         assumptions.append(
             f"every sample generates max_tokens = {submission.spec.max_tokens} tokens; one that ends "
@@ -62,7 +57,28 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         assumptions.append("no live worker holds the model, so the free memory is unknown")
     if known.disk_bytes is None:
         assumptions.append("the artifact store cannot tell what is free")
-    return _estimate(submission, known, lengths, assumptions)
+    found = _estimate(submission, known, lengths, assumptions)
+    return found.model_copy(update={"prompt_tokens_source": source})
+
+
+def _prompt_lengths(
+    services: Services, submission: Submission, length: int | None
+) -> tuple[PromptTokens | None, PromptTokensSource | None, str]:
+    """Expected prompt lengths, where they come from, and the same in words."""
+    if length is not None:
+        lengths = PromptTokens(mean=length, longest=length)
+        return lengths, "request", f"every prompt has {length} tokens, as asked for"
+    if submission.total is None:
+        return None, None, "only the worker can read the dataset: say ?prompt_tokens= to have it estimated"
+    measured = measured_prompts.measure(services, submission)
+    if not isinstance(measured, str):
+        return measured[0], "measured_prompts", measured[1]
+    usual = prompt_tokens.USUAL_CHARACTERS_PER_TOKEN
+    how = (
+        f"a token is {usual:.0f} characters long (usual for English) and a chat template adds none, "
+        f"because {measured}"
+    )
+    return prompt_tokens.usual(submission), "characters", how
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How many tokens the prompts of a job have, as far as can be told without its tokenizer."""
+"""Prompt lengths of a job in tokens, as far as their characters tell."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,19 +23,13 @@ class PromptTokens:
     longest: int
 
 
-def likely(submission: Submission, measured: tuple[float, int] | None) -> tuple[PromptTokens | None, str]:
-    """The lengths to expect, and what they rest on; None where only the worker can read the dataset.
-
-    Args:
-        measured: characters per token over so many samples of the model that have ended.
-    """
-    per_token = measured[0] if measured else USUAL_CHARACTERS_PER_TOKEN
-    lengths = _lengths(submission, lambda characters: math.ceil(characters / per_token))
-    return lengths, _how(submission, lengths, measured)
+def usual(submission: Submission) -> PromptTokens | None:
+    """The lengths of English text; None if only the worker can read the dataset, or it is empty."""
+    return _lengths(submission, lambda characters: math.ceil(characters / USUAL_CHARACTERS_PER_TOKEN))
 
 
 def fewest(submission: Submission) -> PromptTokens | None:
-    """The fewest tokens that the prompts can have; None as in `likely`."""
+    """The fewest tokens that the prompts can have; None as in `usual`."""
     return _lengths(submission, _fewest)
 
 
@@ -53,13 +47,13 @@ def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptT
     if submission.total is None:
         return None
     longest = total = count = 0
-    for characters in _characters(submission):
+    for characters in characters_of(submission):
         tokens = max(1, tokens_of(characters))
         longest, total, count = max(longest, tokens), total + tokens, count + 1
     return PromptTokens(mean=total / count, longest=longest) if count else None
 
 
-def _characters(submission: Submission) -> Iterator[int]:
+def characters_of(submission: Submission) -> Iterator[int]:
     """Characters of each sample's prompt, without what a chat template adds."""
     spec = submission.spec
     if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
@@ -87,14 +81,3 @@ def _fewshot_characters(spec: EvaluationSpec, submission: Submission) -> int:
         return 0
     sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
     return spec.num_fewshot * sum(sizes) // max(1, len(sizes))
-
-
-def _how(submission: Submission, lengths: PromptTokens | None, measured: tuple[float, int] | None) -> str:
-    if lengths is None and submission.total is None:
-        return "only the worker can read the dataset: say ?prompt_tokens= to have its samples estimated"
-    if measured is not None:
-        return f"a token is {measured[0]:.1f} characters, measured on {measured[1]} samples of this model"
-    return (
-        f"a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual for English); no sample of this "
-        "model has ended yet to measure it on. A chat template's own tokens are not counted"
-    )

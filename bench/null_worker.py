@@ -36,6 +36,10 @@ class NullHolder:
             self._on_loaded(self._engine.structure)
         return self._engine
 
+    @property
+    def tokenizer_definition(self) -> None:
+        return None
+
     def memory(self) -> dict[str, int]:
         return {}
 

@@ -230,6 +230,17 @@ class ModelRow(Base):
     loaded_at: Mapped[float]
 
 
+class ModelTokenizerRow(Base):
+    """The tokenizer and chat template of a model, as the last worker that loaded it had them."""
+
+    __tablename__ = "model_tokenizers"
+
+    model: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    #: JSON, compressed with zlib
+    definition: Mapped[bytes] = mapped_column(sa.LargeBinary)
+
+
 class FileRow(Base):
     __tablename__ = "files"
     __table_args__ = (sa.Index("ix_files_expires_at", "expires_at"),)

@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints,
 from actograph.contract.model_names import ServedModel
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
+from worker import chat_template
 from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.memory import capacity, memory_snapshot
@@ -110,6 +111,11 @@ class ModelHolder:
             resolve_savepoints(options, engine.structure),
         )
         return engine
+
+    @property
+    def tokenizer_definition(self) -> dict[str, Any] | None:
+        """The tokenizer of the loaded model, for the index; None if it cannot be stored."""
+        return chat_template.exported(self._engine.model.tokenizer) if self._engine is not None else None
 
     @property
     def device(self) -> torch.device | None:

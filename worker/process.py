@@ -13,7 +13,7 @@ from actograph.contract.errors import ActographError, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
-from storage import deployment, migrate, model_loads, routing, workers
+from storage import deployment, migrate, model_loads, model_tokenizers, routing, workers
 from storage.artifacts.store import open_store
 from storage.broker import Broker
 from storage.database import Database
@@ -112,8 +112,14 @@ class WorkerProcess:
             return model_loads.options_in_force(session, model)
 
     def _loaded(self, structure: ModelStructure) -> None:
+        tokenizer = self._models.tokenizer_definition
+
         def show(session: Session) -> None:
             workers.set_ready(session, self.worker_id, structure)
+            if tokenizer is not None:
+                model_tokenizers.keep(session, structure.model, tokenizer)
+            else:
+                model_tokenizers.drop(session, structure.model)
             # plans need the numbers at once, not with the first heartbeat
             workers.heartbeat(session, self.worker_id, self._models.memory())
 

@@ -21,12 +21,14 @@ WIDTH = 96
 PROBLEMS = 1319
 
 
+SPEC: dict[str, Any] = {
+    "kind": "evaluation", "model": "tiny-qwen3", "task": "gsm8k", "capture": CAPTURE,
+    "dataset": {"path": "gsm8k/test.jsonl"}, "sampling": {"max_tokens": 64},
+}  # fmt: skip
+
+
 def submit(client: Client, **changes: Any) -> str:
-    spec = {
-        "kind": "evaluation", "model": "tiny-qwen3", "task": "gsm8k", "capture": CAPTURE,
-        "dataset": {"path": "gsm8k/test.jsonl"}, "sampling": {"max_tokens": 64},
-    } | changes  # fmt: skip
-    return client.submit(spec).id
+    return client.submit(SPEC | changes).id
 
 
 def ended(client: Client, job_id: str) -> Callable[[], bool]:
@@ -70,6 +72,7 @@ def test_all_problems_are_drained_with_a_session_each(
     service = up("--data-root", str(shared / "data"), model=str(model))
     service.await_ready()
     with Client(service.url) as client:
+        told = client.estimate(SPEC)
         job_id = submit(client)
         wait(ended(client, job_id), seconds=400)
         job = client.job(job_id)
@@ -77,6 +80,10 @@ def test_all_problems_are_drained_with_a_session_each(
         assert (job.progress.total, job.progress.completed, job.progress.failed) == (PROBLEMS, PROBLEMS, 0)
         samples = list(client.samples(job_id))
         assert [s.index for s in samples] == list(range(PROBLEMS))
+        # the worker left its tokenizer in the index
+        assert told.prompt_tokens_source == "measured_prompts"
+        lengths = [s.prompt_tokens or 0 for s in samples]
+        assert told.prompt_tokens_mean == pytest.approx(sum(lengths) / PROBLEMS, rel=0.03)
         questions = [
             json.loads(line)["question"]
             for line in (shared / "data" / "gsm8k" / "test.jsonl").read_text().splitlines()

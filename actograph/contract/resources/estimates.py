@@ -6,6 +6,8 @@ from pydantic import Field
 
 from actograph.contract.resources.base import Resource
 
+PromptTokensSource = Literal["request", "measured_prompts", "characters"]
+
 
 class Need(Resource):
     """Bytes of one resource; null is unknown, and what is unknown refuses nothing."""
@@ -24,6 +26,11 @@ class Estimate(Resource):
     hooks: list[str] | None = Field(None, description="Hook points that would be captured.")
     prompt_tokens_mean: int | None = None
     prompt_tokens_longest: int | None = None
+    prompt_tokens_source: PromptTokensSource | None = Field(
+        None,
+        description="measured_prompts: a sample of the job's prompts was tokenized; characters: four for a "
+        "token, since the tokenizer is not known; request: ?prompt_tokens=.",
+    )
     generated_tokens: int = Field(
         description="max_tokens: what a sample generates at most; 0 where prompts are only read."
     )

@@ -14,8 +14,8 @@ from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.metrics import aggregate
 from actograph.scoring.completions import cut_at_stop
 from actograph.scoring.scorers import GSM8K_SCORERS, Answered, ScorerSet
+from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
 from worker.chat_template import render_chat
-from worker.evals.tasks import TASKS, FewshotSampler, build_prompt
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ import pytest
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import Condition
 from actograph.dataset_rows import DatasetRow, read_rows
-from worker.evals.tasks import TASKS, FewshotSampler, build_prompt
+from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
 
 GSM8K = TASKS["gsm8k"]
 BASELINE = Condition(name="baseline")
