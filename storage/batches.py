@@ -21,11 +21,10 @@ from actograph.contract.resources import SampleStatus
 from storage import jobs, pages, row_locks, webhooks
 from storage.database import changed, now
 from storage.ids import new_batch_id
-from storage.models import BatchRow, JobRow, SampleRow
+from storage.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
 
 #: samples that are read at a time
 PAGE = 200
-_ENDS = tuple(status for status in BatchStatus if status.is_terminal())
 
 
 def create(session: Session, request: BatchRequest, owner: str | None) -> BatchRow:
@@ -79,7 +78,7 @@ def unended(session: Session) -> list[str]:
         sa.select(BatchRow.id)
         .outerjoin(JobRow, JobRow.id == BatchRow.job_id)
         .where(
-            BatchRow.status.not_in(_ENDS),
+            IS_OPEN_BATCH,
             sa.or_(
                 BatchRow.status == BatchStatus.VALIDATING,
                 JobRow.id.is_(None),
@@ -94,7 +93,7 @@ def unended(session: Session) -> list[str]:
 def reads_file(session: Session, file_id: str) -> str | None:
     """A batch that has not ended and is of this input file, if any."""
     statement = sa.select(BatchRow.id).where(
-        BatchRow.input_file_id == file_id, BatchRow.status == BatchStatus.VALIDATING
+        IS_OPEN_BATCH, BatchRow.input_file_id == file_id, BatchRow.status == BatchStatus.VALIDATING
     )
     return session.scalars(statement.limit(1)).first()
 

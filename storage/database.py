@@ -49,6 +49,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns: WriteTurns | None = None
         self._reading: sa.Engine
+        self._locking: sa.Engine
         #: whose rows alone are seen; None: everybody's
         self.owner: str | None = None
         if self.is_sqlite:
@@ -63,6 +64,7 @@ class Database:
         else:
             self.engine = postgres_engine.create(self.url)
             self._reading = postgres_engine.for_reading(self.engine)
+            self._locking = postgres_engine.for_locks(self.url)
         self._group = GroupCommit(self.write)
 
     @contextmanager
@@ -145,8 +147,10 @@ class Database:
             with self._turns.alone(name) as is_alone:
                 yield is_alone
             return
-        with self.engine.connect() as connection:
-            lock = sa.select(sa.func.pg_try_advisory_xact_lock(sa.func.hashtext(f"actograph {name}")))
+        # a connection of its own, whose end releases the lock: work of minutes takes none from the pool, and
+        # an open transaction would hold up VACUUM and the creation of indexes
+        with self._locking.connect() as connection:
+            lock = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtext(f"actograph {name}")))
             yield bool(connection.execute(lock).scalar_one())
 
     def ping(self) -> None:

@@ -11,7 +11,7 @@ from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
 from storage.database import now
 from storage.job_control import LOAD
 from storage.jobs import ACTIVE
-from storage.models import EventRow, JobRow, SampleRow, WorkerRow
+from storage.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
 from storage.ownership import of_everyone
 
 
@@ -76,18 +76,15 @@ def behind_chats(session: Session, model: str, priority: int, held: Collection[s
 
 def has_work(moment: float) -> sa.ColumnElement[bool]:
     """Of a job: it has a sample that nobody runs at `moment`, or a dataset to be read."""
-    free_sample = (
-        sa.select(SampleRow.id)
-        .where(
-            SampleRow.job_id == JobRow.id,
-            sa.or_(
-                SampleRow.status == SampleStatus.PENDING,
-                sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
-            ),
+    # two looks at an index; one look for either would read samples until one fits
+    pending, expired = (
+        sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
+        for which in (
+            (SampleRow.status == SampleStatus.PENDING,),
+            (SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
         )
-        .exists()
     )
-    return sa.or_(free_sample, JobRow.total.is_(None))
+    return sa.or_(pending, expired, JobRow.total.is_(None))
 
 
 def not_held(owners: Collection[str]) -> sa.ColumnElement[bool]:
@@ -216,13 +213,17 @@ def counts(session: Session) -> dict[JobStatus, int]:
 
 @of_everyone
 def open_samples(session: Session) -> dict[SampleStatus, int]:
-    """Number of samples of active jobs that have not ended."""
-    wanted = (SampleStatus.PENDING, SampleStatus.LEASED)
-    statement = (
-        sa.select(SampleRow.status, sa.func.count())
+    """Number of samples of active jobs that have not ended.
+
+    Pending samples are counted by the jobs' own counts: a queue of millions is not read.
+    """
+    open_ones = sa.func.sum(JobRow.total - JobRow.completed - JobRow.failed)
+    active = JobRow.status.in_(ACTIVE)
+    unended = session.execute(sa.select(open_ones).where(active)).scalar_one() or 0
+    leased = session.execute(
+        sa.select(sa.func.count())
+        .select_from(SampleRow)
         .join(JobRow, JobRow.id == SampleRow.job_id)
-        .where(JobRow.status.in_(ACTIVE), SampleRow.status.in_(wanted))
-        .group_by(SampleRow.status)
-    )
-    found = {row[0]: row[1] for row in session.execute(statement)}
-    return {status: found.get(status, 0) for status in wanted}
+        .where(active, IS_LEASED, SampleRow.worker_id.is_not(None))
+    ).scalar_one()
+    return {SampleStatus.PENDING: max(0, int(unended) - leased), SampleStatus.LEASED: leased}

@@ -1,6 +1,20 @@
-"""Bring the database to the newest schema: `python -m storage.migrate`."""
+"""Bring the database to the newest schema: `python -m storage.migrate`.
 
+An upgrade needs no stop of the service. Run the migrations first, then replace the processes one by one:
+code of the version before goes on working on the new schema. Migrations keep to these rules for that:
+
+* A version adds tables, indexes, and columns that are nullable or have a server default. It renames and drops
+  nothing that the version before uses; the version after may.
+* A migration that breaks older code names the oldest schema whose code still works: `oldest_code = "0021"`.
+  The index stores the highest of these, and processes of older code refuse to start on it.
+* An index on a table that may be large is created by `storage.migrations.indexes`, in a migration of its own.
+"""
+
+import os
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -12,54 +26,110 @@ from alembic.script import ScriptDirectory
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from storage.database import Database
+from storage.models import SchemaCompatibilityRow
 
-#: of Postgres's advisory locks; no other of ours is a number
-_LOCK = 0x6163746F
+MIGRATIONS = Path(__file__).parent / "migrations" / "versions"
+#: first code that reads which code the schema is made for
+FIRST_COMPATIBLE = "0015"
+_POLL_SECONDS = 0.1
 
 
-def upgrade(database: Database, revision: str = "head") -> None:
-    """Run the migrations that are missing; with none missing, nothing happens."""
-    with database.engine.begin() as connection:
-        if not database.is_sqlite:
-            # processes that start at once: the second one finds nothing missing
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-        config = _config()
+def upgrade(database: Database, revision: str = "head", *, versions: Sequence[Path] = (MIGRATIONS,)) -> None:
+    """Run the missing migrations, each in a transaction of its own.
+
+    Does nothing on a newer schema than this code knows. `versions` are the folders of the migrations.
+    """
+    with _alone(database), database.engine.connect() as connection:
+        config = _config(versions)
+        if not _is_known(_current(connection), config):
+            return
+        connection.rollback()
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+        _store_oldest_code(connection, config)
+        connection.commit()
 
 
 def downgrade(database: Database, revision: str) -> None:
     """Undo migrations down to `revision` (`base` for all)."""
-    with database.engine.begin() as connection:
+    with _alone(database), database.engine.connect() as connection:
         config = _config()
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
 
 
 def current(database: Database) -> str | None:
-    """The revision that the database is at; None before the first migration."""
+    """The revision of the database; None before the first migration."""
     with database.engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        return _current(connection)
 
 
-def head() -> str | None:
+def head(versions: Sequence[Path] = (MIGRATIONS,)) -> str | None:
     """The newest revision that this code knows."""
-    return ScriptDirectory.from_config(_config()).get_current_head()
+    return ScriptDirectory.from_config(_config(versions)).get_current_head()
 
 
 def require_current(database: Database) -> None:
-    """Raises ServiceUnavailable where the schema is not the one that this code works on."""
-    found, wanted = current(database), head()
-    if found != wanted:
+    """Check that this code works on the schema: its own, or a newer one that is compatible.
+
+    Raises:
+        ServiceUnavailable: the schema is older, or too new for this code.
+    """
+    with database.engine.connect() as connection:
+        found, wanted = _current(connection), head()
+        if found == wanted:
+            return
+        if _is_known(found, _config()):
+            raise ServiceUnavailable(
+                f"the database is at schema {found or 'none'}, this version needs {wanted}; "
+                "run: python -m storage.migrate"
+            )
+        oldest = connection.scalar(sa.select(SchemaCompatibilityRow.oldest_code))
+    if oldest is None or wanted is None or wanted < oldest:
         raise ServiceUnavailable(
-            f"the database is at schema {found or 'none'}, this version needs {wanted}; "
-            "run: python -m storage.migrate"
+            f"the database is at schema {found}, which needs code of schema {oldest or found} or newer; this "
+            f"version knows {wanted}: install the newer version here too"
         )
 
 
-def _config() -> Config:
+@contextmanager
+def _alone(database: Database) -> Iterator[None]:
+    """Wait until no other process migrates this database.
+
+    Polls: a statement that waits for a lock would hold up the creation of indexes.
+    """
+    while True:
+        with database.alone("migrate") as is_alone:
+            if is_alone:
+                yield
+                return
+        time.sleep(_POLL_SECONDS)
+
+
+def _current(connection: sa.Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _is_known(revision: str | None, config: Config) -> bool:
+    scripts = ScriptDirectory.from_config(config)
+    return revision is None or revision in {script.revision for script in scripts.walk_revisions()}
+
+
+def _store_oldest_code(connection: sa.Connection, config: Config) -> None:
+    """Store the oldest schema whose code works on the present one."""
+    reached = _current(connection)
+    if reached is None or reached < FIRST_COMPATIBLE:
+        return
+    scripts = ScriptDirectory.from_config(config).iterate_revisions(reached, "base")
+    named = (getattr(script.module, "oldest_code", FIRST_COMPATIBLE) for script in scripts)
+    connection.execute(sa.delete(SchemaCompatibilityRow))
+    connection.execute(sa.insert(SchemaCompatibilityRow).values(oldest_code=max(named)))
+
+
+def _config(versions: Sequence[Path] = (MIGRATIONS,)) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(MIGRATIONS.parent))
+    config.set_main_option("version_locations", os.pathsep.join(map(str, versions)))
     config.set_main_option("path_separator", "os")
     return config
 

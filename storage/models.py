@@ -3,31 +3,29 @@
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-NAMING = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
-    "pk": "pk_%(table_name)s",
-}
+from storage.service_tables import (
+    ApiKeyRow,
+    CounterRow,
+    IdempotencyRow,
+    QueuePauseRow,
+    SchemaCompatibilityRow,
+)
+from storage.table_base import ID_LENGTH, Base, id_key, partial_index
 
-ID_LENGTH = 64
+__all__ = [
+    "ID_LENGTH",
+    "ApiKeyRow",
+    "Base",
+    "CounterRow",
+    "IdempotencyRow",
+    "QueuePauseRow",
+    "SchemaCompatibilityRow",
+]
 
-
-class Base(DeclarativeBase):
-    metadata = sa.MetaData(naming_convention=NAMING)
-    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
-        float: sa.Double,
-        dict[str, Any]: sa.JSON(none_as_null=True),
-        list[str]: sa.JSON(none_as_null=True),
-        list[dict[str, Any]]: sa.JSON(none_as_null=True),
-    }
-
-
-def _id() -> Mapped[str]:
-    return mapped_column(sa.String(ID_LENGTH), primary_key=True)
+_LEASED = "leased"
+_OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class JobRow(Base):
@@ -36,9 +34,11 @@ class JobRow(Base):
         sa.Index("ix_jobs_status_priority_created_at", "status", "priority", "created_at"),
         sa.Index("ix_jobs_created_at_id", "created_at", "id"),
         sa.Index("ix_jobs_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
+        sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
     )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     kind: Mapped[str] = mapped_column(sa.String(32))
     status: Mapped[str] = mapped_column(sa.String(16))
     #: name under which the model is served
@@ -83,9 +83,10 @@ class SampleRow(Base):
         sa.UniqueConstraint("job_id", "position"),
         sa.UniqueConstraint("job_id", "sample_index", "condition", "epoch"),
         sa.Index("ix_samples_job_id_status_position", "job_id", "status", "position"),
+        partial_index("ix_samples_worker_id_leased", "worker_id", where=f"status = {_LEASED!r}"),
     )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     #: order in which the job's samples are claimed
     position: Mapped[int]
@@ -135,7 +136,7 @@ class SessionRow(Base):
         sa.Index("ix_sessions_owner_bytes_rows", "owner", "bytes", "rows"),
     )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     sample_id: Mapped[str] = mapped_column(sa.ForeignKey("samples.id", ondelete="CASCADE"), unique=True)
     sample_index: Mapped[int]
@@ -205,7 +206,7 @@ class EventRow(Base):
 class WorkerRow(Base):
     __tablename__ = "workers"
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     hostname: Mapped[str] = mapped_column(sa.String(255))
     pid: Mapped[int]
     status: Mapped[str] = mapped_column(sa.String(16))
@@ -243,9 +244,13 @@ class ModelTokenizerRow(Base):
 
 class FileRow(Base):
     __tablename__ = "files"
-    __table_args__ = (sa.Index("ix_files_expires_at", "expires_at"),)
+    __table_args__ = (
+        sa.Index("ix_files_expires_at", "expires_at"),
+        sa.Index("ix_files_created_at_id", "created_at", "id"),
+        sa.Index("ix_files_owner_created_at_id", "owner", "created_at", "id"),
+    )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     filename: Mapped[str] = mapped_column(sa.String(255))
     purpose: Mapped[str] = mapped_column(sa.String(64))
     bytes: Mapped[int] = mapped_column(sa.BigInteger)
@@ -261,9 +266,12 @@ class VectorRow(Base):
     """A vector that interventions refer to."""
 
     __tablename__ = "vectors"
-    __table_args__ = (sa.Index("ix_vectors_created_at_id", "created_at", "id"),)
+    __table_args__ = (
+        sa.Index("ix_vectors_created_at_id", "created_at", "id"),
+        sa.Index("ix_vectors_owner_created_at_id", "owner", "created_at", "id"),
+    )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     name: Mapped[str] = mapped_column(sa.String(64))
     #: as the client named it; canonical where the model's structure was known
     hook: Mapped[str] = mapped_column(sa.String(256))
@@ -278,17 +286,6 @@ class VectorRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
-class QueuePauseRow(Base):
-    """The pause that somebody asked for, while it lasts."""
-
-    __tablename__ = "queue_pauses"
-
-    kind: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
-    reason: Mapped[str | None] = mapped_column(sa.String(500))
-    paused_by: Mapped[str] = mapped_column(sa.String(64))
-    paused_at: Mapped[float]
-
-
 class BatchRow(Base):
     """A batch of requests in OpenAI's form, and what came of it."""
 
@@ -296,9 +293,11 @@ class BatchRow(Base):
     __table_args__ = (
         sa.Index("ix_batches_created_at_id", "created_at", "id"),
         sa.Index("ix_batches_job_id", "job_id"),
+        sa.Index("ix_batches_owner_created_at_id", "owner", "created_at", "id"),
+        partial_index("ix_batches_open", "created_at", "id", where=f"status IN {_OPEN_BATCHES}"),
     )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     status: Mapped[str] = mapped_column(sa.String(16))
     input_file_id: Mapped[str] = mapped_column(sa.String(ID_LENGTH))
     #: the request as validated
@@ -318,27 +317,17 @@ class BatchRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
-class CounterRow(Base):
-    """A count that only grows, see `storage.counters`."""
-
-    __tablename__ = "counters"
-
-    #: id of the worker that counts; "" for everyone else
-    source: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
-    name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-    #: the job's kind; "" where there is none
-    kind: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
-    status: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
-    value: Mapped[float]
-
-
 class WebhookRow(Base):
     """A webhook that is still to be delivered; its row goes when it was, or is given up."""
 
     __tablename__ = "webhook_deliveries"
-    __table_args__ = (sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),)
+    __table_args__ = (
+        sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),
+        # looked up when a job is deleted
+        sa.Index("ix_webhook_deliveries_job_id", "job_id"),
+    )
 
-    id: Mapped[str] = _id()
+    id: Mapped[str] = id_key()
     #: in whose log the attempts stand; null where there is no job
     job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     event: Mapped[str] = mapped_column(sa.String(32))
@@ -351,39 +340,8 @@ class WebhookRow(Base):
     next_attempt_at: Mapped[float]
 
 
-class IdempotencyRow(Base):
-    """What was answered to a request with an Idempotency-Key; no answer yet means in flight."""
-
-    __tablename__ = "idempotency_keys"
-
-    #: whose requests these are: two owners may use the same key
-    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
-    key: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
-    digest: Mapped[str] = mapped_column(sa.String(64))
-    created_at: Mapped[float]
-    status_code: Mapped[int | None]
-    response: Mapped[dict[str, Any] | None]
-
-
-class ApiKeyRow(Base):
-    """A key that clients may use. The key itself is nowhere: it has 256 random bits, so that its plain
-    sha256 cannot be guessed back, and a slow hash would only cost each request time."""
-
-    __tablename__ = "api_keys"
-
-    id: Mapped[str] = _id()
-    name: Mapped[str] = mapped_column(sa.String(64))
-    role: Mapped[str] = mapped_column(sa.String(16))
-    #: whose rows it sees and makes; several keys may share one
-    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), index=True)
-    sha256: Mapped[str] = mapped_column(sa.String(64), unique=True)
-    #: how the key begins, for people
-    prefix: Mapped[str] = mapped_column(sa.String(16))
-    created_at: Mapped[float]
-    #: to within a few minutes
-    last_used_at: Mapped[float | None]
-    expires_at: Mapped[float | None]
-    revoked_at: Mapped[float | None]
-    #: what its owner may store; null: the setting's
-    quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
-    requests_per_minute: Mapped[int | None]
+# conditions of the partial indexes, as queries repeat them: an index is not used for a bound value
+IS_LEASED = SampleRow.status == sa.literal(_LEASED, literal_execute=True)
+IS_OPEN_BATCH = BatchRow.status.in_(
+    sa.bindparam("open_batches", _OPEN_BATCHES, expanding=True, literal_execute=True)
+)

@@ -45,6 +45,11 @@ def create(url: sa.URL) -> sa.Engine:
     return engine
 
 
+def for_locks(url: sa.URL) -> sa.Engine:
+    """Connections outside the pool and any transaction, which hold an advisory lock while they are open."""
+    return sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+
+
 def for_reading(engine: sa.Engine) -> sa.Engine:
     """The same connections for statements that only read, each by itself; others are refused."""
     reading = engine.execution_options(isolation_level="AUTOCOMMIT")

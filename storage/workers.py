@@ -8,10 +8,10 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import SampleStatus, WorkerStatus
+from actograph.contract.resources import WorkerStatus
 from storage import counters, row_locks
 from storage.database import changed, now
-from storage.models import JobRow, ModelRow, SampleRow, WorkerRow
+from storage.models import IS_LEASED, JobRow, ModelRow, SampleRow, WorkerRow
 from storage.upsert import Upsert
 
 _keep_structure = Upsert(
@@ -112,7 +112,7 @@ def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> in
     dead = [row.id for row in known if not is_alive(row.pid)]
     if not dead:
         return 0
-    theirs = (SampleRow.worker_id.in_(dead), SampleRow.status == SampleStatus.LEASED)
+    theirs = (SampleRow.worker_id.in_(dead), IS_LEASED)
     jobs_of_theirs = session.scalars(sa.select(SampleRow.job_id).where(*theirs).distinct()).all()
     row_locks.lock(session, JobRow, jobs_of_theirs)
     session.execute(sa.update(SampleRow).where(*theirs).values(lease_until=0.0))

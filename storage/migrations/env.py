@@ -12,6 +12,8 @@ context.configure(
     compare_type=True,
     compare_server_default=True,
     transactional_ddl=True,
+    # an index that is created concurrently cannot be part of a transaction
+    transaction_per_migration=True,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -42,13 +42,7 @@ def claim(
     if job.status not in jobs.ACTIVE:
         return []
     while True:
-        candidates = session.execute(
-            sa.select(SampleRow.id, SampleRow.attempts, *(() if fits is None else (SampleRow.input,)))
-            .where(SampleRow.job_id == job_id, _claimable(moment))
-            .order_by(SampleRow.position)
-            .limit(count)
-            .with_for_update(skip_locked=True)
-        ).all()
+        candidates = _candidates(session, job_id, moment, count, with_input=fits is not None)
         if not candidates or candidates[0].attempts < MAX_ATTEMPTS:
             break
         give_up_lost(session, job_id, candidates[0].id, candidates[0].attempts)
@@ -64,7 +58,7 @@ def claim(
         return []
     rows = session.execute(
         sa.update(SampleRow)
-        .where(SampleRow.id.in_(ids), _claimable(moment))
+        .where(SampleRow.id.in_(ids), sa.or_(*_either(moment)))
         .values(
             status=SampleStatus.LEASED,
             lease_token=SampleRow.lease_token + 1,
@@ -101,6 +95,24 @@ def claim(
     ]
 
 
+def _candidates(
+    session: Session, job_id: str, moment: float, count: int, *, with_input: bool
+) -> list[sa.Row[Any]]:
+    """The next samples in running order, locked. Each query reads at most `count` entries of an index."""
+    columns = (SampleRow.id, SampleRow.attempts, SampleRow.position)
+    found: list[sa.Row[Any]] = []
+    for claimable in _either(moment):
+        statement = (
+            sa.select(*columns, *((SampleRow.input,) if with_input else ()))
+            .where(SampleRow.job_id == job_id, claimable)
+            .order_by(SampleRow.position)
+            .limit(count)
+            .with_for_update(skip_locked=True)
+        )
+        found += session.execute(statement).all()
+    return sorted(found, key=attrgetter("position"))[:count]
+
+
 def is_any_pending(session: Session, job_id: str) -> bool:
     """Whether the job has a sample that nobody holds."""
     statement = sa.select(SampleRow.id).where(
@@ -111,12 +123,18 @@ def is_any_pending(session: Session, job_id: str) -> bool:
 
 def next_input(session: Session, job_id: str) -> dict[str, Any] | None:
     """The input of the sample that would be claimed next; None where there is none."""
-    statement = sa.select(SampleRow.input).where(SampleRow.job_id == job_id, _claimable(now(session)))
-    return session.scalars(statement.order_by(SampleRow.position).limit(1)).first()
+    found: list[sa.Row[Any]] = []
+    for claimable in _either(now(session)):
+        statement = sa.select(SampleRow.position, SampleRow.input).where(
+            SampleRow.job_id == job_id, claimable
+        )
+        found += session.execute(statement.order_by(SampleRow.position).limit(1)).all()
+    return min(found, key=attrgetter("position")).input if found else None
 
 
-def _claimable(moment: float) -> sa.ColumnElement[bool]:
-    return sa.or_(
+def _either(moment: float) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    """Pending samples and samples with an expired lease, apart: an index has the order of each."""
+    return (
         SampleRow.status == SampleStatus.PENDING,
         sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
     )

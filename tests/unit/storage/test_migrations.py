@@ -1,6 +1,7 @@
 """The migrations make exactly the tables that the models describe, and undo them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import event
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from actograph.contract.errors import ServiceUnavailable
@@ -75,6 +77,63 @@ def test_an_old_schema_is_refused_with_the_command_that_helps(tmp_path: Path) ->
         migrate.require_current(database)
     migrate.upgrade(database)
     migrate.require_current(database)
+    database.close()
+
+
+def test_a_newer_schema_is_refused_only_by_code_that_it_says_it_breaks(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9000'"))
+    try:
+        migrate.require_current(database)
+        migrate.upgrade(database)  # by a process of the older version, which knows of nothing to do
+        assert migrate.current(database) == "9000"
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("UPDATE schema_compatibility SET oldest_code = '8999'"))
+        with pytest.raises(ServiceUnavailable, match="needs code of schema 8999 or newer"):
+            migrate.require_current(database)
+    finally:
+        with database.engine.begin() as connection:
+            connection.execute(
+                sa.text("UPDATE alembic_version SET version_num = :head"), {"head": migrate.head()}
+            )
+            connection.execute(sa.text("UPDATE schema_compatibility SET oldest_code = '0015'"))
+
+
+def test_an_index_that_was_left_half_made_is_made_again(
+    new_postgres: Callable[[], str],
+) -> None:
+    """As after a kill: Postgres keeps an invalid index, which serves nobody and slows every write."""
+    database = Database(new_postgres())
+    migrate.upgrade(database, "0015")
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("CREATE INDEX ix_files_created_at_id ON files (created_at, id)"))
+        connection.execute(
+            sa.text(
+                "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_files_created_at_id'::regclass"
+            )
+        )
+    migrate.upgrade(database)
+    with database.engine.connect() as connection:
+        invalid = connection.execute(
+            sa.text("SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid")
+        )
+        assert invalid.scalars().all() == []
+        names = sa.inspect(connection).get_indexes("files")
+    assert "ix_files_created_at_id" in {index["name"] for index in names}
+    database.close()
+
+
+def test_indexes_are_made_while_others_write(new_postgres: Callable[[], str]) -> None:
+    database = Database(new_postgres())
+    migrate.upgrade(database, "0015")
+    statements: list[str] = []
+    event.listen(
+        database.engine, "before_cursor_execute", lambda _c, _u, statement, *_: statements.append(statement)
+    )
+    migrate.upgrade(database, "0016")
+    made = [statement for statement in statements if "CREATE INDEX" in statement]
+    assert made
+    assert [statement for statement in made if "CONCURRENTLY" not in statement] == []
     database.close()
 
 

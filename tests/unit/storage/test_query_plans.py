@@ -1,0 +1,177 @@
+"""Queries that are asked often find their rows by an index, in its order, however full the database is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from actograph.contract.resources import JobStatus
+from storage import (
+    batches,
+    chat_batches,
+    events,
+    files,
+    forecast,
+    job_control,
+    job_queue,
+    jobs,
+    samples,
+    sessions,
+    vectors,
+    webhooks,
+    workers,
+)
+from storage.database import Database
+from storage.models import JobRow
+from storage.sessions import SessionFilter
+
+Query = Callable[[Session, str], object]
+
+#: read whole by design: they hold a few rows for each worker, model or key
+SMALL = ("workers", "models", "api_keys", "queue_pauses", "counters")
+
+LISTS: dict[str, Query] = {
+    "jobs": lambda session, job: jobs.find(session),
+    "jobs of a status": lambda session, job: jobs.find(session, status=JobStatus.COMPLETED),
+    "jobs of a kind": lambda session, job: jobs.find(session, kind="chat"),
+    "sessions": lambda session, job: sessions.find(session, SessionFilter()),
+    "sessions of a job": lambda session, job: sessions.find(session, SessionFilter(job_id=job)),
+    "sessions of a tag": lambda session, job: sessions.find(session, SessionFilter(tag="night")),
+    "sessions of a model": lambda session, job: sessions.find(session, SessionFilter(model="demo")),
+    "correct sessions": lambda session, job: sessions.find(session, SessionFilter(correct=True)),
+    "files": lambda session, job: files.find(session),
+    "batches": lambda session, job: batches.find(session),
+    "vectors": lambda session, job: vectors.find(session),
+    "log of a job": lambda session, job: events.after(session, job, 0),
+}
+OTHERS: dict[str, Query] = {
+    "samples of a job": samples.find,
+    "batches to move on": lambda session, job: batches.unended(session),
+    "jobs of a tag": lambda session, job: jobs.find(session, tag="night"),
+    "next input": samples.next_input,
+    "jobs with work": lambda session, job: job_queue.claimable(session),
+    "jobs that may end": lambda session, job: job_queue.unended(session),
+    "more urgent job": lambda session, job: job_queue.more_urgent_waits(session, job, 5, ["demo"]),
+    "job behind chats": lambda session, job: job_queue.behind_chats(session, "demo", 5),
+    "oldest chat": lambda session, job: chat_batches.oldest(session, "demo"),
+    "overdue jobs": lambda session, job: job_control.fail_overdue(session),
+    "open samples": lambda session, job: job_queue.open_samples(session),
+    "rate": events.last_progress,
+    "forecast": lambda session, job: forecast.etas(session),
+    "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
+    "due webhooks": lambda session, job: webhooks.is_any_due(session),
+    "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
+    "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),
+    "end": jobs.end_if_done,
+    "deletion": jobs.delete,
+}
+
+
+@contextmanager
+def explained(session: Session) -> Iterator[list[tuple[str, str]]]:
+    """Every statement of the block that reads or changes rows, with its plan."""
+    engine = session.get_bind()
+    statements: list[tuple[str, Any]] = []
+    plans: list[tuple[str, str]] = []
+
+    def note(_conn: Any, _cursor: Any, statement: str, values: Any, _context: Any, many: bool) -> None:
+        if (
+            statement.split(maxsplit=1)[0] in ("SELECT", "UPDATE", "DELETE")
+            and " FROM " in f"{statement} FROM "
+        ):
+            statements.append((statement, values[0] if many else values))
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield plans
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    connection = session.connection()
+    is_sqlite = connection.dialect.name == "sqlite"
+    if not is_sqlite:  # a few rows are read whole and sorted, unless that is forbidden
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        connection.exec_driver_sql("SET LOCAL enable_sort = off")
+    for statement, values in statements:
+        explain = "EXPLAIN QUERY PLAN" if is_sqlite else "EXPLAIN"
+        rows = connection.exec_driver_sql(f"{explain} {statement}", values).all()
+        plans.append((statement, "\n".join(str(row[-1]) for row in rows)))
+
+
+def scans(plan: str) -> list[str]:
+    """Steps that read a whole table."""
+    found = []
+    for line in (line.strip() for line in plan.splitlines()):
+        # a list of no ids is a subquery of no rows
+        whole = line.startswith("SCAN ") and not any(
+            word in line for word in ("INDEX", "CONSTANT", "subquery")
+        )
+        if (whole or "Seq Scan on" in line) and not any(f" {table}" in line for table in SMALL):
+            found.append(line)
+    return found
+
+
+def sorts(plan: str) -> bool:
+    """Whether all rows that fit are sorted; those of equal keys may be (an incremental sort)."""
+    steps = [line.strip().removeprefix("->  ") for line in plan.splitlines()]
+    return any("USE TEMP B-TREE FOR ORDER BY" in step or step.startswith("Sort ") for step in steps)
+
+
+@pytest.fixture
+def job_id(database: Database, submit: Callable[..., str]) -> str:
+    """A queued job in an index that knows a worker."""
+    with database.write() as session:
+        workers.register(session, "wrk_1", hostname="host", pid=1, model="demo")
+    return submit(3, tags=["night"])
+
+
+@pytest.mark.parametrize("name", [*LISTS, *OTHERS])
+def test_no_table_is_read_whole(database: Database, job_id: str, name: str) -> None:
+    query = (LISTS | OTHERS)[name]
+    with database.write() as session:
+        with explained(session) as plans:
+            query(session, job_id)
+        assert plans
+        assert {statement: found for statement, plan in plans if (found := scans(plan))} == {}
+        session.rollback()
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_page_of_a_list_is_not_sorted(database: Database, job_id: str, name: str) -> None:
+    with database.write() as session:
+        with explained(session) as plans:
+            LISTS[name](session, job_id)
+        assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
+        session.rollback()
+
+
+@pytest.mark.parametrize("name", ["jobs", "files", "batches", "vectors", "sessions"])
+def test_a_page_of_an_owners_list_is_not_sorted(database: Database, job_id: str, name: str) -> None:
+    with database.restricted_to("key:1").write() as session:
+        with explained(session) as plans:
+            LISTS[name](session, job_id)
+        assert {statement: plan for statement, plan in plans if sorts(plan) or scans(plan)} == {}
+        session.rollback()
+
+
+def test_a_claim_reads_samples_in_their_order(database: Database, job_id: str) -> None:
+    with database.write() as session:
+        with explained(session) as plans:
+            assert samples.claim(session, job_id, worker_id="wrk_1", count=2, lease_seconds=30.0)
+        assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
+        session.rollback()
+
+
+def test_the_leases_of_dead_workers_are_found_by_worker(database: Database, job_id: str) -> None:
+    with database.write() as session:
+        samples.claim(session, job_id, worker_id="wrk_1", count=2, lease_seconds=30.0)
+    with database.write() as session:
+        with explained(session) as plans:
+            assert workers.bury(session, "host", lambda pid: False) == 1
+        assert any("ix_samples_worker_id_leased" in plan for _, plan in plans)
+        session.rollback()
+    with database.read() as session:
+        assert session.execute(sa.select(sa.func.count()).select_from(JobRow)).scalar_one() == 1
