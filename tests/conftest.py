@@ -31,6 +31,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wa
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+#: a test that waits for longer waits in vain: seconds by tier, fixtures that start servers included
+TIME_LIMITS = {"unit": 90, "integration": 240, "e2e": 900}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound each test by its tier; what a test says of itself goes first."""
+    tiers = Path(__file__).parent
+    for item in items:
+        tier = item.path.relative_to(tiers).parts[0] if item.path.is_relative_to(tiers) else ""
+        if tier in TIME_LIMITS and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIME_LIMITS[tier]))
+
+
 def unavailable(reason: str) -> NoReturn:
     """Skip where a developer lacks something; fail where CI does."""
     if os.environ.get("CI"):

@@ -47,10 +47,10 @@ class Outcome:
 def by_sampling(
     items: Mapping[int, T], lease_of: Callable[[T], LeasedSample], runner: Runner
 ) -> Iterator[tuple[SamplingSpec | None, dict[int, T]]]:
-    """Groups of what is sampled alike, in the order of their first members."""
+    """Groups of what is sampled alike, in the order of their first members; seeds part nobody."""
     groups: list[tuple[SamplingSpec | None, dict[int, T]]] = []
     for place, item in items.items():
-        sampling = runner.sampling_of(lease_of(item))
+        sampling = _seedless(runner.sampling_of(lease_of(item)))
         for known, group in groups:
             if known == sampling:
                 group[place] = item
@@ -58,3 +58,8 @@ def by_sampling(
         else:
             groups.append((sampling, {place: item}))
     yield from groups
+
+
+def _seedless(sampling: SamplingSpec | None) -> SamplingSpec | None:
+    """A sample draws by its own seed, whatever its job's is."""
+    return None if sampling is None else sampling.model_copy(update={"seed": 0})

@@ -28,7 +28,7 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
         env={**os.environ, "PATH": _path_without(PROGRAM.parent), **environment},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=300,
         check=False,
     )
 

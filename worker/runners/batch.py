@@ -21,5 +21,5 @@ class BatchRunner(ChatRunner):
         if is_only_read(sample.input):
             return None
         own = BatchInput.model_validate(sample.input).sampling
-        # seed and length are the sample's own in any batch; what else differs, parts them
-        return own.model_copy(update={"seed": self.sampling.seed, "max_tokens": self.sampling.max_tokens})
+        # its length is the sample's own in any batch; what else differs, parts them
+        return own.model_copy(update={"max_tokens": self.sampling.max_tokens})

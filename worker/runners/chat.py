@@ -83,7 +83,10 @@ class ChatRunner:
         return text.encode(self._tokenizer, rendered, is_chat=True)
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
-        return None if is_only_read(sample.input) else self.sampling
+        if is_only_read(sample.input):
+            return None
+        # the seed that its own request said: the spec is that of one of the jobs of the batch
+        return self.sampling.model_copy(update={"seed": (sample.seed - sample.epoch) % 2**63})
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> ToolUseEnd:
         return "answer"

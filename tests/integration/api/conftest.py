@@ -376,7 +376,7 @@ def url(service: Service) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
-        thread.join(timeout=120)
+        thread.join(timeout=30)
 
 
 @pytest.fixture

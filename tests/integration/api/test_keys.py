@@ -31,7 +31,7 @@ def bearer(key: str) -> dict[str, str]:
 def await_listeners(redis_url: str, count: int) -> None:
     """Until so many processes hear of changed keys."""
     with redis.Redis.from_url(redis_url) as client:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 30
         while client.pubsub_numsub(key_changes.CHANNEL)[0][1] != count:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -108,6 +108,33 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     assert full in reconciler.reconcile_once()
 
 
+@pytest.mark.parametrize("nearer", ["store", "owner"])
+def test_with_both_limits_the_nearer_one_refuses_and_pauses(
+    start: "Start", settings: Settings, problem: "Problem", nearer: str
+) -> None:
+    limits = {"store_quota_bytes": 2000, "owner_quota_bytes": 900}
+    if nearer == "store":
+        limits = {"store_quota_bytes": 1000, "owner_quota_bytes": 1900}
+    service = start(settings.model_copy(update={"api_keys": KEYS} | limits))
+    me, other = headers(KEYS[0]), headers(KEYS[1])
+    assert service.client.post("/v1/files", files={"file": ("a", bytes(400))}, headers=me).status_code == 200
+    left = {"store": (600, 600), "owner": (500, 900)}[nearer]
+    for mine, room in zip((me, other), left, strict=True):
+        answer = service.client.post("/v1/files", files={"file": ("b", bytes(room + 1))}, headers=mine)
+        problem(answer, 422, "quota_exceeded", says=f"available {room}")
+    assert (
+        service.client.post("/v1/files", files={"file": ("b", bytes(left[0]))}, headers=me).status_code == 200
+    )
+    first, second = (submit(service, key).json()["id"] for key in KEYS)
+    forget_messages(service)
+    woken = Reconciler(service.services).reconcile_once()
+    assert woken == ([] if nearer == "store" else [second])
+    assert service.client.get("/v1/queue", headers=other).json()["paused"] is (nearer == "store")
+    reason = service.client.get(f"/v1/jobs/{first}", headers=me).json()["paused_reason"]
+    assert ("ACTOGRAPH_STORE_QUOTA_BYTES" in reason) is (nearer == "store")
+    assert ("ACTOGRAPH_OWNER_QUOTA_BYTES" in reason) is (nearer == "owner")
+
+
 def forget_messages(service: "Service") -> None:
     with redis.Redis.from_url(service.services.settings.broker_url) as client:
         client.flushdb()

@@ -55,7 +55,7 @@ def run(settings: Settings) -> Iterator[Run]:
         )
         started.append(process)
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 60
         while True:
             try:
                 httpx.get(f"{url}/livez", trust_env=False)
@@ -121,14 +121,14 @@ def test_a_signal_ends_it_in_time_although_streams_are_open(run: Run, sign: sign
     threads = [threading.Thread(target=follow) for _ in range(5)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 30
     while "".join(received).count("event: job.queued") < 5:  # one for each stream
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(sign)
-    status = process.wait(timeout=120)
+    status = process.wait(timeout=60)
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=30)
     assert received.count("<ended>") == 5, "every stream ended in good order"
     assert status in (0, -sign)
 
@@ -209,7 +209,7 @@ def serving(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -236,7 +236,7 @@ def test_several_processes_answer_as_one(run: Run) -> None:
     submits = 'actograph_http_requests_total{method="POST",route="/v1/jobs",status="202"} 12.0'
     assert all(submits in text for text in told)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def test_one_of_several_processes_that_is_killed_is_replaced(run: Run) -> None:
@@ -255,7 +255,7 @@ def test_one_of_several_processes_that_is_killed_is_replaced(run: Run) -> None:
     finally:
         second.resume()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def answers(url: str) -> bool:

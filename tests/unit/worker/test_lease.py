@@ -57,7 +57,7 @@ def keeper(
     )
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
