@@ -44,7 +44,7 @@ from actograph.tasks.rows import row_form
 from api import interventions, outlook, task_files, webhooks
 from api.dependencies import Services
 from api.outlook import Outlook
-from storage import dataset_sources, files, jobs, samples
+from storage import dataset_sources, files, job_pins, jobs, samples
 from storage.models import FileRow, JobRow
 from storage.sample_expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
 from storage.samples import NewSample
@@ -209,6 +209,7 @@ def insert(session: Session, submission: Submission) -> JobRow:
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
+        pinned=job_pins.of_structure(submission.structure),
     )
     samples.insert(session, row.id, submission.samples())
     return row

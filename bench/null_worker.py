@@ -20,6 +20,8 @@ from worker.__main__ import main
 class NullHolder:
     """Holds the null engine under the name that the settings give the model."""
 
+    is_as_pinned = False
+
     def __init__(
         self,
         settings: Settings,

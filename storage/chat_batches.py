@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import KIND, batch_key
+from actograph.contract.model_identity import PinnedModel
 from storage import jobs, samples
 from storage.database import now
 from storage.job_queue import has_work, not_held
@@ -31,7 +32,7 @@ def claim(
     count: int,
     lease_seconds: float,
 ) -> list[LeasedSample]:
-    """Lease up to `count` samples of the chats of a model that have this `batch_key`, the oldest first.
+    """Lease up to `count` samples of the chats of a model that have this key, the oldest first.
 
     Their jobs count as begun. Jobs are locked in the order of their ids, as everywhere.
 
@@ -44,7 +45,7 @@ def claim(
     for row in waiting:
         if room <= 0:
             break
-        if batch_key(row.spec) == key:
+        if _key_of_row(row) == key:
             chosen.append(row.id)
             room -= row.total or 1
     leases: list[LeasedSample] = []
@@ -69,13 +70,27 @@ class WaitingChat(NamedTuple):
 def oldest(session: Session, model: str, *, held: Collection[str] = ()) -> WaitingChat | None:
     """The chat of a model that waits longest; None where none waits."""
     row = session.execute(_waiting(session, model, held).limit(1)).first()
-    return None if row is None else WaitingChat(row.id, batch_key(row.spec))
+    return None if row is None else WaitingChat(row.id, _key_of_row(row))
 
 
-def _waiting(session: Session, model: str, held: Collection[str]) -> sa.Select[tuple[str, Any, int | None]]:
+def key_of(spec: dict[str, Any], pinned: PinnedModel | None) -> dict[str, Any]:
+    """The fields in which all chats of a batch agree: those of the spec, and the model they are pinned to."""
+    identity_sha256 = None if pinned is None else pinned.identity.sha256
+    return _key(spec, identity_sha256, {} if pinned is None else pinned.savepoints)
+
+
+def _key(spec: dict[str, Any], identity_sha256: str | None, savepoints: Mapping[str, str]) -> dict[str, Any]:
+    return batch_key(spec) | {"identity_sha256": identity_sha256, "savepoints": savepoints}
+
+
+def _key_of_row(row: Any) -> dict[str, Any]:
+    return _key(row.spec, row.identity_sha256, (row.pinned or {}).get("savepoints") or {})
+
+
+def _waiting(session: Session, model: str, held: Collection[str]) -> sa.Select[Any]:
     """Chats that can be begun, the oldest first."""
     return (
-        sa.select(JobRow.id, JobRow.spec, JobRow.total)
+        sa.select(JobRow.id, JobRow.spec, JobRow.total, JobRow.pinned, JobRow.identity_sha256)
         .where(
             JobRow.kind == KIND,
             JobRow.model == model,

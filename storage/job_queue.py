@@ -99,6 +99,8 @@ class WaitingJob(NamedTuple):
     priority: int
     model: str
     kind: str = ""
+    #: of the model that it is pinned to; None before it is pinned
+    identity_sha256: str | None = None
 
 
 def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJob]:
@@ -108,7 +110,7 @@ def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJ
         held: owners whose jobs cannot be begun now, see `storage.quotas`.
     """
     statement = (
-        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
+        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind, JobRow.identity_sha256)
         .where(
             JobRow.status.in_(ACTIVE),
             has_work(now(session)),

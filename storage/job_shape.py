@@ -3,6 +3,7 @@
 from typing import Any
 
 from actograph.contract import resources
+from actograph.contract.model_identity import PinnedModel
 from actograph.contract.resources import JobStatus
 from storage.models import JobRow
 
@@ -22,6 +23,8 @@ def of_row(row: JobRow, **live: Any) -> resources.Job:
         priority=row.priority,
         owner=row.owner,
         deadline_at=_seconds(row.deadline_at),
+        identity_sha256=row.identity_sha256,
+        pinned=PinnedModel.model_validate(row.pinned) if row.pinned else None,
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, Conflict, NotFound
+from actograph.contract.model_identity import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
 from storage import counters, events, pages, row_locks, webhooks
@@ -30,8 +31,10 @@ def create(
     hooks: Sequence[str] | None,
     total: int | None,
     owner: str | None = None,
+    pinned: PinnedModel | None = None,
 ) -> JobRow:
-    """Insert a queued job. `total` is None where the worker has yet to read the dataset.
+    """Insert a queued job. `total` is None where the worker has yet to read the dataset, `pinned` until
+    the model's identity is known.
 
     The row that is returned is what was inserted; the session does not follow changes of it.
     """
@@ -51,6 +54,8 @@ def create(
         "deadline_at": deadline(spec.deadline_seconds, moment),
         "hooks": list(hooks) if hooks is not None else None,
         "owner": owner,
+        "pinned": None if pinned is None else pinned.model_dump(mode="json"),
+        "identity_sha256": None if pinned is None else pinned.identity.sha256,
         "failed_in_a_row": 0,
         "recent_samples": 0.0,
         "recent_seconds": 0.0,

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
+from actograph.contract.model_identity import ModelIdentity
 from actograph.contract.resources import SessionFile
 from actograph.tensor_files import itemsize
 from storage.checked_files import ChunkDigests
@@ -105,6 +106,13 @@ class SessionManifest(ManifestPart):
     revision: str | None = None
     tokenizer_sha256: str | None = None
     template_sha256: str | None = None
+    identity_sha256: str | None = Field(
+        None, description="Digest of the identity of the model; null in sessions of older versions."
+    )
+    identity: ModelIdentity | None = Field(None, description="Everything that the numbers depend on.")
+    resolved_hooks: dict[str, str] = Field(
+        default_factory=dict, description="Each name in `capture.hooks` -> hook point or module location."
+    )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
     dtype: str = Field(description="Dtype that the spec asked for; each tensor names its own.")

@@ -56,6 +56,10 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     #: canonical hook names, once the model's structure is known
     hooks: Mapped[list[str] | None]
+    #: `PinnedModel`, see `storage.job_pins`; null until the model's identity is known
+    pinned: Mapped[dict[str, Any] | None]
+    #: digest of the pinned model's identity
+    identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     #: who submitted it, see `storage.quotas`; null where the service has no keys
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: when the job fails if it has not ended; null: never
@@ -157,6 +161,8 @@ class SessionRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: it is deleted some time after; null keeps it
     expires_at: Mapped[float | None]
+    #: of the model that it was recorded with; null in sessions of older versions
+    identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     #: neither expiry nor a deletion of many removes it
     pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
 
@@ -211,6 +217,8 @@ class WorkerRow(Base):
     pid: Mapped[int]
     status: Mapped[str] = mapped_column(sa.String(16))
     model: Mapped[str | None] = mapped_column(sa.String(1024))
+    #: of the model that it loaded last
+    identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     device: Mapped[str | None] = mapped_column(sa.String(64))
     started_at: Mapped[float]
     heartbeat_at: Mapped[float]

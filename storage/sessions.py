@@ -43,6 +43,7 @@ class NewSession:
     hooks: Mapping[str, resources.TensorInfo]
     files: Sequence[resources.SessionFile]
     correct: bool | None
+    identity_sha256: str | None = None
     #: beside its job's
     tags: Sequence[str] = ()
     #: as in a job's spec; None: its job's
@@ -70,6 +71,7 @@ def insert(session: Session, new: NewSession) -> None:
             dtype=new.dtype,
             hooks={name: info.model_dump() for name, info in new.hooks.items()},
             correct=new.correct,
+            identity_sha256=new.identity_sha256,
             owner=job.owner,
             expires_at=_expiry(new.expires_after or job.spec.get("expires_after"), moment),
         )
@@ -209,4 +211,5 @@ def _resource(row: SessionRow, files: list[resources.SessionFile], tags: list[st
         owner=row.owner,
         expires_at=int(row.expires_at) if row.expires_at is not None else None,
         pinned=row.pinned,
+        identity_sha256=row.identity_sha256,
     )

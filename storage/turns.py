@@ -79,5 +79,6 @@ def _siblings(row: JobRow) -> tuple[sa.ColumnElement[bool], ...]:
         JobRow.status.in_(jobs.ACTIVE),
         JobRow.priority == row.priority,
         JobRow.model == row.model,
+        JobRow.identity_sha256.is_not_distinct_from(row.identity_sha256),
         JobRow.kind != LOAD,
     )

@@ -47,20 +47,29 @@ def register(
     )
 
 
-def set_ready(session: Session, worker_id: str, structure: resources.ModelStructure) -> None:
-    """The model is loaded and proved; its structure is what submissions are checked against."""
+def set_ready(
+    session: Session, worker_id: str, structure: resources.ModelStructure, *, is_as_pinned: bool = False
+) -> None:
+    """Show a loaded and verified model. Submissions are checked against its structure.
+
+    Args:
+        is_as_pinned: it was loaded for a job that is pinned to it, so new jobs get the structure of the
+            last other load.
+    """
     moment = now(session)
-    # two workers may come to hold one model at once
-    _keep_structure(
-        session,
-        [{"name": structure.model, "structure": structure.model_dump(mode="json"), "loaded_at": moment}],
-    )
+    if not is_as_pinned:
+        # two workers may come to hold one model at once
+        _keep_structure(
+            session,
+            [{"name": structure.model, "structure": structure.model_dump(mode="json"), "loaded_at": moment}],
+        )
     _update(
         session,
         worker_id,
         # a job that names another model has it loaded while it holds the worker
         status=sa.case((WorkerRow.job_id.is_not(None), WorkerStatus.BUSY), else_=WorkerStatus.READY),
         model=structure.model,
+        identity_sha256=structure.identity.sha256 if structure.identity else None,
         device=structure.device,
         heartbeat_at=moment,
     )

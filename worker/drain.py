@@ -41,7 +41,7 @@ from worker.commit import Committed, commit_unit
 from worker.grouping import ModelGrouping
 from worker.lease import LeaseKeeper
 from worker.model_holder import ModelHolder
-from worker.model_in_hand import ModelInHand
+from worker.model_in_hand import HeldElsewhere, ModelInHand
 from worker.outcome import Outcome
 from worker.pauses import Pauses
 from worker.slices import Slice, Slices
@@ -84,7 +84,7 @@ class Drain:
         self._grouping = ModelGrouping(settings.model_hold_seconds)
         self._chats = ChatShare(settings.turn_seconds)
         self._pauses = Pauses(settings, database, store)
-        self._model = ModelInHand(models, database)
+        self._model = ModelInHand(models, database, worker_id)
         self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
         #: the last commit of this slice said that the worker has nothing to do
         self._is_shown_idle = False
@@ -154,12 +154,13 @@ class Drain:
         None where other workers hold the job's model, so that its message goes on to them.
         """
         chosen, model = row.id, row.model
-        if self._model.name not in (None, row.model):
-            if routing.is_held(session, row.model):
+        waiting = job_queue.WaitingJob(row.id, row.priority, row.model, row.kind, row.identity_sha256)
+        if self._model.held is not None and not self._model.held.fits(waiting):
+            if self._model.name != row.model and routing.is_held(session, row.model):
                 return None
             chosen = self._grouping.choose(
-                job_queue.WaitingJob(row.id, row.priority, row.model),
-                self._model.name,
+                waiting,
+                self._model.held,
                 [job for job in job_queue.claimable(session, held) if job.kind != model_loads.KIND],
             )
             if chosen != row.id and self._model.name is not None:
@@ -227,6 +228,8 @@ class Drain:
         """The job, ready to be run; None where it cannot be, which has been told then."""
         try:
             return self._slices.prepare(job_id)
+        except HeldElsewhere:
+            logger.info("job %s is left to the worker that holds the model it is pinned to", job_id)
         except ServiceUnavailable as error:  # of the store that the dataset or a vector is read from
             self._pauses.outage.note(error)
         except ActographError as error:

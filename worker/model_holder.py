@@ -2,24 +2,29 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from actograph.contract import model_names
-from actograph.contract.errors import ActographError, ModelRefused, UnknownModel
+from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
 from actograph.contract.estimate import batch_cap
+from actograph.contract.model_identity import ModelIdentity
 from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
 from actograph.contract.model_names import ServedModel
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from worker import chat_template
+from worker.chat_template import template_sha256, tokenizer_sha256
+from worker.engine import weight_files
 from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.memory import capacity, memory_snapshot
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.placement import weights_by_device
+from worker.engine.weight_files import Stamp
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,8 @@ class ModelHolder:
         ]
         self._engine: Engine | None = None
         self._options = ModelLoadOptions()
+        #: whether the model was loaded for a job that is pinned to it, and not by the options in force
+        self.is_as_pinned = False
         self._resting: dict[str, int] = {}
         #: bytes before and after the last batch
         self.batch_memory: dict[str, int] = {}
@@ -63,13 +70,42 @@ class ModelHolder:
             return self._engine
         return self.load(name, options)
 
-    def load(self, name: str, options: ModelLoadOptions) -> Engine:
+    def engine_as(self, pinned: ModelIdentity) -> Engine:
+        """The engine of exactly this model, loaded again if another one or another variant is in memory.
+
+        Raises:
+            UnknownModel, ModelRefused: as `engine_for`.
+            ModelChanged: its files were overwritten, or give another model for another reason.
+        """
+        held = self._engine
+        if held is not None and is_same(held.structure.identity, pinned):
+            return held
+        files = weight_files.find(self._find(pinned.model).source, pinned.revision)
+        on_disk = weight_files.fingerprint(files) if files else pinned.weights_sha256
+        if on_disk != pinned.weights_sha256:  # seen before the model in memory has to go
+            raise _changed(pinned, pinned.model_copy(update={"weights_sha256": on_disk}))
+        options = self._options_of(pinned.model).model_copy(
+            update={
+                "dtype": pinned.dtype,
+                "attn_implementation": pinned.attn_implementation,
+                "revision": pinned.revision,
+                "savepoints": [],  # the job has its own
+            }
+        )
+        engine = self.load(pinned.model, options, as_pinned=True)
+        found = engine.structure.identity
+        if found is not None and not is_same(found, pinned):
+            raise _changed(pinned, found)
+        return engine
+
+    def load(self, name: str, options: ModelLoadOptions, *, as_pinned: bool = False) -> Engine:
         """Unload what there is, load `name`, prove it and resolve its savepoints; errors as `engine_for`.
 
         After an error other than UnknownModel no model is held.
         """
         model = self._find(name)
         self.unload()
+        self.is_as_pinned = as_pinned
         logger.info("loading model %s", name)
         try:
             self._engine = self._load(model, options)
@@ -93,6 +129,8 @@ class ModelHolder:
 
     def _load(self, model: ServedModel, options: ModelLoadOptions) -> Engine:
         settings = self._settings
+        revision = options.revision or settings.revision
+        before = weight_files.stamps(weight_files.find(model.source, revision))
         one_device = None if options.is_spread else cast(str | None, options.device_map)
         loaded = load_model(
             model.source,
@@ -100,15 +138,18 @@ class ModelHolder:
             device=one_device or settings.device,
             device_map=options.device_map if options.is_spread else None,
             max_memory=options.max_memory,
-            revision=options.revision or settings.revision,
+            revision=revision,
             attn_implementation=options.attn_implementation,
             name=model.name,
         )
         _check_weights(loaded, options)
         engine = Engine(loaded)
+        found = {
+            "kv_bytes_per_token": kv_bytes_per_token(loaded),
+            "identity": _identity(model, loaded, before),
+        }
         engine.structure = with_savepoints(
-            engine.structure.model_copy(update={"kv_bytes_per_token": kv_bytes_per_token(loaded)}),
-            resolve_savepoints(options, engine.structure),
+            engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
         )
         return engine
 
@@ -116,6 +157,11 @@ class ModelHolder:
     def tokenizer_definition(self) -> dict[str, Any] | None:
         """The tokenizer of the loaded model, for the index; None if it cannot be stored."""
         return chat_template.exported(self._engine.model.tokenizer) if self._engine is not None else None
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine of the model in memory."""
+        return self._engine
 
     @property
     def device(self) -> torch.device | None:
@@ -140,6 +186,46 @@ class ModelHolder:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def is_same(found: ModelIdentity | None, pinned: ModelIdentity) -> bool:
+    """Whether a job that is pinned to `pinned` may be run with the model `found`."""
+    return found is not None and found.model == pinned.model and found.sha256 == pinned.sha256
+
+
+def _changed(pinned: ModelIdentity, found: ModelIdentity) -> ModelChanged:
+    return ModelChanged(
+        f"the job is pinned to {pinned.model} with identity {pinned.sha256}; what can be loaded now has "
+        f"identity {found.sha256}: {pinned.differences(found)}. Put the former files back and retry the job, "
+        "or submit it again to run all of it with the model as it is now"
+    )
+
+
+def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp]) -> ModelIdentity:
+    """
+    Args:
+        before: stamps of the model's files before it was loaded; empty if they had yet to be downloaded.
+
+    Raises:
+        ModelRefused: somebody wrote the files meanwhile, or there are no weight files.
+    """
+    commit = getattr(loaded.hf.config, "_commit_hash", None)
+    files = weight_files.find(model.source, commit)
+    if not files:
+        raise ModelRefused(f"{model.name}: {model.source!r} has no weight files that can be fingerprinted")
+    fingerprint = weight_files.fingerprint(files)
+    if before and before != weight_files.stamps(files):
+        raise ModelRefused(f"{model.name}: its files were written while it was loaded; load it again")
+    return ModelIdentity(
+        model=model.name,
+        source=model.source,
+        revision=commit,
+        weights_sha256=fingerprint,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        attn_implementation=getattr(loaded.text_config, "_attn_implementation", None),
+        tokenizer_sha256=tokenizer_sha256(loaded.tokenizer),
+        template_sha256=template_sha256(loaded.tokenizer),
+    )
 
 
 def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:

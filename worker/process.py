@@ -112,20 +112,24 @@ class WorkerProcess:
             return model_loads.options_in_force(session, model)
 
     def _loaded(self, structure: ModelStructure) -> None:
-        tokenizer = self._models.tokenizer_definition
-
         def show(session: Session) -> None:
-            workers.set_ready(session, self.worker_id, structure)
-            if tokenizer is not None:
-                model_tokenizers.keep(session, structure.model, tokenizer)
-            else:
-                model_tokenizers.drop(session, structure.model)
+            is_as_pinned = self._models.is_as_pinned
+            workers.set_ready(session, self.worker_id, structure, is_as_pinned=is_as_pinned)
+            if not is_as_pinned:  # the index has the tokenizer that new jobs get
+                self._show_tokenizer(session, structure.model)
             # plans need the numbers at once, not with the first heartbeat
             workers.heartbeat(session, self.worker_id, self._models.memory())
 
         self._database.insist(show, give_up=self._stop.is_set)
         loaders = [routing.loaders_queue(model) for model in self._served]
         self._subscription.write([routing.holders_queue(structure.model), *loaders])
+
+    def _show_tokenizer(self, session: Session, model: str) -> None:
+        tokenizer = self._models.tokenizer_definition
+        if tokenizer is not None:
+            model_tokenizers.keep(session, model, tokenizer)
+        else:
+            model_tokenizers.drop(session, model)
 
 
 def served_models(settings: Settings) -> list[str]:

@@ -4,7 +4,7 @@ import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -50,6 +50,8 @@ class Provenance:
     template_sha256: str | None
     capture: CaptureSpec
     hooks: Sequence[str]
+    #: each name that the capture spec lists -> the hook that it stands for
+    resolved: Mapping[str, str] = field(default_factory=dict)
     sampling: SamplingSpec | None  # None where nothing is generated
     markup: Markup
     steering: Steering = UNSTEERED
@@ -58,6 +60,11 @@ class Provenance:
     def tail_only(self) -> frozenset[str]:
         """Hooks that have rows from the last prompt token on."""
         return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, hook))
+
+    @property
+    def identity_sha256(self) -> str | None:
+        identity = self.structure.identity
+        return None if identity is None else identity.sha256
 
     @property
     def positions(self) -> Positions:
@@ -120,6 +127,7 @@ class Recorded:
             hooks=self.tensors,
             files=self.files,
             correct=correct,
+            identity_sha256=provenance.identity_sha256,
             # which a line of a batch brings along
             tags=sample.input.get("tags", ()),
             expires_after=sample.input.get("expires_after"),
@@ -271,6 +279,9 @@ class UnitRecorder:
             revision=origin.structure.revision,
             tokenizer_sha256=origin.tokenizer_sha256,
             template_sha256=origin.template_sha256,
+            identity_sha256=origin.identity_sha256,
+            identity=origin.structure.identity,
+            resolved_hooks=dict(origin.resolved),
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
             dtype=origin.capture.dtype,

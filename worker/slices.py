@@ -6,12 +6,12 @@ from typing import Any
 
 from actograph.contract import batches, chat_job, hooks
 from actograph.contract.capture_checks import check_capture
-from actograph.contract.chat_job import batch_key
 from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
 from actograph.dataset_rows import DatasetRow
 from actograph.settings import Settings
-from storage import jobs, samples
+from storage import chat_batches, jobs, samples
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.live_text import LiveTextWriter
@@ -77,13 +77,17 @@ class Slices:
             if row.kind == batches.KIND:
                 line = samples.next_input(session, job_id)
         spec = row.spec if line is None else batches.spec_of(row.spec, line)
-        engine = self._model.engine_for(row.model)
+        engine, pinned = self._model.engine_of_job(row)
+        structure = engine.structure
+        if pinned is not None and pinned.savepoints != structure.savepoints:
+            # a savepoint means what it meant when the job was submitted, whatever a client has loaded since
+            structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         runner = self._runner(row, spec, engine)
         steering, provenance, refused = UNSTEERED, None, None
         try:
             with self._database.read() as session:
-                steering = steering_of(session, spec, row.model, engine)
-            provenance = self._provenance(row, spec, engine, runner, steering)
+                steering = steering_of(session, spec, row.model, engine, structure)
+            provenance = self._provenance(row, spec, engine, runner, structure=structure, steering=steering)
         except ServiceUnavailable:
             raise
         except ActographError as error:
@@ -107,7 +111,7 @@ class Slices:
             priority=row.priority,
             owner=row.owner,
             units=units,
-            chat=batch_key(row.spec) if row.kind == chat_job.KIND else None,
+            chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.KIND else None,
             lines=None if line is None else batches.unit_key(line),
             refused=refused,
         )
@@ -141,22 +145,30 @@ class Slices:
                 jobs.set_total(session, row.id, samples.insert(session, row.id, found))
 
     def _provenance(
-        self, row: JobRow, spec: Mapping[str, Any], engine: Engine, runner: Runner, steering: Steering
+        self,
+        row: JobRow,
+        spec: Mapping[str, Any],
+        engine: Engine,
+        runner: Runner,
+        *,
+        structure: ModelStructure,
+        steering: Steering,
     ) -> Provenance | None:
         capture = CaptureSpec.model_validate(spec["capture"]) if spec["capture"] else None
         if capture is None or capture.mode == "off":
             return None
-        names = hooks.expand(capture.points, capture.layers, capture.hooks, engine.structure)
-        check_capture(capture, names, engine.structure)
+        names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+        check_capture(capture, names, structure)
         if row.hooks != names and row.kind != batches.KIND:
             with self._database.write() as session:
                 jobs.set_hooks(session, row.id, names)
         return Provenance(
-            structure=engine.structure,
+            structure=structure,
             tokenizer_sha256=tokenizer_sha256(engine.model.tokenizer),
             template_sha256=template_sha256(engine.model.tokenizer),
             capture=capture,
             hooks=names,
+            resolved={name: hooks.resolve(name, structure) for name in capture.hooks},
             sampling=runner.sampling,
             markup=markup_of(spec, engine.model.tokenizer),
             steering=steering,

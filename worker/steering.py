@@ -20,6 +20,7 @@ from actograph.contract.interventions import (
     resolve_hook,
     vector_sha256,
 )
+from actograph.contract.resources import ModelStructure
 from storage import vectors
 from storage.manifest import AppliedIntervention
 from worker import row_choice
@@ -63,8 +64,17 @@ class Steering:
 UNSTEERED = Steering()
 
 
-def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: Engine) -> Steering:
+def steering_of(
+    session: Session,
+    spec: Mapping[str, Any],
+    model: str,
+    engine: Engine,
+    structure: ModelStructure | None = None,
+) -> Steering:
     """Resolve the interventions of a stored job spec.
+
+    Args:
+        structure: the table that hooks are looked up in; None: the engine's.
 
     Raises:
         InvalidRequest: a hook that the model does not have or that cannot be changed, a vector that
@@ -76,7 +86,7 @@ def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: E
         return UNSTEERED
     markup = markup_of(spec, engine.model.tokenizer)
     ready = [
-        _ready(session, intervention, model, engine, param=param, markup=markup)
+        _ready(session, intervention, model, engine, table=structure, param=param, markup=markup)
         for param, intervention in each(job, conditions)
     ]
     own, rest = ready[: len(job)], ready[len(job) :]
@@ -94,9 +104,16 @@ def steering_of(session: Session, spec: Mapping[str, Any], model: str, engine: E
 
 
 def _ready(
-    session: Session, intervention: Intervention, model: str, engine: Engine, *, param: str, markup: Markup
+    session: Session,
+    intervention: Intervention,
+    model: str,
+    engine: Engine,
+    *,
+    table: ModelStructure | None,
+    param: str,
+    markup: Markup,
 ) -> tuple[Edit, AppliedIntervention]:
-    hook = resolve_hook(intervention.hook, engine.structure, f"{param}.hook")
+    hook = resolve_hook(intervention.hook, table or engine.structure, f"{param}.hook")
     numbers = intervention.vector
     if intervention.vector_id is not None:
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")

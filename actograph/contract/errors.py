@@ -179,6 +179,19 @@ class ModelRefused(ActographError):
     code = "model_refused"
 
 
+class ModelChanged(ActographError):
+    """The model that this job is pinned to cannot be loaded again."""
+
+    code = "model_changed"
+    status = 409
+
+
+class MixedIdentities(InvalidRequest):
+    """The sessions were recorded with different models."""
+
+    code = "mixed_identities"
+
+
 class WorkerLost(ActographError):
     """The worker ended while it ran this sample."""
 

@@ -235,7 +235,19 @@ def load_model(
         ) from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
-    return _prepared(lm, tokenizer, name, revision)
+    model = _prepared(lm, tokenizer, name, revision)
+    if target.type == "cpu":
+        _leave_file(model.hf)
+    return model
+
+
+def _leave_file(hf: PreTrainedModel) -> None:
+    """Copy the weights out of the file, which transformers maps into memory on a CPU.
+
+    Somebody who overwrites a mapped file changes the numbers of a running job, or kills the process.
+    """
+    for tensor in [*hf.parameters(), *hf.buffers()]:
+        tensor.data = tensor.data.clone()
 
 
 def _ordered(max_memory: Mapping[DeviceKey, int] | None) -> dict[DeviceKey, int] | None:

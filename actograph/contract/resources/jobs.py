@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from actograph.contract.model_identity import PinnedModel
 from actograph.contract.resources.base import ErrorRecord, Resource
 from actograph.contract.tool_use import ToolTotals
 
@@ -55,6 +56,10 @@ class Job(Resource):
         None, description="Which quota keeps it from being begun; it goes on by itself."
     )
     deadline_at: int | None = Field(None, description="When it fails if it has not ended; null: never.")
+    identity_sha256: str | None = Field(
+        None, description="Digest of the identity of the model that it is pinned to; null until it is pinned."
+    )
+    pinned: PinnedModel | None = Field(None, description="The model that all of it is run with.")
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
     spec: dict[str, Any]

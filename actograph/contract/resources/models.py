@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from actograph.contract.model_identity import ModelIdentity
 from actograph.contract.resources.base import ErrorRecord, Resource
 from actograph.contract.resources.jobs import JobStatus
 
@@ -67,6 +68,9 @@ class ModelStructure(Resource):
     )
     kv_bytes_per_token: int | None = Field(
         None, description="Bytes that one token takes in the key-value cache; null where unknown."
+    )
+    identity: ModelIdentity | None = Field(
+        None, description="Everything that its numbers depend on; new jobs are pinned to it."
     )
     num_experts: int | None = Field(None, description="Experts of a layer that the router chooses from.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for a token.")

@@ -54,6 +54,9 @@ class Session(Resource):
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
     owner: str | None = Field(None, description="Who submitted its job: `local`, or `key:...`.")
     expires_at: int | None = Field(None, description="It is deleted some time after; null keeps it.")
+    identity_sha256: str | None = Field(
+        None, description="Digest of the identity of its model; null in sessions of older versions."
+    )
     pinned: bool = Field(False, description="Neither expiry nor a deletion of many removes it.")
 
 

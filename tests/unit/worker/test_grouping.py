@@ -1,7 +1,7 @@
 """Whose turn it is: the loaded model's jobs go first, for a bounded time."""
 
 from storage.job_queue import WaitingJob
-from worker.grouping import ModelGrouping
+from worker.grouping import Held, ModelGrouping
 
 OWN, OTHER = WaitingJob("job_a", 5, "a"), WaitingJob("job_b", 5, "b")
 
@@ -17,28 +17,28 @@ class Clock:
 def test_work_of_the_loaded_model_goes_first_but_not_for_ever() -> None:
     clock = Clock()
     grouping = ModelGrouping(60, clock)
-    assert grouping.choose(OTHER, "a", [OWN, OTHER]) == "job_a"
+    assert grouping.choose(OTHER, Held("a"), [OWN, OTHER]) == "job_a"
     clock.now = 59
-    assert grouping.choose(OTHER, "a", [OWN, OTHER]) == "job_a"
-    assert grouping.choose(OWN, "a", [OWN, OTHER]) == "job_a"
+    assert grouping.choose(OTHER, Held("a"), [OWN, OTHER]) == "job_a"
+    assert grouping.choose(OWN, Held("a"), [OWN, OTHER]) == "job_a"
     clock.now = 60
-    assert grouping.choose(OTHER, "a", [OWN, OTHER]) == "job_b"
+    assert grouping.choose(OTHER, Held("a"), [OWN, OTHER]) == "job_b"
     # now that b is loaded, a's jobs wait in their turn
-    assert grouping.choose(OWN, "b", [OWN, OTHER]) == "job_b"
+    assert grouping.choose(OWN, Held("b"), [OWN, OTHER]) == "job_b"
 
 
 def test_nothing_waits_for_what_is_less_urgent_or_done() -> None:
     grouping = ModelGrouping(60, Clock())
     late = OWN._replace(priority=6)
-    assert grouping.choose(OTHER, "a", [OTHER, late]) == "job_b"
-    assert grouping.choose(OTHER, "a", [OTHER]) == "job_b"
+    assert grouping.choose(OTHER, Held("a"), [OTHER, late]) == "job_b"
+    assert grouping.choose(OTHER, Held("a"), [OTHER]) == "job_b"
     assert grouping.choose(OTHER, None, [OWN, OTHER]) == "job_b"
 
 
 def test_a_job_that_ended_meanwhile_leaves_no_trace() -> None:
     clock = Clock()
     grouping = ModelGrouping(60, clock)
-    grouping.choose(OTHER, "a", [OWN, OTHER])
+    grouping.choose(OTHER, Held("a"), [OWN, OTHER])
     clock.now = 100
-    grouping.choose(OWN, "a", [OWN])
-    assert grouping.choose(OTHER, "a", [OWN, OTHER]) == "job_a"
+    grouping.choose(OWN, Held("a"), [OWN])
+    assert grouping.choose(OTHER, Held("a"), [OWN, OTHER]) == "job_a"

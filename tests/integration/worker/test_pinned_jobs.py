@@ -1,0 +1,338 @@
+"""A job is run with the model that it is pinned to, whatever clients load and whoever overwrites files."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from actograph.contract import resources
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.resources import JobStatus, ModelStructure
+from actograph.contract.specs import job_spec_adapter
+from actograph.settings import Settings
+from storage import events, job_pins, jobs, migrate, model_loads, samples, sessions, workers
+from storage.artifacts.store import open_store
+from storage.database import Database
+from storage.manifest import SessionManifest
+from storage.models import JobRow, SessionRow
+from storage.sample_expansion import capture_samples
+from storage.session_files import SessionReader
+from worker.drain import Drain
+from worker.model_holder import ModelHolder
+from worker.stop_signal import StopSignal
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny"
+FIRST, SECOND = (
+    [{"name": "late", "selector": f"model.layers[{layer}].mlp.output"}, {"name": "same", "selector": "embed"}]
+    for layer in (0, 1)
+)
+
+
+class Broker:
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+
+    def wake(self, job_id: str, priority: int) -> bool:
+        self.woken.append(job_id)
+        return True
+
+
+class Worker:
+    """A worker in this process whose slices have one batch of two samples."""
+
+    def __init__(self, bench: "Bench", number: int) -> None:
+        self._bench, self.id = bench, f"wrk_{number:032x}"
+        self.loads: list[str] = []
+        with bench.database.write() as session:
+            workers.register(session, self.id, hostname="here", pid=number + 1, model=MODEL)
+        self.holder = ModelHolder(bench.settings, self._loaded, bench.options_of)
+        self.broker = Broker()
+        self.drain = Drain(
+            settings=bench.settings,
+            database=bench.database,
+            store=bench.store,
+            broker=self.broker,  # type: ignore[arg-type]
+            models=self.holder,
+            worker_id=self.id,
+            stop=StopSignal.create(bench.settings.home / self.id),
+        )
+        self.drain.load(MODEL)
+
+    def _loaded(self, structure: ModelStructure) -> None:
+        self.loads.append(structure.dtype)
+        with self._bench.database.write() as session:
+            workers.set_ready(session, self.id, structure, is_as_pinned=self.holder.is_as_pinned)
+
+    def load(self, **options: Any) -> None:
+        """Load the model as a client asks."""
+        with self._bench.database.write() as session:
+            row = model_loads.create(session, MODEL, ModelLoadOptions.model_validate(options))
+        self.drain.run_slice(row.id)
+        assert self._bench.job(row.id).status == JobStatus.COMPLETED, self._bench.job(row.id).error
+
+
+class Bench:
+    def __init__(self, home: Path, shared: Path) -> None:
+        self.folder = home / "model"
+        shutil.copytree(shared / "models" / "tiny-qwen3", self.folder)
+        for path in [self.folder, *self.folder.iterdir()]:
+            path.chmod(0o755)
+        self.settings = Settings(
+            home=home, model=f"{MODEL}={self.folder}", device="cpu", dtype="float32", batch_size=2,
+            slice_seconds=1e-6, model_hold_seconds=600,
+        )  # fmt: skip
+        self.database = Database(self.settings.effective_database_url)
+        migrate.upgrade(self.database)
+        self.store = open_store(self.settings.effective_artifact_url)
+        self.workers: list[Worker] = []
+
+    def worker(self) -> Worker:
+        (self.settings.home / f"wrk_{len(self.workers):032x}").mkdir()
+        self.workers.append(Worker(self, len(self.workers)))
+        return self.workers[-1]
+
+    def options_of(self, model: str) -> ModelLoadOptions:
+        with self.database.read() as session:
+            return model_loads.options_in_force(session, model)
+
+    def submit(self, *, hooks: list[str], is_pinned: bool = True, count: int = 8, priority: int = 5) -> str:
+        """A capture job whose samples differ in their prompts, as the API inserts it."""
+        body = {
+            "kind": "capture",
+            "model": MODEL,
+            "inputs": [{"prompt": f"{n} and {n + 1}"} for n in range(count)],
+            "capture": {"hooks": hooks, "dtype": "model"},
+            "sampling": {"max_tokens": 2},
+            "priority": priority,
+        }
+        spec: Any = job_spec_adapter.validate_python(body)
+        with self.database.write() as session:
+            known = workers.structure(session, MODEL)
+            pinned = job_pins.of_structure(known) if is_pinned else None
+            row = jobs.create(
+                session, kind="capture", model=MODEL, spec=spec, hooks=None, total=count, pinned=pinned
+            )
+            samples.insert(session, row.id, capture_samples(spec))
+        return row.id
+
+    def finish(self, worker: Worker, job_id: str) -> resources.JobStatus:
+        for _ in range(20):
+            worker.drain.run_slice(job_id)
+            if JobStatus(self.job(job_id).status).is_terminal():
+                break
+        return JobStatus(self.job(job_id).status)
+
+    def job(self, job_id: str) -> JobRow:
+        with self.database.read() as session:
+            return jobs.get(session, job_id)
+
+    def sessions(self, job_id: str) -> list[SessionRow]:
+        with self.database.read() as session:
+            found, _ = sessions.find(session, sessions.SessionFilter(job_id=job_id), limit=100)
+            return list(found)
+
+    def manifests(self, job_id: str) -> list[SessionManifest]:
+        return [SessionReader(self.store, row.id).manifest for row in self.sessions(job_id)]
+
+    def log(self, job_id: str) -> list[resources.Event]:
+        with self.database.read() as session:
+            return events.after(session, job_id, 0)
+
+    def overwrite(self) -> None:
+        """Other weights under the old name, of the same size."""
+        path = self.folder / "model.safetensors"
+        tensors = load_file(path)
+        changed = dict(tensors)
+        name = min(tensors)
+        changed[name] = tensors[name].clone()
+        changed[name].view(-1)[-1] += 0.5  # one number
+        save_file(changed, path, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def bench(tmp_path: Path, shared: Path) -> Iterator[Bench]:
+    torch.set_num_threads(1)
+    made = Bench(tmp_path, shared)
+    yield made
+    for worker in made.workers:
+        worker.holder.unload()
+    made.database.close()
+
+
+@pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned-at-submit", "pinned-at-first-claim"])
+@pytest.mark.parametrize("reload", [{"savepoints": SECOND}, {}], ids=["another-savepoint", "plain"])
+def test_a_savepoint_means_what_it_meant_before_a_reload(
+    bench: Bench, is_pinned: bool, reload: dict[str, Any]
+) -> None:
+    worker = bench.worker()
+    worker.load(savepoints=FIRST)
+    job_id = bench.submit(hooks=["late", "same", "resid_post.1"], is_pinned=is_pinned)
+    worker.drain.run_slice(job_id)
+    assert len(bench.sessions(job_id)) == 2
+    worker.load(**reload)
+    assert bench.finish(worker, job_id) is JobStatus.COMPLETED
+    found = bench.manifests(job_id)
+    assert len(found) == 8
+    assert {tuple(m.tensors) for m in found} == {("embed", "mlp_out.0", "resid_post.1")}
+    resolved = {"late": "mlp_out.0", "same": "embed", "resid_post.1": "resid_post.1"}
+    assert [m.resolved_hooks for m in found] == [resolved] * 8
+    assert {m.identity_sha256 for m in found} == {bench.job(job_id).identity_sha256}
+    assert {row.identity_sha256 for row in bench.sessions(job_id)} == {bench.job(job_id).identity_sha256}
+    assert len(worker.loads) == 3, "the same numbers need no load of their own"
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"attn_implementation": "eager"}], ids=["dtype", "attention"]
+)
+def test_a_running_job_keeps_the_variant_that_it_began_with(bench: Bench, options: dict[str, str]) -> None:
+    worker = bench.worker()
+    job_id = bench.submit(hooks=["resid_post.0"])
+    worker.drain.run_slice(job_id)
+    worker.load(**options)
+    later = bench.submit(hooks=["resid_post.0"])
+    assert bench.finish(worker, job_id) is JobStatus.COMPLETED
+    engine = worker.holder.engine
+    assert engine is not None and engine.structure.identity is not None
+    assert (engine.structure.dtype, engine.structure.identity.attn_implementation) == ("float32", "sdpa")
+    assert bench.finish(worker, later) is JobStatus.COMPLETED
+    dtypes = [{m.tensors["resid_post.0"].dtype for m in bench.manifests(i)} for i in (job_id, later)]
+    assert dtypes == [{"F32"}, {"BF16"} if "dtype" in options else {"F32"}]
+    identities = [{row.identity_sha256 for row in bench.sessions(i)} for i in (job_id, later)]
+    assert identities == [{bench.job(job_id).identity_sha256}, {bench.job(later).identity_sha256}]
+    assert identities[0] != identities[1]
+    (field,) = options
+    (said,) = [event for event in bench.log(job_id) if event.event == "model.loaded_as_pinned"]
+    assert field in said.data["differences"]
+    assert "model.loaded_as_pinned" not in [event.event for event in bench.log(later)]
+
+
+def test_new_jobs_get_the_last_load_while_an_older_one_runs_as_pinned(bench: Bench) -> None:
+    worker = bench.worker()
+    job_id = bench.submit(hooks=["resid_post.0"])
+    worker.load(dtype="bfloat16")
+    worker.drain.run_slice(job_id)
+    engine = worker.holder.engine
+    assert engine is not None and engine.structure.dtype == "float32"
+    with bench.database.read() as session:
+        shown = workers.structure(session, MODEL)
+    assert shown is not None
+    assert shown.dtype == "bfloat16"
+    new = bench.job(bench.submit(hooks=["resid_post.0"]))
+    assert new.pinned is not None
+    assert new.pinned["identity"]["dtype"] == "bfloat16"
+
+
+def test_two_variants_are_loaded_once_each_not_once_a_slice(bench: Bench) -> None:
+    worker = bench.worker()
+    old = bench.submit(hooks=["resid_post.0"])
+    worker.load(dtype="bfloat16")
+    new = bench.submit(hooks=["resid_post.0"])
+    for _ in range(10):
+        for job_id in (old, new):
+            worker.drain.run_slice(job_id)
+    assert [bench.job(i).status for i in (old, new)] == [JobStatus.COMPLETED] * 2
+    assert worker.loads == ["float32", "bfloat16", "float32"]
+
+
+def test_weights_that_were_overwritten_fail_the_job_with_both_fingerprints(bench: Bench) -> None:
+    worker = bench.worker()
+    job_id = bench.submit(hooks=["resid_post.1"])
+    worker.drain.run_slice(job_id)
+    bench.overwrite()
+    worker.drain.run_slice(job_id)
+    assert len(bench.sessions(job_id)) == 4, "the model in memory is still the one"
+    worker.load()
+    assert bench.finish(worker, job_id) is JobStatus.FAILED
+    row, new = bench.job(job_id), bench.job(bench.submit(hooks=["resid_post.1"]))
+    assert row.error is not None and row.pinned is not None and new.pinned is not None
+    assert row.error["type"] == "model_changed"
+    for pinned in (row, new):
+        assert pinned.identity_sha256 in row.error["message"]
+        assert pinned.pinned["identity"]["weights_sha256"][:12] in row.error["message"]
+    assert {s.identity_sha256 for s in bench.sessions(job_id)} == {row.identity_sha256}
+    assert worker.loads == ["float32"] * 2, "the overwritten files are seen before the model is unloaded"
+    assert bench.finish(worker, new.id) is JobStatus.COMPLETED
+
+
+def test_a_file_that_is_overwritten_in_place_does_not_change_the_model_in_memory(bench: Bench) -> None:
+    engine = bench.worker().holder.engine
+    assert engine is not None
+    before = {name: tensor.clone() for name, tensor in engine.model.hf.state_dict().items()}
+    path = bench.folder / "model.safetensors"
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    with path.open("r+b") as file:
+        file.seek(header)
+        file.write(bytes(path.stat().st_size - header))
+    after = engine.model.hf.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
+    worker = bench.worker()
+    path = bench.folder / "model.safetensors"
+    former = path.read_bytes()
+    job_id = bench.submit(hooks=["resid_post.1"])
+    worker.drain.run_slice(job_id)
+    bench.overwrite()
+    worker.load()
+    assert bench.finish(worker, job_id) is JobStatus.FAILED
+    path.write_bytes(former)
+    with bench.database.write() as session:
+        from storage import job_control
+
+        job_control.retry(session, job_id)
+    assert bench.finish(worker, job_id) is JobStatus.COMPLETED
+    assert Counter(s.identity_sha256 for s in bench.sessions(job_id)) == {
+        bench.job(job_id).identity_sha256: 8
+    }
+
+
+def test_of_two_workers_the_first_claim_decides(bench: Bench) -> None:
+    first = bench.worker()
+    job_id = bench.submit(hooks=["late", "resid_post.0"], is_pinned=False)
+    unpinned = bench.job(job_id)
+    first.load(savepoints=FIRST, dtype="bfloat16")
+    second = bench.worker()
+    first.load(savepoints=SECOND)
+    # both have read the job before either of them pins it
+    in_hand = [worker.drain._model for worker in (second, first)]
+    second_pin = in_hand[0].engine_of_job(unpinned)[1]
+    second.load(dtype="bfloat16", savepoints=FIRST)
+    first_engine, first_pin = in_hand[1].engine_of_job(unpinned)
+    assert first_pin == second_pin
+    assert first_pin is not None
+    assert first_engine.structure.identity is not None
+    assert first_engine.structure.identity.sha256 == first_pin.identity.sha256
+    for worker in (first, second, first, second):
+        worker.drain.run_slice(job_id)
+    assert bench.job(job_id).status == JobStatus.COMPLETED
+    assert {m.tensors["resid_post.0"].dtype for m in bench.manifests(job_id)} == {"F32"}
+    assert {m.resolved_hooks["late"] for m in bench.manifests(job_id)} == {"mlp_out.1"}
+
+
+def test_a_job_whose_weights_are_gone_is_left_to_the_worker_that_has_them(bench: Bench) -> None:
+    first, second = bench.worker(), bench.worker()
+    job_id = bench.submit(hooks=["resid_post.1"])
+    bench.overwrite()
+    second.load()
+    second.drain.run_slice(job_id)
+    assert bench.job(job_id).status == JobStatus.IN_PROGRESS
+    assert bench.sessions(job_id) == []
+    assert second.loads == ["float32"] * 2
+    assert bench.finish(first, job_id) is JobStatus.COMPLETED
+    assert {s.identity_sha256 for s in bench.sessions(job_id)} == {bench.job(job_id).identity_sha256}
+    # and fails once nobody has them
+    last = bench.submit(hooks=["resid_post.1"])
+    with bench.database.write() as session:
+        pinned = bench.job(job_id)
+        row = session.get_one(JobRow, last)
+        row.pinned, row.identity_sha256 = pinned.pinned, pinned.identity_sha256
+        workers.set_offline(session, first.id)
+    assert bench.finish(second, last) is JobStatus.FAILED
