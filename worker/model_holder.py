@@ -17,7 +17,6 @@ from actograph.contract.model_names import ServedModel
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from worker import chat_template
-from worker.chat_template import template_sha256, tokenizer_sha256
 from worker.engine import weight_files
 from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
@@ -223,8 +222,8 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
         weights_sha256=fingerprint,
         dtype=str(loaded.dtype).removeprefix("torch."),
         attn_implementation=getattr(loaded.text_config, "_attn_implementation", None),
-        tokenizer_sha256=tokenizer_sha256(loaded.tokenizer),
-        template_sha256=template_sha256(loaded.tokenizer),
+        tokenizer_sha256=chat_template.tokenizer_sha256(loaded.tokenizer),
+        template_sha256=chat_template.template_sha256(loaded.tokenizer),
     )
 
 
