@@ -8,13 +8,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from actograph.contract.batches import BatchLine
+from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import JOB_KINDS, AnyJobSpec, job_spec_adapter
+from actograph.contract.interventions import MAX_WIDTH, NewVector
+from actograph.contract.specs import (
+    JOB_KINDS,
+    MAX_INPUTS,
+    AnyJobSpec,
+    CaptureInput,
+    CaptureJobSpec,
+    ExtractSpec,
+    job_spec_adapter,
+)
+from api.json_outline import Bounds, outline, require_bounded
 
 MAX_REPORTED = 20
+#: bodies may hold a stored vector, or some vectors of a model's width
+_LONG_LISTS = Bounds(values=MAX_WIDTH + MAX_WIDTH // 5)
+_JOB_BOUNDS = _LONG_LISTS
+#: other models have the default bounds
+_BOUNDS: Mapping[type[BaseModel], Bounds] = {
+    ChatCompletionRequest: _LONG_LISTS,
+    CompletionRequest: _LONG_LISTS,
+    BatchLine: Bounds(structures=1 << 16, values=_LONG_LISTS.values),
+    NewVector: _LONG_LISTS,
+}
+#: a list that may hold more than the rest of the body
+_LISTS: Mapping[type[BaseModel], tuple[str, Bounds]] = {
+    ChatCompletionRequest: ("messages", Bounds(structures=1 << 16, values=1 << 16)),
+}
+_inputs_adapter = TypeAdapter(list[CaptureInput])
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -56,29 +83,65 @@ def parse_job_spec(body: bytes) -> AnyJobSpec:
 
     Raises:
         InvalidFields: with every field at fault, up to a limit.
+        PayloadTooLarge: the body has too many values.
     """
+    outlined = outline(body, _JOB_BOUNDS, "inputs")
     try:
-        spec = job_spec_adapter.validate_json(body)
+        spec = job_spec_adapter.validate_json(outlined.shell)
     except ValidationError as error:
-        raise InvalidFields(_job_spec_errors(error, body)) from None
-    # JSON writes a NUL only like so; neither Postgres nor a tokenizer takes one.
-    if b"\\u0000" in body and (path := _find_nul(from_json(body))) is not None:
-        raise InvalidFields([FieldError(path, "contains a NUL character")])
+        raise InvalidFields(_job_spec_errors(error, outlined.shell)) from None
+    _refuse_nul(outlined.shell)
+    if outlined.items > MAX_INPUTS:
+        detail = f"List should have at most {MAX_INPUTS} items after validation, not {outlined.items}"
+        raise InvalidFields([FieldError(("inputs",), detail)])
+    further = [one for first, items in outlined.further_slices() for one in _parse_inputs(items, first)]
+    if further and isinstance(spec, CaptureJobSpec | ExtractSpec):
+        spec = spec.model_copy(update={"inputs": [*(spec.inputs or ()), *further]})
     return spec
 
 
+def _parse_inputs(items: bytes, first: int) -> list[CaptureInput]:
+    """One slice of a job's inputs, which begins with number `first`. Raises InvalidFields."""
+    try:
+        inputs = _inputs_adapter.validate_json(items)
+    except ValidationError as error:
+        raw = error.errors(include_url=False, include_context=False, include_input=False)
+        found = field_errors(raw[: MAX_REPORTED * 10], from_json(items))[:MAX_REPORTED]
+        raise InvalidFields([_in_list(one, first) for one in found]) from None
+    _refuse_nul(items, first)
+    return inputs
+
+
+def _in_list(error: FieldError, first: int) -> FieldError:
+    """An error of a slice as one of the whole body."""
+    number, *rest = error.path
+    assert isinstance(number, int)
+    return FieldError(("inputs", first + number, *rest), error.detail)
+
+
 def parse_body(kind: type[M], body: bytes) -> M:
-    """Read a model of the contract from JSON. Raises InvalidFields, as `parse_job_spec` does."""
+    """Read a model of the contract from JSON. Raises what `parse_job_spec` does."""
+    long_list, listed = _LISTS.get(kind, (None, None))
+    require_bounded(body, _BOUNDS.get(kind, Bounds()), long_list, listed)
     try:
         value = kind.model_validate_json(body)
     except ValidationError as error:
         raw = error.errors(include_url=False, include_input=False)
         if raw[0]["type"] == "json_invalid":
             raise InvalidFields([FieldError((), raw[0]["msg"])]) from None
-        raise InvalidFields(field_errors(raw, from_json(body))[:MAX_REPORTED]) from None
-    if b"\\u0000" in body and (path := _find_nul(from_json(body))) is not None:
-        raise InvalidFields([FieldError(path, "contains a NUL character")])
+        raise InvalidFields(field_errors(raw[: MAX_REPORTED * 10], from_json(body))[:MAX_REPORTED]) from None
+    _refuse_nul(body)
     return value
+
+
+def _refuse_nul(body: bytes, first: int | None = None) -> None:
+    """Neither Postgres nor a tokenizer takes a NUL, which JSON writes in one way only. Raises InvalidFields.
+
+    `first` is the number of the first item if the body is a slice of a job's inputs.
+    """
+    if b"\\u0000" in body and (path := _find_nul(from_json(body))) is not None:
+        error = FieldError(path, "contains a NUL character")
+        raise InvalidFields([error if first is None else _in_list(error, first)])
 
 
 def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:

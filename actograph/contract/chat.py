@@ -133,7 +133,7 @@ class CompletionBase(Spec):
 class ChatCompletionRequest(CompletionBase):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
     logprobs: bool | None = None
@@ -240,12 +240,15 @@ class CompletionRequest(CompletionBase):
 
     prompt: (
         Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
         | Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]],
-            Field(min_length=1, max_length=2048),
+            Field(min_length=1, max_length=2048, fail_fast=True),
         ]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]],
+            Field(min_length=1, max_length=2048, fail_fast=True),
+        ]
     ) = Field(description="A text, token ids, or a list of either.")
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None

@@ -28,7 +28,7 @@ VECTOR_OPS = ("add", "replace", "project_out")
 _PART = re.compile(r"\.output\.\d+$")
 
 Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
-Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH)]
+Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH, fail_fast=True)]
 VectorId = Annotated[str, Field(pattern=r"^vec_[0-9a-f]{32}$")]
 TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
 

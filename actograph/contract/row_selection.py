@@ -18,7 +18,9 @@ class FirstFeatures(_Sent):
 class ChosenFeatures(_Sent):
     """Columns of every row by number, stored in the order given."""
 
-    indices: list[Annotated[int, Field(ge=0, le=10_000_000)]] = Field(min_length=1, max_length=100_000)
+    indices: list[Annotated[int, Field(ge=0, le=10_000_000)]] = Field(
+        min_length=1, max_length=100_000, fail_fast=True
+    )
 
     @field_validator("indices")
     @classmethod
@@ -49,7 +51,7 @@ def _distinct(value: list[int]) -> list[int]:
 #: token numbers from the first token of the prompt; -1 is the last token of the prompt, -2 the one before
 Tokens = Annotated[
     list[Annotated[int, Field(ge=-10_000_000, le=10_000_000, strict=True)]],
-    Field(min_length=1, max_length=100_000),
+    Field(min_length=1, max_length=100_000, fail_fast=True),
     AfterValidator(_distinct),
 ]
 Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
