@@ -124,7 +124,9 @@ class Settings(BaseSettings):
         description="Ended chat jobs without sessions are removed after so long; 0 keeps them for good.",
     )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
-    max_body_bytes: int = Field(64 << 20, gt=0, description="Largest JSON request body.")
+    max_body_bytes: int = Field(
+        64 << 20, gt=0, description="Largest JSON request body: that of a job. Other routes take less."
+    )
     stalled_client_seconds: float = Field(
         600.0,
         gt=0,

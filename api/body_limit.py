@@ -1,60 +1,159 @@
-"""A limit on request bodies that also holds where no Content-Length is sent."""
+"""Limits on request bodies: their size by route, their pace, and the memory of all of them together."""
+
+import asyncio
+from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actograph.contract.errors import PayloadTooLarge
+from actograph.contract.errors import ActographError, PayloadTooLarge, RequestTimeout, ServiceBusy
 from actograph.settings import Settings
 from api.errors import actograph_problem
 
 UPLOAD_PATH = "/v1/files"
 #: what a multipart body adds to the file in it
 MULTIPART_OVERHEAD = 1 << 20
+#: routes that take whole lists of inputs have the setting alone as their limit
+_INPUT_PATHS = frozenset({"/v1/jobs", "/v1/estimate"})
+_ROUTE_BYTES = {
+    "/v1/completions": 24 << 20,
+    "/v1/interventions": 24 << 20,
+    "/v1/chat/completions": 8 << 20,
+}
+_OTHER_BYTES = 4 << 20
+#: a smaller body is not counted against the memory that all share
+FREE_BYTES = 64 << 10
+#: memory that remains for others while one owner's bodies take the largest size
+SPARE_BYTES = 32 << 20
+#: a body may take so long, and a second more for each `LEAST_PACE` bytes
+BODY_SECONDS = 30.0
+LEAST_PACE = 256 << 10
+
+
+class BodyMemory:
+    """Bytes of bodies that this process holds, for all and for each owner. For the event loop alone."""
+
+    def __init__(self, most: int, most_of_owner: int) -> None:
+        self._free = most
+        self._most_of_owner = most_of_owner
+        self._held: Counter[str] = Counter()
+
+    def take(self, owner: str, size: int) -> None:
+        """Raises ServiceBusy if other bodies hold too much."""
+        if size > self._free or self._held[owner] + size > self._most_of_owner:
+            raise ServiceBusy(
+                "other requests send large bodies at the moment; send this one again in a moment"
+            )
+        self._free -= size
+        self._held[owner] += size
+
+    def give_back(self, owner: str, size: int) -> None:
+        self._free += size
+        self._held[owner] -= size
+        if not self._held[owner]:
+            del self._held[owner]
 
 
 class BodyLimit:
-    """ASGI middleware: 413 as soon as a body is known to be, or turns out to be, too large."""
+    """ASGI middleware. It refuses a body that is too large, too slow, or too much for this process's memory.
+
+    The limit also holds for bodies without a Content-Length. The memory of a JSON body counts until its
+    request has been answered; an upload goes to disk.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
+        largest = settings.max_body_bytes
+        self._memory = BodyMemory(largest + SPARE_BYTES, largest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_upload = scope["path"] == UPLOAD_PATH
-        wanted = self._settings.max_upload_bytes if is_upload else self._settings.max_body_bytes
-        limit = wanted + MULTIPART_OVERHEAD if is_upload else wanted
-        setting = "ACTOGRAPH_MAX_UPLOAD_BYTES" if is_upload else "ACTOGRAPH_MAX_BODY_BYTES"
-
-        def refusal() -> ASGIApp:
-            large = PayloadTooLarge(f"the request body is larger than {wanted} bytes ({setting})")
-            return actograph_problem(large, scope["path"])
-
+        too_large = self._too_large(scope["path"])
         declared = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
-        if declared.isdigit() and int(declared) > limit:
-            await refusal()(scope, receive, send)
+        if declared.isdigit() and int(declared) > self._limit(scope["path"]):
+            await actograph_problem(too_large, scope["path"])(scope, receive, send)
             return
-        seen = 0
+        body = _Body(scope, receive, None if scope["path"] == UPLOAD_PATH else self._memory)
+        body.limit, body.too_large = self._limit(scope["path"]), too_large
         started = False
 
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                if seen > limit:
-                    raise PayloadTooLarge
-            return message
-
         async def guarded(message: Message) -> None:
-            # The form parser turns what `counted` raises into a 400; the answer is 413 all the same.
+            # The form parser turns what `receive` raises into a 400; the answer is the refusal all the same.
             nonlocal started
-            if seen > limit and not started:
+            if body.refusal is not None and not started:
                 if message["type"] == "http.response.start":
-                    await refusal()(scope, receive, send)
+                    await actograph_problem(body.refusal, scope["path"])(scope, receive, send)
                 return
             started = True
             await send(message)
 
-        await self._app(scope, counted, guarded)
+        try:
+            await self._app(scope, body.receive, guarded)
+        finally:
+            body.give_back()
+
+    def _limit(self, path: str) -> int:
+        if path == UPLOAD_PATH:
+            return self._settings.max_upload_bytes + MULTIPART_OVERHEAD
+        if path in _INPUT_PATHS:
+            return self._settings.max_body_bytes
+        return min(self._settings.max_body_bytes, _ROUTE_BYTES.get(path, _OTHER_BYTES))
+
+    def _too_large(self, path: str) -> PayloadTooLarge:
+        if path == UPLOAD_PATH:
+            most, why = self._settings.max_upload_bytes, "ACTOGRAPH_MAX_UPLOAD_BYTES"
+        else:
+            most, why = self._limit(path), "the most that this route takes"
+            if most == self._settings.max_body_bytes:
+                why = "ACTOGRAPH_MAX_BODY_BYTES"
+        return PayloadTooLarge(f"the request body is larger than {most} bytes ({why})")
+
+
+class _Body:
+    """One request's body while it is received. Without `memory` its bytes are not counted."""
+
+    limit: int
+    too_large: PayloadTooLarge
+
+    def __init__(self, scope: Scope, receive: Receive, memory: BodyMemory | None) -> None:
+        access = scope.get("state", {}).get("access")
+        self._owner = access.owner if access is not None else ""
+        self._receive = receive
+        self._memory = memory
+        self._began = asyncio.get_running_loop().time()
+        self._seen = self._counted = 0
+        self._is_complete = False
+        self.refusal: ActographError | None = None
+
+    async def receive(self) -> Message:
+        """The next message. Raises what `refusal` is from then on."""
+        try:
+            return await self._next()
+        except (PayloadTooLarge, ServiceBusy, RequestTimeout) as error:
+            self.refusal = error
+            raise
+
+    async def _next(self) -> Message:
+        if self._is_complete or self._memory is None:
+            message = await self._receive()
+        else:
+            try:
+                async with asyncio.timeout_at(self._began + BODY_SECONDS + self._seen / LEAST_PACE):
+                    message = await self._receive()
+            except TimeoutError:
+                raise RequestTimeout from None
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            self._is_complete = not message.get("more_body", False)
+            if self._seen > self.limit:
+                raise self.too_large
+            if self._memory is not None and self._seen > FREE_BYTES:
+                self._memory.take(self._owner, self._seen - self._counted)
+                self._counted = self._seen
+        return message
+
+    def give_back(self) -> None:
+        if self._memory is not None and self._counted:
+            self._memory.give_back(self._owner, self._counted)

@@ -15,12 +15,13 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from actograph.contract.errors import (
     ActographError,
     ExportChanged,
+    RequestTimeout,
     ServiceUnavailable,
     StoreDamaged,
     Unauthorized,
@@ -33,6 +34,8 @@ from storage import damage
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+#: the status that nginx logs for a client that went away
+CLIENT_CLOSED_REQUEST = 499
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -161,6 +164,12 @@ async def _on_database_error(request: Request, error: Exception) -> JSONResponse
     )
 
 
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client went away in the middle of its body: its own affair, and no fault of the service."""
+    log.debug("%s %s: the client went away before its body was complete", request.method, request.url.path)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
 async def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(
@@ -178,6 +187,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
     for kind in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(kind, _on_database_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unexpected)
 
 
@@ -186,6 +196,7 @@ _MEANINGS = {
     401: "A valid API key is required.",
     403: "The API key's role does not allow this.",
     404: "There is no such resource.",
+    408: "The request body came too slowly.",
     409: "The resource's state does not allow this.",
     412: "What `If-Match` names is not as it was.",
     413: "The request body is too large.",
@@ -205,6 +216,7 @@ _SAMPLES: Mapping[int, tuple[str, str, str | None]] = {
     401: ("unauthorized", Unauthorized().message, None),
     403: ("forbidden", "this needs an API key of the role submit; the role of this one is read", None),
     404: ("not_found", "no job has this id; ids look like job_<32 hex digits>", None),
+    408: (RequestTimeout.code, RequestTimeout().message, None),
     409: ("conflict", "the job has ended already", None),
     412: (ExportChanged.code, ExportChanged().message, None),
     413: (

@@ -4,6 +4,8 @@ from typing import Any
 
 from fastapi import HTTPException, Request
 
+from api.errors import documented
+
 
 async def json_body(request: Request) -> bytes:
     """The body's bytes; they are parsed in the thread that answers, not in the event loop."""
@@ -24,4 +26,5 @@ async def optional_json_body(request: Request) -> bytes | None:
 def body_of(schema: str, *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that takes `json_body`; `schema` is the name of a component."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {"requestBody": {"required": required, "content": content}}
+    refusals = {str(status): answer for status, answer in documented(408, 413, 415).items()}
+    return {"requestBody": {"required": required, "content": content}, "responses": refusals}

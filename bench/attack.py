@@ -1,6 +1,6 @@
 """Attack a running service and measure what its other clients notice.
 
-    service = AttackedService(url, api_pid=pid, admin_key=key, model="demo")
+    service = AttackedService(url, api_pid=pid, api_log=path, admin_key=key, model="demo")
     with service.under_attack() as attack, service.client("mallory") as mallory:
         mallory.post("/v1/estimate", ...)
     attack.require_withstood()
@@ -15,7 +15,9 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +38,8 @@ WORST_SECONDS = 5.0
 ARRIVAL_SECONDS = 0.1
 #: measurements of each kind that a median needs
 LEAST_ANSWERS = 5
+#: for the answers that a median needs, after the attack
+ANSWERS_SECONDS = 60.0
 BYSTANDER = "bystander"
 MAX_PAGE = 100
 
@@ -50,6 +54,8 @@ class Attack:
 
     #: kind of request -> seconds of each answer
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"list": [], "chat": []})
+    #: the median of each kind before the attack
+    undisturbed: dict[str, float] = field(default_factory=dict)
     #: failed requests of the bystander
     faults: list[str] = field(default_factory=list)
     peak_bytes: int = 0
@@ -61,6 +67,8 @@ class Attack:
         self, *, median_seconds: float = MEDIAN_SECONDS, worst_seconds: float = WORST_SECONDS
     ) -> None:
         """Print the measurements and check them.
+
+        On a machine so busy that the median is above half the bound without any attack, an attack may double it.
 
         Raises:
             NotWithstood: with every fault.
@@ -74,8 +82,8 @@ class Attack:
         for kind, seconds in self.seconds.items():
             if len(seconds) < LEAST_ANSWERS:
                 faults.append(f"{kind}: {len(seconds)} answers are too few for a median")
-            elif (median := self.median(kind)) >= median_seconds:
-                faults.append(f"{kind}: a median of {median:.2f} s")
+            elif (median := self.median(kind)) >= max(median_seconds, 2 * self.undisturbed[kind]):
+                faults.append(f"{kind}: a median of {median:.2f} s, {self.undisturbed[kind]:.2f} s before")
             if max(seconds, default=0.0) >= worst_seconds:
                 faults.append(f"{kind}: one answer took {max(seconds):.2f} s")
         if faults:
@@ -91,7 +99,7 @@ class Attack:
 
     def __str__(self) -> str:
         parts = [
-            f"{kind}: median {self.median(kind):.3f} s, worst {max(seconds):.3f} s of {len(seconds)}"
+            f"{kind}: median {self.median(kind):.3f} s ({self.undisturbed[kind]:.3f} s before), worst {max(seconds):.3f} s of {len(seconds)}"
             for kind, seconds in self.seconds.items()
             if seconds
         ]
@@ -101,12 +109,17 @@ class Attack:
 class AttackedService:
     """A running service with keys of several owners. Works on any service that has keys and holds a model."""
 
-    def __init__(self, url: str, *, api_pid: int, admin_key: str, model: str) -> None:
+    def __init__(self, url: str, *, api_pid: int, api_log: Path, admin_key: str, model: str) -> None:
         self.url = url
         self.api_pid = api_pid
+        self._api_log = api_log
         self._model = model
         self._admin_key = admin_key
         self._keys: dict[tuple[str, str], str] = {}
+
+    def log(self) -> str:
+        """The API's log."""
+        return self._api_log.read_text()
 
     def key(self, owner: str, role: str = "submit") -> str:
         """A key of this owner, the same one each time."""
@@ -137,17 +150,18 @@ class AttackedService:
         self._seed()
         before = self._held()
         with _Bystander(self.url, self.key(BYSTANDER), self._model) as bystander:
-            bystander.await_first()
+            bystander.await_answers(LEAST_ANSWERS, 0.0)
             # the kernel begins its high-water mark anew, see proc(5)
             Path(f"/proc/{self.api_pid}/clear_refs").write_text("5")
-            attack = Attack()
-            began = time.time()
+            attack, began = Attack(), time.time()
+            for kind in attack.seconds:
+                before_attack = [line["seconds"] for line in bystander.since(0.0) if line["kind"] == kind]
+                attack.undisturbed[kind] = statistics.median(before_attack[1:])
             yield attack
             time.sleep(max(0.0, began + least_seconds - time.time()))
+            bystander.await_answers(LEAST_ANSWERS, began)
             bystander.stop()
-        for line in bystander.lines:
-            if line["began"] + line["seconds"] < began:
-                continue
+        for line in bystander.since(began):
             if line["fault"]:
                 attack.faults.append(f"{line['kind']}: {line['fault']}")
             attack.seconds[line["kind"]].append(line["seconds"])
@@ -210,7 +224,9 @@ class _Bystander:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.lines: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> "_Bystander":
         return self
@@ -218,15 +234,31 @@ class _Bystander:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
-            self._process.communicate()
+        self._process.wait()
+        self._reader.join()
 
-    def await_first(self) -> None:
-        """Read lines until an answer of each kind has come."""
+    def _read(self) -> None:
         assert self._process.stdout is not None
-        while {line["kind"] for line in self.lines} < {"list", "chat"}:
-            self.lines.append(json.loads(self._process.stdout.readline()))
+        with self._process.stdout as stdout:
+            for line in stdout:
+                self._lines.append(json.loads(line))
+
+    def since(self, moment: float) -> list[dict[str, Any]]:
+        """The answers that came after this moment."""
+        return [line for line in list(self._lines) if line["began"] + line["seconds"] >= moment]
+
+    def await_answers(self, count: int, moment: float) -> None:
+        """Wait until so many answers of each kind have come after this moment."""
+        deadline = time.monotonic() + ANSWERS_SECONDS
+        while time.monotonic() < deadline:
+            kinds = Counter(line["kind"] for line in self.since(moment))
+            if min(kinds["list"], kinds["chat"]) >= count:
+                return
+            time.sleep(0.05)
 
     def stop(self) -> None:
-        """Let requests that wait be answered, and read all lines."""
-        said, _ = self._process.communicate()
-        self.lines += map(json.loads, said.splitlines())
+        """Let requests that wait be answered."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._reader.join()

@@ -116,6 +116,13 @@ class PayloadTooLarge(ActographError):
     status = 413
 
 
+class RequestTimeout(ActographError):
+    """The request body came too slowly."""
+
+    code = "request_timeout"
+    status = 408
+
+
 class Unauthorized(ActographError):
     """A valid API key is required, in the header Authorization: Bearer."""
 
@@ -153,6 +160,12 @@ class ServiceUnavailable(ActographError):
 
     code = "service_unavailable"
     status = 503
+
+
+class ServiceBusy(ServiceUnavailable):
+    """Other requests use all that this request needs; send it again in a moment."""
+
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "5"}
 
 
 class CaptureFailed(ActographError):

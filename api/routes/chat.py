@@ -21,7 +21,7 @@ from api.chat_results import ChatResult
 from api.chat_running import Running, cancel, first_of
 from api.chat_stream import ChatChunks, CompletionChunks
 from api.dependencies import Services, ServicesDep
-from api.errors import actograph_problem, documented
+from api.errors import CLIENT_CLOSED_REQUEST, actograph_problem, documented
 from api.job_ends import JobEnds
 from api.live_texts import LiveTexts
 from api.request_body import body_of, json_body
@@ -30,8 +30,6 @@ from api.validation import parse_body
 router = APIRouter(prefix="/v1", tags=["chat"])
 
 Body = Annotated[bytes, Depends(json_body)]
-#: what nginx writes into its log for a client that went away
-CLIENT_CLOSED_REQUEST = 499
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
