@@ -5,6 +5,7 @@ same request gives the stored answer, while it is being answered 409, with anoth
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated
 
@@ -17,8 +18,24 @@ from storage import idempotency
 from storage.idempotency import StoredAnswer
 
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
-#: stores the answer in the transaction that does what was asked for
-Keep = Callable[[Session, StoredAnswer], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Stores the answer to a request with an Idempotency-Key; does nothing for one without."""
+
+    owner: str
+    key: str | None
+
+    def __call__(self, session: Session, answer: StoredAnswer) -> None:
+        """Store the answer, in the transaction that does what was asked for."""
+        if self.key is not None:
+            idempotency.finish(session, self.owner, self.key, answer.status_code, answer.response)
+
+    def renew(self, session: Session) -> None:
+        """Show that the request is still being answered; for one that takes several transactions."""
+        if self.key is not None:
+            idempotency.renew(session, self.owner, self.key)
 
 
 def answered_once(
@@ -34,8 +51,9 @@ def answered_once(
     Raises:
         IdempotencyInFlight, IdempotencyMismatch, InvalidRequest: by the key.
     """
+    keep = Keep(owner=owner, key=key)
     if key is None:
-        return act(lambda session, answer: None)
+        return act(keep)
     # the key is compared as text in the index
     if "\0" in key or not key.isprintable():
         raise InvalidRequest("an Idempotency-Key is printable text", param="Idempotency-Key")
@@ -43,9 +61,6 @@ def answered_once(
         stored = idempotency.begin(session, owner, key, sha256(request).hexdigest())
     if stored is not None:
         return stored
-
-    def keep(session: Session, answer: StoredAnswer) -> None:
-        idempotency.finish(session, owner, key, answer.status_code, answer.response)
 
     try:
         return act(keep)

@@ -9,18 +9,20 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import BinaryIO
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from actograph.contract.batches import OUTPUT_PURPOSE, BatchError, BatchRequest, BatchStatus, RequestCounts
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
-from api import batch_input, batch_output, submissions
+from api import batch_input, batch_output, job_insertion
 from api.batch_lines import InvalidBatch
 from api.dependencies import Services
 from storage import batches, files, ids, jobs, webhooks
-from storage.models import BatchRow
+from storage.models import BatchRow, JobRow
 
 log = logging.getLogger(__name__)
 
@@ -88,15 +90,10 @@ class BatchKeeper:
         if row.owner is not None:
             services = replace(services, database=services.database.restricted_to(row.owner))
         try:
-            with (
-                batch_input.submission_of(services, row.id, request, row.owner) as submission,
-                services.database.write() as session,
-            ):
-                held = batches.lock(session, row.id)
-                if held is None or held.status != BatchStatus.VALIDATING:
-                    return  # another process was faster, or it was cancelled
-                job = submissions.insert(session, submission)
-                batches.move(session, held, BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
+            with batch_input.submission_of(services, row.id, request, row.owner) as submission:
+                job = job_insertion.insert(services.database, submission, partial(_begin_batch, row.id))
+        except _Taken:
+            return
         except ServiceUnavailable:
             raise
         except InvalidBatch as error:
@@ -181,6 +178,19 @@ class BatchKeeper:
         file_id = ids.file_id_of(f"{row.id} {name}")
         size, sha256 = self._services.store.put_stream(f"files/{file_id}", chain([first], chunks))
         return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256)
+
+
+class _Taken(Exception):
+    """The batch was moved on by another process, or cancelled."""
+
+
+def _begin_batch(batch_id: str, session: Session, job: JobRow) -> JobRow:
+    """Raises _Taken."""
+    held = batches.lock(session, batch_id)
+    if held is None or held.status != BatchStatus.VALIDATING:
+        raise _Taken
+    batches.move(session, held, BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
+    return job
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
-from api import pauses, planning, submissions
+from api import job_insertion, pauses, planning, submissions
 from api.dependencies import Services
-from api.submissions import Submission
 from storage import samples
 from storage.models import JobRow, SampleRow
 
@@ -95,7 +94,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
             held = pauses.of_owner(services, session, owner)
         if held is not None:
             raise ServiceUnavailable(f"nothing is begun now: {held}")
-        made = services.database.write_small(lambda session: _insert(session, submission))
+        made = job_insertion.insert(services.database, submission, _with_samples)
     except ActographError as error:
         # a job's sampling is a request's own fields
         error.param = error.param and error.param.removeprefix("sampling.")
@@ -104,8 +103,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
     return made
 
 
-def _insert(session: Session, submission: Submission) -> tuple[JobRow, Sequence[SampleRow]]:
-    row = submissions.insert(session, submission)
+def _with_samples(session: Session, row: JobRow) -> tuple[JobRow, Sequence[SampleRow]]:
     return row, samples.find(session, row.id, limit=row.total or 1)[0]
 
 

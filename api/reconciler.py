@@ -15,7 +15,7 @@ from api.housekeeping import Housekeeping
 from api.key_ring import KeyRing
 from api.unserved_jobs import UnservedJobs
 from api.waking import wake_jobs
-from storage import job_control, job_queue, jobs, queue_pause, quotas, workers
+from storage import bulk_insert, job_control, job_queue, jobs, queue_pause, quotas, workers
 from storage.queue_state import disk_pause
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,8 @@ class Reconciler:
         with self._services.database.write() as session:
             for job_id in job_control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
+        if abandoned := bulk_insert.discard_abandoned(self._services.database):
+            log.warning("removed %d job(s) whose submission broke off", abandoned)
         with self._services.database.read() as session:
             candidates = job_queue.unended(session)
         for job_id in candidates:

@@ -7,7 +7,6 @@ the queue. The job is visible only together with its samples.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from sqlalchemy.orm import Session
@@ -44,8 +43,8 @@ from actograph.tasks.rows import row_form
 from api import interventions, outlook, task_files, webhooks
 from api.dependencies import Services
 from api.outlook import Outlook
-from storage import dataset_sources, files, job_pins, jobs, samples
-from storage.models import FileRow, JobRow
+from storage import dataset_sources, files
+from storage.models import FileRow
 from storage.sample_expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
 from storage.samples import NewSample
 
@@ -188,31 +187,6 @@ def _extract(
         total=total,
         uploads=uploads,
     )
-
-
-def insert(session: Session, submission: Submission) -> JobRow:
-    """Insert the job and its samples; the caller commits, then wakes the workers.
-
-    Raises:
-        InvalidDataset: an uploaded file was deleted since the check.
-        InvalidRequest: a stored vector was.
-    """
-    for field, file_id in sorted(submission.uploads, key=itemgetter(1)):
-        _require_upload(session, file_id, field, keep=True)
-    spec = submission.spec
-    interventions.require_vectors(session, spec)
-    row = jobs.create(
-        session,
-        kind=spec.kind,
-        model=spec.model,
-        spec=spec,
-        hooks=submission.hooks,
-        total=submission.total,
-        owner=submission.owner,
-        pinned=job_pins.of_structure(submission.structure),
-    )
-    samples.insert(session, row.id, submission.samples())
-    return row
 
 
 def captured_hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> list[str] | None:
@@ -360,7 +334,7 @@ def _locate(
         return PathDataset(path=str(found), format=dataset.format or format_of(dataset.path))
     if isinstance(dataset, FileDataset):
         with services.database.read() as session:
-            upload = _require_upload(session, dataset.file_id, field)
+            upload = require_upload(session, dataset.file_id, field)
             return dataset.model_copy(update={"format": dataset.format or format_of(upload.filename)})
     return dataset
 
@@ -377,7 +351,7 @@ def _named(field: str) -> Iterator[None]:
         raise InvalidDataset(f"the file cannot be read: {error.strerror}", param=field) from error
 
 
-def _require_upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
+def require_upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
     """`keep`: until the transaction ends. Raises InvalidDataset where it is not there."""
     try:
         return (files.keep if keep else files.get)(session, file_id)

@@ -21,7 +21,6 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import ServiceUnavailable
 from storage import counters, events, ownership, postgres_engine
 from storage.clock import now
-from storage.group_commit import GroupCommit
 from storage.write_turns import WriteTurns
 
 __all__ = ["Database", "changed", "is_away", "now"]
@@ -65,7 +64,6 @@ class Database:
             self.engine = postgres_engine.create(self.url)
             self._reading = postgres_engine.for_reading(self.engine)
             self._locking = postgres_engine.for_locks(self.url)
-        self._group = GroupCommit(self.write)
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -77,15 +75,6 @@ class Database:
             events.write(session)
             counters.write(session)
 
-    def write_small(self, work: Callable[[Session], T]) -> T:
-        """Run `work` in a write transaction that others of this process may share, and commit it.
-
-        For short writes that come in numbers, as submits do: each commit waits for the disk, so those that
-        come while another one is made are committed together. `work` may be run a second time, after what
-        it wrote was rolled back.
-        """
-        return self._group.run(self._narrowed(work))
-
     def restricted_to(self, owner: str) -> "Database":
         """The same database with this owner's rows alone, see `storage.ownership`."""
         view = copy(self)
@@ -94,15 +83,6 @@ class Database:
 
     def _restriction(self, session: Session) -> AbstractContextManager[None]:
         return nullcontext() if self.owner is None else ownership.restricted(session, self.owner)
-
-    def _narrowed(self, work: Callable[[Session], T]) -> Callable[[Session], T]:
-        """`work` with the restriction of this view, in a session that works of others share."""
-
-        def narrowed(session: Session) -> T:
-            with self._restriction(session):
-                return work(session)
-
-        return work if self.owner is None else narrowed
 
     @contextmanager
     def read(self) -> Iterator[Session]:

@@ -89,6 +89,11 @@ def finish(session: Session, owner: str, key: str, status_code: int, response: d
         raise IdempotencyInFlight(param="Idempotency-Key")
 
 
+def renew(session: Session, owner: str, key: str) -> None:
+    """The request is still being answered: a repeated one does not take the key over."""
+    session.execute(sa.update(IdempotencyRow).where(*_in_flight(owner, key)).values(created_at=now(session)))
+
+
 def abandon(session: Session, owner: str, key: str) -> None:
     """The request was refused; the key may be used again."""
     session.execute(sa.delete(IdempotencyRow).where(*_in_flight(owner, key)))

@@ -18,6 +18,9 @@ from storage.ownership import of_everyone
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
+#: states of an incomplete job: its samples are being inserted, or removed again (`storage.bulk_insert`)
+SUBMITTING, DISCARDED = "submitting", "discarded"
+HIDDEN = (SUBMITTING, DISCARDED)
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
@@ -72,7 +75,7 @@ def create(
 def get(session: Session, job_id: str) -> JobRow:
     """Raises NotFound."""
     row = session.get(JobRow, job_id)
-    if row is None:
+    if row is None or row.status in HIDDEN:
         raise NotFound(f"no job {job_id}")
     return row
 
@@ -92,8 +95,7 @@ def find(
     statement = sa.select(JobRow)
     if id_prefix is not None:
         statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
-    if status is not None:
-        statement = statement.where(JobRow.status == status)
+    statement = statement.where(JobRow.status.not_in(HIDDEN) if status is None else JobRow.status == status)
     if kind is not None:
         statement = statement.where(JobRow.kind == kind)
     if tag is not None:
@@ -290,7 +292,7 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
 
 
 def _the_one(found: Sequence[JobRow], job_id: str) -> JobRow:
-    if not found:
+    if not found or found[0].status in HIDDEN:
         raise NotFound(f"no job {job_id}")
     return found[0]
 

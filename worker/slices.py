@@ -11,7 +11,7 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
 from actograph.dataset_rows import DatasetRow
 from actograph.settings import Settings
-from storage import chat_batches, jobs, samples
+from storage import bulk_insert, chat_batches, jobs, samples
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.live_text import LiveTextWriter
@@ -137,12 +137,7 @@ class Slices:
 
     def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
         """Insert the samples of a dataset that the API could not read."""
-        found = list(read())
-        with self._database.write() as session:
-            current = jobs.lock(session, row.id)
-            # another worker may have been faster, or the job was cancelled while its dataset was read
-            if current.total is None and current.status in jobs.ACTIVE:
-                jobs.set_total(session, row.id, samples.insert(session, row.id, found))
+        bulk_insert.insert_dataset(self._database, row.id, list(read()))
 
     def _provenance(
         self,

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 from actograph.contract import resources
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
-from api import planning, submissions
+from api import job_insertion, planning, submissions
 from api.answered_once import IdempotencyKey, Keep, answered_once
 from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id
@@ -65,14 +65,13 @@ def submit_job(
         planning.admit(services, submission)
         ahead = submission.outlook
 
-        def store(session: Session) -> tuple[JobRow, StoredAnswer]:
-            row = submissions.insert(session, submission)
+        def finish(session: Session, row: JobRow) -> tuple[JobRow, StoredAnswer]:
             shown = job_shape.of_row(row, queue_position=ahead.place, waiting_reason=ahead.waiting_reason)
             answer = StoredAnswer(202, shown.model_dump(mode="json"))
             keep(session, answer)
             return row, answer
 
-        row, answer = services.database.write_small(store)
+        row, answer = job_insertion.insert(services.database, submission, finish, renew=keep.renew)
         # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
         services.broker.wake(row.id, row.priority, ahead.queue)
         return answer

@@ -27,8 +27,11 @@ class NewSample:
     position: int | None = None
 
 
-def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
-    """Insert a job's samples, in running order or each with its own place; returns their number."""
+def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first: int = 0) -> int:
+    """Insert samples of a job in running order, or each at its own place. Returns their number.
+
+    `first` is the place of the first one.
+    """
     count = 0
     batch: list[dict[str, Any]] = []
 
@@ -39,7 +42,7 @@ def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
             connection.execute(_INSERT, batch)
             batch.clear()
 
-    for place, sample in enumerate(samples):
+    for place, sample in enumerate(samples, start=first):
         batch.append(
             {
                 "id": new_sample_id(),
@@ -58,3 +61,9 @@ def insert(session: Session, job_id: str, samples: Iterable[NewSample]) -> int:
             flush()
     flush()
     return count
+
+
+def next_position(session: Session, job_id: str) -> int:
+    """The place after the last sample of a job."""
+    last = session.scalar(sa.select(sa.func.max(SampleRow.position)).where(SampleRow.job_id == job_id))
+    return 0 if last is None else last + 1

@@ -27,6 +27,16 @@ def age(database: Database, seconds: float) -> None:
         session.execute(sa.update(IdempotencyRow).values(created_at=IdempotencyRow.created_at - seconds))
 
 
+def test_a_request_of_many_transactions_keeps_its_key(database: Database) -> None:
+    """A repeated one takes the key over only of a request that was lost."""
+    begin(database)
+    age(database, idempotency.IN_FLIGHT_SECONDS + 1)
+    with database.write() as session:
+        idempotency.renew(session, "a", "k")
+    with pytest.raises(IdempotencyInFlight):
+        begin(database)
+
+
 def test_the_stored_answer_is_given_again(database: Database) -> None:
     assert begin(database) is None
     finish(database)
