@@ -1,25 +1,21 @@
-"""CSV and Parquet datasets as records, one mapping per row; JSONL is read by `dataset_rows` itself.
+"""CSV datasets as records, one mapping per row; JSONL is read by `dataset_rows`, Parquet by `parquet_rows`.
 
-A record that is an `InvalidDataset` says why its row cannot be read, so that `check_rows` and
-`check_texts` name the row. Memory is bounded by one record of a CSV file, and by the pages of one row group
-and one row of a Parquet file.
+A record that is an `InvalidDataset` says why its row cannot be read, so that `stream_rows` and
+`stream_texts` name the row. Memory is bounded by one record.
 """
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
 
+from actograph import memory_budget
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import DatasetFormat
-from actograph.dataset_rows import MAX_LINE_BYTES
+from actograph.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, VALUE_BYTES, Lines
+from actograph.parquet_rows import require_columns
 
-#: a row group that takes more uncompressed is refused, and one of more rows: they may be in the way of others
-MAX_ROW_GROUP_BYTES = 1 << 30
-MAX_ROW_GROUP_ROWS = 1 << 21
-#: what one reading decodes, the rows before the first one in its row group included
-MAX_DECODED_BYTES = 4 << 30
 _MAX_COLUMNS = 10_000
 
 # The module's own limit holds for the whole process; without it fields end at 131,072 characters.
@@ -47,7 +43,11 @@ def csv_records(lines: Iterable[bytes], columns: Collection[str] | None = None) 
     Raises:
         InvalidDataset: the first line cannot be read, does not name each column once, or lacks one.
     """
-    text = _Text(lines)
+    with closing(_Text(lines)) as text:
+        yield from _csv_records(text, columns)
+
+
+def _csv_records(text: "_Text", columns: Collection[str] | None) -> Iterator[object]:
     reader = csv.reader(text, strict=True)
     names: list[str] | None = None
     while True:
@@ -67,7 +67,7 @@ def csv_records(lines: Iterable[bytes], columns: Collection[str] | None = None) 
             continue
         if names is None:
             names = _column_names(values)
-            _require(columns, names)
+            require_columns(columns or (), names)
         elif len(values) != len(names):
             yield InvalidDataset(
                 f"has {len(values)} values where the first line names {len(names)} columns (line {text.line})"
@@ -77,34 +77,39 @@ def csv_records(lines: Iterable[bytes], columns: Collection[str] | None = None) 
 
 
 def _column_names(values: list[str]) -> list[str]:
+    if len(values) > _MAX_COLUMNS:
+        reason = f"the first line names more than {_MAX_COLUMNS} columns"
+        raise InvalidDataset(reason, param="dataset")
     names = [name.strip() for name in values]
     unnamed = [str(place) for place, name in enumerate(names, start=1) if not name]
     if unnamed:
         raise InvalidDataset(f"column {unnamed[0]} has no name in the first line", param="dataset")
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(names) <= _MAX_COLUMNS else []
-    if twice or len(names) > _MAX_COLUMNS:
-        reason = f"names {twice[0]} twice" if twice else f"names more than {_MAX_COLUMNS} columns"
-        raise InvalidDataset(f"the first line {reason}", param="dataset")
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise InvalidDataset(f"the first line names {twice[0]} twice", param="dataset")
     return names
 
 
-def _require(columns: Collection[str] | None, present: Sequence[str]) -> None:
-    missing = [name for name in columns or () if name not in present]
-    if missing:
-        known = ", ".join(present[:20]) or "none"
-        raise InvalidDataset(f"no column {', '.join(missing)}; the file has {known}", param="dataset")
-
-
 class _Text:
-    """Lines as text, of which one record may have only so many bytes: a quote may never be closed."""
+    """Lines as text. One record may have only so many bytes and values: a quote may never be closed."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
         self._room = MAX_LINE_BYTES
+        self._values = MAX_ROW_VALUES
+        self._is_first = True
+        self._held = ExitStack()
         self.line = 0
 
     def start_record(self) -> None:
-        self._room = MAX_LINE_BYTES
+        self._held.close()
+        self._room, self._values = MAX_LINE_BYTES, MAX_ROW_VALUES
+        if isinstance(self._lines, Lines):
+            self.line += self._lines.skip_line_ends()
+
+    def close(self) -> None:
+        """Give the memory back that the last record held."""
+        self._held.close()
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -112,111 +117,18 @@ class _Text:
     def __next__(self) -> str:
         line = next(self._lines)
         self.line += 1
+        values = line.count(b",")
         self._room -= len(line)
+        self._values -= values
         if self._room < 0:
             raise InvalidDataset(f"the row is longer than {MAX_LINE_BYTES} bytes; is a quote left open?")
+        if self._values < 0:
+            raise InvalidDataset(f"the row holds more than {MAX_ROW_VALUES} values")
+        size = 3 * len(line) + VALUE_BYTES * values
+        self._held.enter_context(memory_budget.DATASETS.hold(size, "a row of the dataset"))
+        encoding = "utf-8-sig" if self._is_first else "utf-8"
+        self._is_first = False
         try:
-            return line.decode("utf-8-sig" if self.line == 1 else "utf-8")
+            return line.decode(encoding)
         except UnicodeDecodeError as error:
             raise InvalidDataset(f"not UTF-8 (byte {error.start})") from None
-
-
-class ParquetRecords:
-    """Rows of a Parquet file that can be sought in.
-
-    What is stored in a few bytes can stand for any number of rows and characters, so that rows are decoded
-    one at a time and counted.
-    """
-
-    def __init__(self, file: BinaryIO, columns: Collection[str] | None = None) -> None:
-        """
-        Args:
-            columns: that the file must have, and all that are read; None reads every column.
-
-        Raises:
-            InvalidDataset: not Parquet, damaged, a column is missing, or a row group is too large.
-            OSError: the file cannot be read.
-        """
-        try:
-            from pyarrow import parquet
-        except ImportError as error:
-            raise InvalidDataset(
-                "Parquet files need pyarrow, which is not installed here; send the rows as JSONL or CSV",
-                param="dataset",
-            ) from error
-        with _telling():
-            self._opened: Any = parquet.ParquetFile(file, pre_buffer=False)
-            present = self._opened.schema_arrow.names
-            _require(columns, present)
-            self._columns = [name for name in present if columns is None or name in columns]
-            _check_row_groups(self._opened.metadata, self._columns)
-
-    def __iter__(self) -> Iterator[object]:
-        return self.from_row(0)
-
-    def from_row(self, start: int) -> Iterator[object]:
-        """Rows from the one with this number on; row groups before it are not decoded.
-
-        Raises:
-            InvalidDataset: damaged, or the rows take more than may be decoded.
-            OSError: the file cannot be read.
-        """
-        metadata = self._opened.metadata
-        group = 0
-        while group < metadata.num_row_groups and start >= metadata.row_group(group).num_rows:
-            start -= metadata.row_group(group).num_rows
-            group += 1
-        decoded = 0
-        with _telling():
-            batches = self._opened.iter_batches(
-                1, row_groups=range(group, metadata.num_row_groups), columns=self._columns, use_threads=False
-            )
-            for batch in batches:
-                decoded += batch.nbytes
-                if decoded > MAX_DECODED_BYTES:
-                    raise InvalidDataset(
-                        f"the rows take more than {MAX_DECODED_BYTES} bytes once they are decoded; choose "
-                        "fewer with offset and limit, or write the file in smaller row groups",
-                        param="dataset",
-                    )
-                if start:
-                    start -= batch.num_rows
-                    continue
-                yield from batch.to_pylist()
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    """What pyarrow finds wrong with a file, as an InvalidDataset."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's; pyarrow's own, of a damaged file, have no number
-        reason = " ".join(str(error).split())[:300]
-        raise InvalidDataset(f"not a Parquet file that can be read: {reason}", param="dataset") from error
-
-
-def _check_row_groups(metadata: Any, columns: Collection[str]) -> None:
-    for group in range(metadata.num_row_groups):
-        described = metadata.row_group(group)
-        chunks = (described.column(i) for i in range(described.num_columns))
-        size = sum(
-            chunk.total_uncompressed_size
-            for chunk in chunks
-            if chunk.path_in_schema.partition(".")[0] in columns
-        )
-        if described.num_rows > MAX_ROW_GROUP_ROWS:
-            raise InvalidDataset(
-                f"row group {group} has {described.num_rows} rows, at most {MAX_ROW_GROUP_ROWS} are read; "
-                "write the file in smaller row groups",
-                param="dataset",
-            )
-        if size > MAX_ROW_GROUP_BYTES:
-            raise InvalidDataset(
-                f"row group {group} takes {size} bytes, at most {MAX_ROW_GROUP_BYTES} are read; write the "
-                "file in smaller row groups",
-                param="dataset",
-            )

@@ -2,22 +2,26 @@
 
 Used where a dataset is submitted and again where it is run, so that a bad row is refused
 before the job is queued. Source of the form: https://github.com/openai/grade-school-math.
+
+Records are read one at a time, and only the columns of the task are kept. A record that takes much
+memory while it is decoded holds its share of the process's budget meanwhile.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, BinaryIO, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from actograph import memory_budget
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import MAX_PROMPT_CHARS
+from actograph.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, Lines, json_cost
 
-MAX_LINE_BYTES = 4_000_000
 MAX_REPORTED = 10
-#: of the rows of one job, which are in memory together
+#: of the rows of one job together
 MAX_HELD_CHARS = 1 << 29
 #: what rows of GSM8K's form have
 GSM8K_COLUMNS = ("question", "answer")
@@ -28,7 +32,7 @@ _NUMBER = re.compile(r"-?[0-9.]*[0-9][0-9.]*")
 
 _BOM = b"\xef\xbb\xbf"
 
-T = TypeVar("T")
+R = TypeVar("R", "DatasetRow", "TextRow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,12 @@ class DatasetRow:
         kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
         return kept | ({"columns": dict(self.columns)} if self.columns else {})
 
+    @property
+    def characters(self) -> int:
+        """Size of the row as a sample keeps it."""
+        columns = sum(len(v) if isinstance(v, str) else len(json.dumps(v)) for v in self.columns.values())
+        return len(self.question) + len(self.answer) + columns
+
     @classmethod
     def from_input(cls, index: int, given: Mapping[str, Any]) -> "DatasetRow":
         return cls(
@@ -57,8 +67,15 @@ class DatasetRow:
         )
 
 
-#: makes a row of a record, or raises InvalidDataset; None reads GSM8K's own form
-RowReader = Callable[[int, Mapping[str, Any]], DatasetRow]
+class RowReader(Protocol):
+    """Makes a row of a record of a task's own form, or raises InvalidDataset."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that are read; a record may lack some of them."""
+        ...
+
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +85,10 @@ class TextRow:
     index: int
     text: str
 
+    @property
+    def characters(self) -> int:
+        return len(self.text)
+
 
 @runtime_checkable
 class CanSkip(Protocol):
@@ -76,92 +97,132 @@ class CanSkip(Protocol):
     def from_row(self, start: int, /) -> Iterator[Any]: ...
 
 
-def read_rows(
-    lines: Iterable[bytes],
-    *,
-    limit: int | None = None,
-    offset: int = 0,
-    require_gold: bool = True,
-    reader: RowReader | None = None,
-) -> list[DatasetRow]:
-    """Read `limit` rows after the first `offset`; rows outside that window are not examined.
-
-    Blank lines do not count as rows, a UTF-8 byte order mark is tolerated and fields other
-    than `question` and `answer` are dropped. `require_gold` asks that every answer ends with
-    `#### N`: the gsm8k scorers could never find another one right. `reader` reads rows of another
-    form. To read a file of unknown origin, pass `bounded_lines(stream)`.
-
-    Raises:
-        InvalidDataset: naming each of the first bad rows and its field.
-    """
-    records = _records(lines, limit, offset)
-    return _read(records, offset, reader) if reader else _questions(records, offset, require_gold)
-
-
-def check_rows(
+def stream_rows(
     records: Iterable[object],
     *,
     limit: int | None = None,
     offset: int = 0,
     require_gold: bool = True,
     reader: RowReader | None = None,
-) -> list[DatasetRow]:
-    """`read_rows` for rows that are Python mappings already.
+) -> Iterator[DatasetRow]:
+    """Read `limit` rows after the first `offset`; rows outside that window are not examined.
+
+    Columns that the task does not use are dropped. The error for bad rows comes at the end, once all rows
+    have been checked; rows after the first bad one are checked and not returned.
+
+    Args:
+        records: mappings, each read once; a record that is an `InvalidDataset` is a bad row.
+        require_gold: every answer must end with `#### N`: the gsm8k scorers could never find another right.
+        reader: reads rows of a task's own form; by default rows have GSM8K's form.
 
     Raises:
         InvalidDataset: naming each of the first bad rows and its field.
+        ServiceBusy: other readers hold the memory that a large row needs.
     """
     chosen = _window(records, limit, offset)
-    return _read(chosen, offset, reader) if reader else _questions(chosen, offset, require_gold)
+    if reader is not None:
+        return _checked(chosen, offset, reader, "the columns of the task")
+
+    def question(index: int, record: Mapping[str, Any]) -> DatasetRow:
+        faults = list(_field_faults(record, GSM8K_COLUMNS))
+        answer = record.get("answer")
+        if require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
+            faults.append("answer does not end with a gold number (#### N)")
+        if faults:
+            raise _BadRow(faults)
+        return DatasetRow(index=index, question=record["question"], answer=record["answer"])
+
+    return _checked(chosen, offset, question, " and ".join(GSM8K_COLUMNS))
 
 
-def read_texts(
-    lines: Iterable[bytes], field: str, *, limit: int | None = None, offset: int = 0
-) -> list[TextRow]:
-    """`field` of `limit` rows after the first `offset`, read as `read_rows` reads; other fields are dropped.
-
-    Raises:
-        InvalidDataset: naming each of the first bad rows.
-    """
-    return _texts(_records(lines, limit, offset), field, offset)
-
-
-def check_texts(
+def stream_texts(
     records: Iterable[object], field: str, *, limit: int | None = None, offset: int = 0
-) -> list[TextRow]:
-    """`read_texts` for rows that are Python mappings already.
+) -> Iterator[TextRow]:
+    """`field` of `limit` rows after the first `offset`, read as `stream_rows` reads.
 
     Raises:
         InvalidDataset: naming each of the first bad rows.
+        ServiceBusy: other readers hold the memory that a large row needs.
     """
-    return _texts(_window(records, limit, offset), field, offset)
+
+    def text(index: int, record: Mapping[str, Any]) -> TextRow:
+        faults = list(_field_faults(record, (field,)))
+        if faults:
+            raise _BadRow(faults)
+        return TextRow(index=index, text=record[field])
+
+    return _checked(_window(records, limit, offset), offset, text, field)
 
 
-def bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of `stream`, none of which is read past `MAX_LINE_BYTES` + 1 bytes.
+def check_rows(records: Iterable[object], **options: Any) -> list[DatasetRow]:
+    """The rows of `stream_rows` as a list."""
+    return list(stream_rows(records, **options))
 
-    A longer line comes out cut, still long enough for `read_rows` to refuse it, and the
-    rest of it is skipped; memory stays bounded by one line.
+
+def check_texts(records: Iterable[object], field: str, **options: Any) -> list[TextRow]:
+    """The rows of `stream_texts` as a list."""
+    return list(stream_texts(records, field, **options))
+
+
+def read_rows(lines: Iterable[bytes], **options: Any) -> list[DatasetRow]:
+    """The rows of `stream_rows` for lines of JSON, as a list."""
+    return check_rows(JsonRecords(lines), **options)
+
+
+class JsonRecords:
+    """The values of lines of JSON, read once.
+
+    Blank lines are no rows, and a UTF-8 byte order mark is tolerated. A line that cannot be decoded gives an
+    `InvalidDataset`. To read a file of unknown origin, pass `Lines`.
     """
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        yield line
-        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            line = stream.readline(MAX_LINE_BYTES + 1)
-            if not line:
-                return
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = iter(lines)
+
+    def __iter__(self) -> Iterator[object]:
+        return self.from_row(0)
+
+    def from_row(self, start: int, /) -> Iterator[object]:
+        """The values from this row on; lines before it are not decoded."""
+        return _decoded(islice(_nonblank(self._lines), min(start, sys.maxsize), None))
 
 
-def _nonblank(lines: Iterable[bytes]) -> Iterator[bytes]:
-    for number, line in enumerate(lines):
-        text = line.removeprefix(_BOM) if number == 0 else line
+class _BadRow(InvalidDataset):
+    """A row with one or more faults."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
+def _nonblank(lines: Iterator[bytes]) -> Iterator[bytes]:
+    is_first = True
+    while True:
+        if isinstance(lines, Lines):
+            lines.skip_blank()
+        line = next(lines, None)
+        if line is None:
+            return
+        text = line.removeprefix(_BOM) if is_first else line
+        is_first = False
         if len(text) > MAX_LINE_BYTES or text.strip():
             yield text
 
 
+def _decoded(lines: Iterator[bytes]) -> Iterator[object]:
+    """The JSON value of each line, or the reason (an `InvalidDataset`) why there is none."""
+    for line in lines:
+        cost = json_cost(line)
+        if len(line) > MAX_LINE_BYTES:
+            yield InvalidDataset(f"the line is longer than {MAX_LINE_BYTES} bytes")
+        elif cost.values > MAX_ROW_VALUES:
+            yield InvalidDataset(f"the line holds more than {MAX_ROW_VALUES} values")
+        else:
+            with memory_budget.DATASETS.hold(cost.bytes, "a row of the dataset"):
+                yield _parse(line)
+
+
 def _parse(line: bytes) -> object:
-    """The line's JSON value, or the reason (an `InvalidDataset`) why there is none."""
-    if len(line) > MAX_LINE_BYTES:
-        return InvalidDataset(f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -173,97 +234,57 @@ def _parse(line: bytes) -> object:
         return InvalidDataset("not JSON that can be read: a number too long or nesting too deep")
 
 
-def _records(lines: Iterable[bytes], limit: int | None, offset: int) -> Iterator[object]:
-    return (_parse(line) for line in _window(_nonblank(lines), limit, offset))
-
-
-def _window(rows: Iterable[T], limit: int | None, offset: int) -> Iterator[T]:
-    if isinstance(rows, CanSkip):
-        rows, offset = rows.from_row(offset), 0
+def _window(records: Iterable[object], limit: int | None, offset: int) -> Iterator[object]:
+    if isinstance(records, CanSkip):
+        records, offset = records.from_row(offset), 0
     # islice counts no further than the machine does
     stop = None if limit is None else min(offset + limit, sys.maxsize)
-    return islice(rows, min(offset, sys.maxsize), stop)
+    return islice(records, min(offset, sys.maxsize), stop)
 
 
-def _read(records: Iterator[object], offset: int, reader: RowReader) -> list[DatasetRow]:
-    made: list[DatasetRow] = []
-
-    def faults(row: Mapping[str, object]) -> Iterator[str]:
-        try:
-            made.append(reader(offset, row))
-        except InvalidDataset as error:
-            yield error.message
-
-    # where any row has a fault nothing comes back, so that both lists are of the same rows
-    found = _collect(records, offset, faults, "the columns of the task")
-    return [replace(row, index=index) for (index, _), row in zip(found, made, strict=True)]
-
-
-def _questions(records: Iterator[object], offset: int, require_gold: bool) -> list[DatasetRow]:
-    def faults(row: Mapping[str, object]) -> Iterator[str]:
-        yield from _field_faults(row, GSM8K_COLUMNS)
-        answer = row.get("answer")
-        if require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
-            yield "answer does not end with a gold number (#### N)"
-
-    return [
-        DatasetRow(index=index, question=row["question"], answer=row["answer"])
-        for index, row in _collect(records, offset, faults, " and ".join(GSM8K_COLUMNS))
-    ]
-
-
-def _texts(records: Iterator[object], field: str, offset: int) -> list[TextRow]:
-    found = _collect(records, offset, lambda row: _field_faults(row, (field,)), field)
-    return [TextRow(index=index, text=row[field]) for index, row in found]
-
-
-def _collect(
-    records: Iterator[object],
-    offset: int,
-    faults_of: Callable[[Mapping[str, object]], Iterable[str]],
-    fields: str,
-) -> list[tuple[int, Mapping[str, Any]]]:
-    """The rows with their places, once all of them are known to be good.
+def _checked(
+    records: Iterator[object], offset: int, make: Callable[[int, Mapping[str, Any]], R], fields: str
+) -> Iterator[R]:
+    """The rows up to the first bad one; then the error about all bad rows.
 
     Args:
-        fields: that a row must have, in words.
+        fields: the columns that a row must have, in words.
     """
-    rows: list[tuple[int, Mapping[str, Any]]] = []
     faults: list[str] = []
-    held = 0
-    unreported = 0
+    count = held = unreported = 0
     for index, record in enumerate(records, start=offset):
-        if isinstance(record, InvalidDataset):
-            found = [record.message]
-        elif isinstance(record, Mapping):
-            found = list(faults_of(record))
-        else:
-            found = [f"not a JSON object with {fields}"]
-        if not found:
-            # After a fault only the faults matter.
-            if not faults:
-                assert isinstance(record, Mapping)
-                rows.append((index, record))
-                held += sum(len(value) for value in record.values() if isinstance(value, str))
-                if held > MAX_HELD_CHARS:
-                    raise InvalidDataset(
-                        f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with "
-                        "offset and limit",
-                        param="dataset",
-                    )
-            continue
+        found: Sequence[str] = ()
+        try:
+            if isinstance(record, InvalidDataset):
+                raise record
+            if not isinstance(record, Mapping):
+                raise InvalidDataset(f"not a JSON object with {fields}")
+            row = make(index, record)
+        except _BadRow as error:
+            found = error.faults
+        except InvalidDataset as error:
+            found = [error.message]
+        if not found and not faults:
+            count += 1
+            held += row.characters
+            if held > MAX_HELD_CHARS:
+                raise InvalidDataset(
+                    f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with "
+                    "offset and limit",
+                    param="dataset",
+                )
+            yield row
         room = max(0, MAX_REPORTED - len(faults))
         faults += [f"row {index}: {fault}" for fault in found[:room]]
         unreported += len(found[room:])
     if faults:
         more = f"; and {unreported} more" if unreported else ""
         raise InvalidDataset("; ".join(faults) + more, param="dataset")
-    if not rows:
+    if not count:
         reason = (
             f"no rows at offset {offset}: the dataset ends before it" if offset else "the dataset has no rows"
         )
         raise InvalidDataset(reason, param="dataset")
-    return rows
 
 
 def _field_faults(row: Mapping[str, object], fields: Sequence[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from api import batch_input, batch_output, job_insertion
 from api.batch_lines import InvalidBatch
 from api.dependencies import Services
 from storage import batches, files, ids, jobs, webhooks
+from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkDigests, ChunkHasher
 from storage.models import BatchRow, JobRow
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,7 @@ class BatchKeeper:
                         sha256=stored.sha256,
                         owner=row.owner,
                         expires_after=None if expiry is None else expiry.seconds,
+                        chunks=stored.chunks,
                     )
             webhooks.plan_batch(session, ended, batches.resource(session, ended))
         log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))
@@ -176,8 +178,10 @@ class BatchKeeper:
         if first is None:
             return None
         file_id = ids.file_id_of(f"{row.id} {name}")
-        size, sha256 = self._services.store.put_stream(f"files/{file_id}", chain([first], chunks))
-        return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256)
+        hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
+        pieces = hasher.passing(chain([first], chunks))
+        size, sha256 = self._services.store.put_stream(f"files/{file_id}", pieces)
+        return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256, hasher.chunks)
 
 
 class _Taken(Exception):
@@ -199,3 +203,4 @@ class _Stored:
     filename: str
     size: int
     sha256: str
+    chunks: ChunkDigests | None

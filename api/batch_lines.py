@@ -15,6 +15,7 @@ from actograph.contract.specs import canonical_digest
 from api import chat_requests, interventions, submissions
 from api.dependencies import Services
 from api.validation import InvalidFields, parse_body
+from storage import files
 
 #: a line can hold a prompt of the largest size
 MAX_LINE_BYTES = 16 << 20
@@ -44,11 +45,16 @@ def numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, b
 
     Raises:
         InvalidBatch: beyond the limits.
+        NotFound, StoreDamaged: the file is gone, or is not what was uploaded.
         ServiceUnavailable: this process is asked to end, which must not wait for a long file.
     """
     most = services.settings.batch_max_requests
+    with services.database.read() as session:
+        row = files.get(session, request.input_file_id)
+        chunks = files.chunks_of(session, request.input_file_id)
+    stored = files.stored(row, services.store, chunks)
     found = 0
-    for number, text in enumerate(_pieces(services.store.stream(f"files/{request.input_file_id}")), 1):
+    for number, text in enumerate(_pieces(stored.stream()), 1):
         if services.stopping.is_set():
             raise ServiceUnavailable("this process ends; another one reads the file again")
         if not text.strip():

@@ -21,6 +21,7 @@ from api.dependencies import Services
 from api.prompt_tokens import PromptTokens, characters_of
 from api.submissions import Submission
 from storage import dataset_sources, model_tokenizers
+from storage.dataset_sources import Uploads
 from storage.samples import NewSample
 
 log = logging.getLogger(__name__)
@@ -145,13 +146,9 @@ def _example_rows(services: Services, spec: EvaluationSpec, submission: Submissi
             submission.samples(), 0, None, len(spec.conditions) * spec.epochs
         )
         return [DatasetRow.from_input(s.sample_index, s.input) for s in islice(tested, _EXAMPLE_ROWS)]
-    return dataset_sources.read(
-        source,
-        services.store,
-        services.settings.data_roots,
-        limit=_EXAMPLE_ROWS,
-        reader=row_form(spec.task),
-    )
+    uploads = Uploads(services.database, services.store)
+    roots, reader = services.settings.data_roots, row_form(spec.task)
+    return list(dataset_sources.read(source, uploads, roots, limit=_EXAMPLE_ROWS, reader=reader))
 
 
 def _chat(messages: Sequence[Any], *, thinking: bool, add_generation_prompt: bool) -> Prompt:

@@ -43,8 +43,10 @@ from actograph.tasks.rows import row_form
 from api import interventions, outlook, task_files, webhooks
 from api.dependencies import Services
 from api.outlook import Outlook
-from storage import dataset_sources, files
+from storage import dataset_sources, files, row_spool
+from storage.dataset_sources import Uploads
 from storage.models import FileRow
+from storage.row_spool import RowSpool
 from storage.sample_expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
 from storage.samples import NewSample
 
@@ -157,7 +159,7 @@ def _extract(
     services: Services, spec: ExtractSpec, ahead: Outlook, hook_names: list[str] | None
 ) -> Submission:
     per_row = max(1, len(spec.conditions))
-    rows: list[TextRow] = []
+    rows: RowSpool[TextRow] | tuple[()] = ()
     total: int | None = len(spec.inputs or ()) * per_row
     uploads: tuple[tuple[str, str], ...] = ()
     if spec.dataset is not None:
@@ -167,15 +169,7 @@ def _extract(
         if isinstance(dataset, FileDataset):
             uploads = (("dataset", dataset.file_id),)
         if not isinstance(dataset, HubDataset):
-            with _named("dataset"):
-                rows = dataset_sources.read_text_rows(
-                    dataset,
-                    spec.text_field,
-                    services.store,
-                    services.settings.data_roots,
-                    limit=_most_rows(spec.limit, per_row),
-                    offset=min(spec.offset, FARTHEST_ROW),
-                )
+            rows = row_spool.texts(_texts(services, dataset, spec, _most_rows(spec.limit, per_row)))
             total = len(rows) * per_row
     if total is not None:
         _check_count(total)
@@ -259,7 +253,7 @@ def _most_rows(limit: int | None, per_row: int) -> int:
 
 def _read_datasets(
     services: Services, spec: EvaluationSpec
-) -> tuple[EvaluationSpec, list[DatasetRow] | None]:
+) -> tuple[EvaluationSpec, RowSpool[DatasetRow] | None]:
     """The spec with its paths resolved, and the rows to run where they can be read here."""
     dataset = _locate(services, spec.dataset, "dataset")
     fewshot = _locate(services, spec.fewshot_dataset, "fewshot_dataset") if spec.fewshot_dataset else None
@@ -267,24 +261,29 @@ def _read_datasets(
     spec = task_files.with_task(services, spec)
     scoring = JobScoring(spec)
     per_row = len(spec.conditions) * spec.epochs
-    rows: list[DatasetRow] | None = None
+    rows: RowSpool[DatasetRow] | None = None
     if not isinstance(dataset, HubDataset):
         limit = _most_rows(spec.limit, per_row)
-        rows = _rows(services, dataset, "dataset", spec.task, limit=limit, offset=spec.offset)
+        found = _rows(services, dataset, "dataset", spec.task, limit=limit, offset=spec.offset)
+        rows = row_spool.problems(_answerable(found, scoring))
         _check_count(len(rows) * per_row)
-        _check_targets(rows, scoring)
     if spec.num_fewshot:
         _check_fewshot(services, spec)
     return spec, rows
 
 
-def _check_targets(rows: Sequence[DatasetRow], scoring: JobScoring) -> None:
-    """Refuse a row that no completion could answer rightly."""
+def _answerable(rows: Iterator[DatasetRow], scoring: JobScoring) -> Iterator[DatasetRow]:
+    """The same rows. Raises InvalidDataset for a row that no completion could answer rightly."""
+    fault: InvalidDataset | None = None
     for row in rows:
         try:
             scoring.check(row.input)
         except InvalidDataset as error:
-            raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
+            fault = fault or InvalidDataset(f"row {row.index}: {error.message}", param="dataset")
+        if fault is None:
+            yield row
+    if fault is not None:
+        raise fault
 
 
 def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
@@ -296,7 +295,7 @@ def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
     needed = spec.num_fewshot + (source == spec.dataset)
     if isinstance(source, HubDataset) or spec.own_examples:
         return
-    found = len(_rows(services, source, field, spec.task))
+    found = sum(1 for _ in _rows(services, source, field, spec.task))
     if found < needed:
         raise InvalidDataset(
             f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
@@ -312,15 +311,29 @@ def _rows(
     *,
     limit: int | None = None,
     offset: int = 0,
-) -> list[DatasetRow]:
+) -> Iterator[DatasetRow]:
     with _named(field):
-        return dataset_sources.read(
+        yield from dataset_sources.read(
             dataset,
-            services.store,
+            Uploads(services.database, services.store),
             services.settings.data_roots,
             limit=limit,
             offset=min(offset, FARTHEST_ROW),
             reader=row_form(task),
+        )
+
+
+def _texts(
+    services: Services, dataset: FileDataset | PathDataset, spec: ExtractSpec, limit: int
+) -> Iterator[TextRow]:
+    with _named("dataset"):
+        yield from dataset_sources.read_text_rows(
+            dataset,
+            spec.text_field,
+            Uploads(services.database, services.store),
+            services.settings.data_roots,
+            limit=limit,
+            offset=min(spec.offset, FARTHEST_ROW),
         )
 
 

@@ -2,13 +2,14 @@
 
 from pydantic import ValidationError
 
-from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
+from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.specs import EvaluationSpec
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.tasks.rows import RowForm, examples_of
 from api.dependencies import Services
-from storage import dataset_sources, files
+from storage import dataset_sources
+from storage.dataset_sources import Uploads
 
 
 def with_task(services: Services, spec: EvaluationSpec) -> EvaluationSpec:
@@ -47,12 +48,10 @@ def _content(services: Services, task: TaskFile | TaskPath) -> bytes:
             raise InvalidRequest(f"the file cannot be read: {error.strerror}", param="task.path") from error
     content = bytearray()
     try:
-        with services.database.read() as session:
-            files.get(session, task.file_id)
-        for chunk in dataset_sources.stream_upload(services.store, task.file_id):
+        for chunk in Uploads(services.database, services.store).open(task.file_id).stream():
             content += chunk
             if len(content) > MAX_FILE_BYTES:
                 break
-    except (InvalidDataset, NotFound) as error:
+    except InvalidDataset as error:
         raise InvalidRequest(error.message, param="task.file_id") from None
     return bytes(content)

@@ -5,7 +5,7 @@ slice is a transaction of its own. A submitted job stays hidden until its last s
 worker claims its samples. If the process dies meanwhile, the reconciler removes the incomplete job.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
@@ -49,7 +49,7 @@ def insert_job(
         ServiceUnavailable: this took so long that the reconciler removed the job.
     """
     rest = iter(new)
-    following, after = list(islice(rest, SLICE)), list(islice(rest, SLICE))
+    following, after = _slice(rest), _slice(rest)
     if not after:
         with database.write() as session:
             row = create(session)
@@ -62,7 +62,7 @@ def insert_job(
     try:
         count = len(following)
         while after:
-            following, after = after, list(islice(rest, SLICE))
+            following, after = after, _slice(rest)
             with database.write() as session:
                 _require(session, row.id, served_at=now(session))
                 samples.insert(session, row.id, following, first=count)
@@ -77,6 +77,18 @@ def insert_job(
             discard(database, row.id)
         raise
     return published
+
+
+def _slice(rest: Iterator[NewSample]) -> list[NewSample]:
+    """The samples of the next transaction; fewer than SLICE if they are long."""
+    found: list[NewSample] = []
+    characters = 0
+    for sample in islice(rest, SLICE):
+        found.append(sample)
+        characters += samples.characters_of(sample)
+        if characters >= samples.INSERT_CHARACTERS:
+            break
+    return found
 
 
 def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) -> None:

@@ -5,7 +5,7 @@ around it and nothing else. A smaller file is its own chunk: its sha256 is enoug
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,18 +27,16 @@ class ChunkDigests(BaseModel):
     sha256: list[str]
 
 
-class FileHasher:
-    """Digest of a file and of its chunks, in one pass over its bytes."""
+class ChunkHasher:
+    """Digests of a file's chunks, from pieces of any size."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self.size = 0
         self._chunk_bytes = chunk_bytes
-        self._whole = hashlib.sha256()
         self._chunk = hashlib.sha256()
         self._chunks: list[str] = []
 
     def update(self, data: bytes | memoryview) -> None:
-        self._whole.update(data)
         view = memoryview(data)
         while view:
             room = self._chunk_bytes - self.size % self._chunk_bytes
@@ -49,17 +47,35 @@ class FileHasher:
                 self._chunks.append(self._chunk.hexdigest())
                 self._chunk = hashlib.sha256()
 
-    @property
-    def sha256(self) -> str:
-        return self._whole.hexdigest()
+    def passing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """The same pieces, hashed on their way."""
+        for piece in pieces:
+            self.update(piece)
+            yield piece
 
     @property
     def chunks(self) -> ChunkDigests | None:
-        """None if the file fits into one chunk: `sha256` is its digest."""
+        """None if the file fits into one chunk: the file's own sha256 is its digest."""
         if self.size <= self._chunk_bytes:
             return None
         last = [self._chunk.hexdigest()] if self.size % self._chunk_bytes else []
         return ChunkDigests(bytes=self._chunk_bytes, sha256=self._chunks + last)
+
+
+class FileHasher(ChunkHasher):
+    """Digests of a file and of its chunks, in one pass over its bytes."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        super().__init__(chunk_bytes)
+        self._whole = hashlib.sha256()
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._whole.update(data)
+        super().update(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._whole.hexdigest()
 
 
 class CheckedFile:
@@ -106,6 +122,13 @@ class CheckedFile:
             artifact=artifact,
             file=name,
         )
+
+    def check_whole(self) -> None:
+        """Verify a file without chunk digests as a whole; one that has them is verified as it is read."""
+        self.check_size()
+        if self._chunks is None:
+            for _ in self._stream_whole():
+                pass
 
     def check_size(self) -> None:
         """Compare the size in the store with the recorded one."""

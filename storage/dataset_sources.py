@@ -3,151 +3,144 @@
 Hub datasets need the `datasets` library and are read by the worker alone.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.dataset_formats import ParquetRecords, csv_records, format_of
+from actograph.dataset_formats import csv_records, format_of
+from actograph.dataset_lines import Lines
 from actograph.dataset_rows import (
     GSM8K_COLUMNS,
     DatasetRow,
+    JsonRecords,
     RowReader,
     TextRow,
-    bounded_lines,
-    check_rows,
-    check_texts,
-    read_rows,
-    read_texts,
+    stream_rows,
+    stream_texts,
 )
-from storage.artifacts.store import ArtifactStore
+from actograph.parquet_process import ParquetProcess
+from storage import files
+from storage.artifacts.store import STREAM_CHUNK, ArtifactStore
+from storage.checked_files import CheckedFile
+from storage.database import Database
 from storage.ids import is_id
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """Uploaded files: their records in the index and their bytes in the store."""
+
+    database: Database
+    store: ArtifactStore
+
+    def open(self, file_id: str) -> CheckedFile:
+        """The bytes of a file, verified as they are read. Raises InvalidDataset if there is no such file."""
+        missing = InvalidDataset(f"no file {file_id}", param="dataset.file_id")
+        if not is_id(file_id, "file"):
+            raise missing
+        try:
+            with self.database.read() as session:
+                row = files.get(session, file_id)
+                chunks = files.chunks_of(session, file_id)
+            self.store.size(f"files/{file_id}")
+        except NotFound as error:
+            raise missing from error
+        file = files.stored(row, self.store, chunks)
+        file.check_whole()
+        return file
 
 
 def read(
     ref: FileDataset | PathDataset,
-    store: ArtifactStore,
+    uploads: Uploads,
     data_roots: Sequence[str],
     *,
     limit: int | None = None,
     offset: int = 0,
     require_gold: bool = True,
     reader: RowReader | None = None,
-) -> list[DatasetRow]:
-    """Rows `offset` to `offset + limit` of the dataset, checked.
+) -> Iterator[DatasetRow]:
+    """Rows `offset` to `offset + limit` of the dataset, checked and read one at a time.
 
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
+        StoreDamaged: an upload is not what was uploaded.
+        ServiceBusy: other readers use the memory that this one needs.
     """
-    options: dict[str, Any] = {
-        "limit": limit, "offset": offset, "require_gold": require_gold, "reader": reader,
-    }  # fmt: skip
-    columns = GSM8K_COLUMNS if reader is None else None
-    with _rows(ref, store, data_roots, columns) as (lines, records):
-        if records is not None:
-            return check_rows(records, **options)
-        return read_rows(lines, **options)
+    columns, required = (GSM8K_COLUMNS, GSM8K_COLUMNS) if reader is None else (reader.columns, ())
+    with _records(ref, uploads, data_roots, columns, required) as records:
+        yield from stream_rows(records, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
 
 
 def read_text_rows(
     ref: FileDataset | PathDataset,
     field: str,
-    store: ArtifactStore,
+    uploads: Uploads,
     data_roots: Sequence[str],
     *,
     limit: int | None = None,
     offset: int = 0,
-) -> list[TextRow]:
-    """`field` of rows `offset` to `offset + limit` of the dataset, checked.
-
-    Raises:
-        InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
-    """
-    with _rows(ref, store, data_roots, (field,)) as (lines, records):
-        if records is not None:
-            return check_texts(records, field, limit=limit, offset=offset)
-        return read_texts(lines, field, limit=limit, offset=offset)
+) -> Iterator[TextRow]:
+    """`field` of rows `offset` to `offset + limit` of the dataset, as `read` reads them."""
+    with _records(ref, uploads, data_roots, (field,), (field,)) as records:
+        yield from stream_texts(records, field, limit=limit, offset=offset)
 
 
 @contextmanager
-def _rows(
+def _records(
     ref: FileDataset | PathDataset,
-    store: ArtifactStore,
+    uploads: Uploads,
     data_roots: Sequence[str],
-    columns: Sequence[str] | None,
-) -> Iterator[tuple[Iterator[bytes], Iterable[object] | None]]:
-    """Lines of JSON and None, or no lines and records; `columns` are needed, and no others."""
-    with ExitStack() as opened:
-        if isinstance(ref, PathDataset):
-            path = allowed_path(ref.path, data_roots)
-            written = ref.format or format_of(ref.path)
-            file: BinaryIO = opened.enter_context(path.open("rb"))
-        else:
-            written = ref.format or "jsonl"
-            chunks = stream_upload(store, ref.file_id)
-            if written == "parquet":
-                stored = StoredFile(store, f"files/{ref.file_id}")
-                file = opened.enter_context(BufferedReader(stored, StoredFile.BLOCK))
-            else:
-                file = cast(BinaryIO, _ChunkReader(chunks))
+    columns: Collection[str],
+    required: Collection[str],
+) -> Iterator[Iterable[object]]:
+    """The records of a dataset; of a Parquet file `columns` alone are decoded."""
+    with _opened(ref, uploads, data_roots) as (file, written):
         if written == "parquet":
-            yield iter(()), ParquetRecords(file, columns)
+            yield ParquetProcess(file, columns, required)
         elif written == "csv":
-            yield iter(()), csv_records(bounded_lines(file), columns)
+            yield csv_records(Lines(file.stream()), required)
         else:
-            yield bounded_lines(file), None
+            yield JsonRecords(Lines(file.stream()))
 
 
-class StoredFile(RawIOBase):
-    """An uploaded file that can be sought in, read by ranges."""
-
-    BLOCK = 1 << 20
-
-    def __init__(self, store: ArtifactStore, key: str) -> None:
-        self._store = store
-        self._key = key
-        self._size = store.size(key)
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        start = {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        count = max(0, min(len(buffer), self._size - self._at))
-        if count:
-            buffer[:count] = self._store.read(self._key, self._at, count)
-            self._at += count
-        return count
+@contextmanager
+def _opened(
+    ref: FileDataset | PathDataset, uploads: Uploads, data_roots: Sequence[str]
+) -> Iterator[tuple["CheckedFile | LocalFile", str]]:
+    if isinstance(ref, FileDataset):
+        yield uploads.open(ref.file_id), ref.format or "jsonl"
+        return
+    with closing(LocalFile(allowed_path(ref.path, data_roots).open("rb"))) as file:
+        yield file, ref.format or format_of(ref.path)
 
 
-def stream_upload(store: ArtifactStore, file_id: str) -> Iterable[bytes]:
-    """The bytes of an uploaded file, piece by piece.
+class LocalFile:
+    """A file under a data root, read by ranges or as a stream."""
 
-    Raises:
-        InvalidDataset: there is none.
-    """
-    key = f"files/{file_id}"
-    if not is_id(file_id, "file"):
-        raise InvalidDataset(f"no file {file_id}", param="dataset.file_id")
-    try:
-        store.size(key)
-    except NotFound as error:
-        raise InvalidDataset(f"no file {file_id}", param="dataset.file_id") from error
-    return store.stream(key)
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = os.fstat(file.fileno()).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        """`length` bytes from `start`. Raises InvalidDataset if the file has become shorter."""
+        self._file.seek(start)
+        data = self._file.read(length)
+        if len(data) != length:
+            raise InvalidDataset("the file became shorter while it was read", param="dataset.path")
+        return data
+
+    def stream(self) -> Iterator[bytes]:
+        while chunk := self._file.read(STREAM_CHUNK):
+            yield chunk
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def allowed_path(path: str, data_roots: Sequence[str]) -> Path:
@@ -175,32 +168,3 @@ def allowed_path(path: str, data_roots: Sequence[str]) -> Path:
         if resolved.is_file() and any(resolved.is_relative_to(root) for root in roots):
             return resolved
     raise refusal
-
-
-class _ChunkReader:
-    """`readline` over pieces of bytes, as `bounded_lines` asks for."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._buffer = bytearray()
-        self._ended = False
-
-    def readline(self, limit: int) -> bytes:
-        searched = 0
-        while True:
-            end = self._buffer.find(b"\n", searched, limit)
-            if end >= 0:
-                return self._take(end + 1)
-            if len(self._buffer) >= limit or self._ended:
-                return self._take(min(limit, len(self._buffer)))
-            searched = len(self._buffer)
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                self._ended = True
-            else:
-                self._buffer += chunk
-
-    def _take(self, count: int) -> bytes:
-        line = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return line

@@ -9,7 +9,7 @@ from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from storage import pages, row_locks
 from storage.artifacts.store import ArtifactStore
-from storage.checked_files import CheckedFile
+from storage.checked_files import CheckedFile, ChunkDigests
 from storage.database import now
 from storage.models import FileRow
 
@@ -24,8 +24,13 @@ def insert(
     sha256: str,
     owner: str | None = None,
     expires_after: float | None = None,
+    chunks: ChunkDigests | None = None,
 ) -> FileRow:
-    """Add a file that is in the store already; `expires_after` is in seconds from now, None keeps it."""
+    """Add a file that is in the store already; `expires_after` is in seconds from now, None keeps it.
+
+    Args:
+        chunks: digests of the file's chunks; None for a file of one chunk.
+    """
     moment = now(session)
     row = FileRow(
         id=file_id,
@@ -36,6 +41,7 @@ def insert(
         created_at=moment,
         owner=owner,
         expires_at=None if expires_after is None else moment + expires_after,
+        chunks=None if chunks is None else chunks.model_dump(),
     )
     session.add(row)
     session.flush()
@@ -50,9 +56,15 @@ def get(session: Session, file_id: str) -> FileRow:
     return row
 
 
-def stored(row: FileRow, store: ArtifactStore) -> CheckedFile:
+def chunks_of(session: Session, file_id: str) -> ChunkDigests | None:
+    """Digests of the file's chunks; None for a file of one chunk, or of an earlier version."""
+    found = session.scalar(sa.select(FileRow.chunks).where(FileRow.id == file_id))
+    return None if found is None else ChunkDigests.model_validate(found)
+
+
+def stored(row: FileRow, store: ArtifactStore, chunks: ChunkDigests | None) -> CheckedFile:
     """The bytes of a file, verified as they are read."""
-    return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256)
+    return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256, chunks=chunks)
 
 
 def keep(session: Session, file_id: str) -> FileRow:

@@ -268,6 +268,8 @@ class FileRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: it is deleted some time after; null keeps it
     expires_at: Mapped[float | None]
+    #: digests of its chunks, see `storage.checked_files`; null: it has one chunk, or is of an earlier version
+    chunks: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
 
 
 class VectorRow(Base):

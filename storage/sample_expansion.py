@@ -4,7 +4,7 @@ The conditions and epochs of one problem stand together, so that a job that is r
 runs can be compared pair by pair.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.specs import (
@@ -19,7 +19,7 @@ from actograph.dataset_rows import DatasetRow, TextRow
 from storage.samples import NewSample
 
 
-def evaluation_samples(spec: EvaluationSpec, rows: Sequence[DatasetRow]) -> Iterator[NewSample]:
+def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iterator[NewSample]:
     """`index` is the row's place in the dataset, whatever `offset` and `limit` are."""
     for row in rows:
         for condition in spec.conditions:
@@ -51,7 +51,7 @@ def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
             )
 
 
-def extract_samples(spec: ExtractSpec, rows: Sequence[TextRow]) -> Iterator[NewSample]:
+def extract_samples(spec: ExtractSpec, rows: Iterable[TextRow]) -> Iterator[NewSample]:
     """One sample for each of `inputs`, or of `rows` where there are none, under each condition.
 
     `index` is a row's place in the dataset, whatever `offset` and `limit` are.

@@ -6,12 +6,12 @@ from actograph.contract.specs import DatasetRef, EvaluationSpec, ExtractSpec, Hu
 from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.tasks.rows import row_form
 from storage import dataset_sources
-from storage.artifacts.store import ArtifactStore
+from storage.dataset_sources import Uploads
 
 
 class DatasetReader:
-    def __init__(self, store: ArtifactStore, data_roots: Sequence[str]) -> None:
-        self._store = store
+    def __init__(self, uploads: Uploads, data_roots: Sequence[str]) -> None:
+        self._uploads = uploads
         self._data_roots = data_roots
         #: the pool last used; slices of one job follow each other
         self._pool: tuple[DatasetRef, object, list[DatasetRow]] | None = None
@@ -26,8 +26,10 @@ class DatasetReader:
             from worker.evals.datasets import load_hub_rows
 
             return load_hub_rows(ref, limit=limit, offset=offset, reader=reader)
-        return dataset_sources.read(
-            ref, self._store, self._data_roots, limit=limit, offset=offset, reader=reader
+        return list(
+            dataset_sources.read(
+                ref, self._uploads, self._data_roots, limit=limit, offset=offset, reader=reader
+            )
         )
 
     def texts(self, spec: ExtractSpec) -> list[TextRow]:
@@ -38,8 +40,10 @@ class DatasetReader:
             from worker.evals.datasets import load_hub_texts
 
             return load_hub_texts(ref, spec.text_field, limit=spec.limit, offset=spec.offset)
-        return dataset_sources.read_text_rows(
-            ref, spec.text_field, self._store, self._data_roots, limit=spec.limit, offset=spec.offset
+        return list(
+            dataset_sources.read_text_rows(
+                ref, spec.text_field, self._uploads, self._data_roots, limit=spec.limit, offset=spec.offset
+            )
         )
 
     def fewshot_pool(self, spec: EvaluationSpec) -> list[DatasetRow]:

@@ -14,6 +14,7 @@ from actograph.settings import Settings
 from storage import bulk_insert, chat_batches, jobs, samples
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
+from storage.dataset_sources import Uploads
 from storage.live_text import LiveTextWriter
 from storage.models import JobRow
 from storage.sample_expansion import evaluation_samples, extract_samples
@@ -61,7 +62,7 @@ class Slices:
         self._store = store
         self._model = model
         self._live = LiveTextWriter(settings.broker_url)
-        self._datasets = DatasetReader(store, settings.data_roots)
+        self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
 
     def prepare(self, job_id: str) -> Slice:
         """Load the model if need be, read what the spec names, resolve its hooks.

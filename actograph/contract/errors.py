@@ -168,6 +168,13 @@ class ServiceBusy(ServiceUnavailable):
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": "5"}
 
 
+class StorageFull(ServiceUnavailable):
+    """There is no room left to store this."""
+
+    code = "storage_full"
+    status = 507
+
+
 class CaptureFailed(ActographError):
     """The activations that the job asked for could not be captured."""
 

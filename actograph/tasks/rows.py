@@ -22,6 +22,7 @@ class RowForm:
         self._target = RowTemplate(task.target, param="task.target")
         #: what a sample must keep of its row
         self._kept = self._prompt.columns
+        self.columns = frozenset(self._prompt.columns) | frozenset(self._target.columns)
 
     def __call__(self, index: int, record: Mapping[str, Any]) -> DatasetRow:
         """Raises InvalidDataset, saying what is wrong with the record."""

@@ -14,6 +14,7 @@ from api.auth import caller
 from api.dependencies import After, NewestFirst, ServicesDep, known_id
 from api.errors import documented
 from storage import file_expiry, files, ids, pages, quotas
+from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -62,7 +63,9 @@ def upload_file(
         quotas.read(session, services.settings).require(by, file.size or 0, "the file", param="file")
     file_id = ids.new_file_id()
     limit = services.settings.max_upload_bytes
-    size, sha256 = services.store.put_stream(f"files/{file_id}", _chunks(file.file, limit))
+    hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
+    pieces = hasher.passing(_chunks(file.file, limit))
+    size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
     try:
         with services.database.write() as session:
             row = files.insert(
@@ -74,6 +77,7 @@ def upload_file(
                 sha256=sha256,
                 owner=by,
                 expires_after=expires,
+                chunks=hasher.chunks,
             )
     except BaseException:
         services.store.delete_prefix(f"files/{file_id}")
@@ -122,11 +126,11 @@ def get_file(services: ServicesDep, file_id: str) -> File:
 def get_file_content(services: ServicesDep, request: Request, file_id: str) -> Response:
     known_id(file_id, "file", "file")
     with services.database.read() as session:
-        row = files.get(session, file_id)
+        row, chunks = files.get(session, file_id), files.chunks_of(session, file_id)
     return downloads.serve(
         request,
         services.store,
-        files.stored(row, services.store),
+        files.stored(row, services.store, chunks),
         sha256=row.sha256,
         media_type="application/octet-stream",
         filename=row.filename,

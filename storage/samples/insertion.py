@@ -12,6 +12,8 @@ from storage.ids import new_sample_id
 from storage.models import SampleRow
 
 INSERT_BATCH = 1000
+#: characters of prompts and answers that one transaction of a large job brings, about
+INSERT_CHARACTERS = 4 << 20
 _INSERT = sa.insert(cast(sa.Table, SampleRow.__table__))
 
 
@@ -27,6 +29,11 @@ class NewSample:
     position: int | None = None
 
 
+def characters_of(sample: NewSample) -> int:
+    """Characters of the sample's own texts."""
+    return sum(len(value) for value in sample.input.values() if isinstance(value, str))
+
+
 def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first: int = 0) -> int:
     """Insert samples of a job in running order, or each at its own place. Returns their number.
 
@@ -34,6 +41,7 @@ def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first
     """
     count = 0
     batch: list[dict[str, Any]] = []
+    characters = 0
 
     connection = session.connection()
 
@@ -57,8 +65,10 @@ def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first
             }
         )
         count += 1
-        if len(batch) >= INSERT_BATCH:
+        characters += characters_of(sample)
+        if len(batch) >= INSERT_BATCH or characters >= INSERT_CHARACTERS:
             flush()
+            characters = 0
     flush()
     return count
 

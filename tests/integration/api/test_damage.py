@@ -1,18 +1,22 @@
 """A flipped byte in the store is never served: not in a file, a range, a slice or a manifest."""
 
 import http.client
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from actograph import tensor_files
+from api.batch_keeper import BatchKeeper
 from storage import counters, events
 from storage.counters import Counter
-from storage.models import ArtifactRow
+from storage.models import ArtifactRow, FileRow
 from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
@@ -149,3 +153,76 @@ def test_a_session_of_an_earlier_version_is_served_and_checked_whole(
     with pytest.raises(http.client.IncompleteRead):
         connection.getresponse().read()
     connection.close()
+
+
+def upload(service: "Service", name: str, content: bytes, purpose: str = "dataset") -> str:
+    answer = service.client.post("/v1/files", files={"file": (name, content)}, data={"purpose": purpose})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def tampered(service: "Service", file_id: str, at: int) -> None:
+    path = service.services.store.local_path(f"files/{file_id}")
+    assert path is not None
+    flip(path, at)
+
+
+@pytest.mark.parametrize("copies", [1, 40_000])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_a_job_on_a_tampered_upload_is_refused(
+    service: "Service", problem: "Problem", name: str, copies: int
+) -> None:
+    """The byte that changes lies in the first row: 2 + 2 becomes 3 + 2 and the file is still readable."""
+    row = {"question": "What is 2 + 2?", "answer": "It is 4. #### 4"}
+    content = (json.dumps(row) + "\n").encode() * copies
+    if name.endswith("csv"):
+        content = b"question,answer\n" + b"What is 2 + 2?,It is 4. #### 4\n" * copies
+    if name.endswith("parquet"):
+        file = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist([row] * copies), file, compression="none")
+        content = file.getvalue()
+    file_id = upload(service, name, content)
+    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}, "limit": 1}
+    assert service.client.post("/v1/estimate", json=spec).status_code == 200
+    tampered(service, file_id, content.index(b"2 + 2"))
+    for route in ("/v1/jobs", "/v1/estimate"):
+        problem(service.client.post(route, json=spec), 500, "store_damaged", says=file_id)
+    assert service.queue_state() == (0, 0, [])
+    problem(service.client.get(f"/v1/files/{file_id}/content"), 500, "store_damaged", says=file_id)
+    assert "actograph_damaged_reads_total 3.0" in service.client.get("/metrics").text
+
+
+def test_a_tampered_task_file_and_batch_are_refused(service: "Service", problem: "Problem") -> None:
+    rows = service.upload({"question": "q", "answer": "#### 1"})
+    task = upload(service, "task.yaml", b'{"name": "t", "prompt": "{{question}}", "target": "{{answer}}"}')
+    tampered(service, task, 11)
+    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": rows}, "task": {"file_id": task}}
+    problem(service.client.post("/v1/jobs", json=spec), 500, "store_damaged", says=task)
+    line = {
+        "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+        "body": {"model": "demo", "messages": [{"role": "user", "content": "hello"}]},
+    }  # fmt: skip
+    file_id = upload(service, "batch.jsonl", json.dumps(line).encode(), purpose="batch")
+    tampered(service, file_id, json.dumps(line).index("hello"))
+    request = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = service.client.post("/v1/batches", json=request).json()
+    BatchKeeper(service.services).advance_all()
+    failed = service.client.get(f"/v1/batches/{batch['id']}").json()
+    assert failed["status"] == "failed"
+    assert failed["errors"]["data"][0]["code"] == "store_damaged"
+    assert file_id in failed["errors"]["data"][0]["message"]
+
+
+def test_an_upload_of_an_earlier_version_is_checked_whole(service: "Service", problem: "Problem") -> None:
+    """It has no digests of chunks: the byte that changed lies far behind the rows of the job."""
+    content = b'{"question": "q", "answer": "#### 1"}\n' * 100_000
+    file_id = upload(service, "rows.jsonl", content)
+    with service.database.write() as session:
+        row = session.get(FileRow, file_id)
+        assert row is not None
+        assert row.chunks is not None
+        row.chunks = None
+    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}, "limit": 1}
+    assert service.client.post("/v1/estimate", json=spec).status_code == 200
+    tampered(service, file_id, len(content) - 5)
+    problem(service.client.post("/v1/jobs", json=spec), 500, "store_damaged", says=file_id)

@@ -124,7 +124,8 @@ class Bench:
         if isinstance(spec.dataset, HubDataset):
             return None
         reader = row_form(spec.task)
-        return dataset_sources.read(spec.dataset, self.store, self.settings.data_roots, reader=reader)
+        uploads = dataset_sources.Uploads(self.database, self.store)
+        return list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, reader=reader))
 
     def samples(self, job_id: str) -> list[Sample]:
         with self.database.read() as session:

@@ -62,7 +62,8 @@ class Place:
             new = list(capture_samples(spec))
         else:
             assert isinstance(spec, EvaluationSpec) and isinstance(spec.dataset, PathDataset)
-            rows = dataset_sources.read(spec.dataset, self.store, self.settings.data_roots)
+            uploads = dataset_sources.Uploads(self.database, self.store)
+            rows = list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots))
             new = list(evaluation_samples(spec, rows))
         with self.database.write() as session:
             row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=len(new))

@@ -14,24 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from actograph import dataset_formats, dataset_rows
+from actograph import dataset_rows, parquet_rows
 from actograph.contract.errors import InvalidDataset
-from actograph.dataset_formats import ParquetRecords, csv_records, format_of
-from actograph.dataset_rows import (
-    GSM8K_COLUMNS,
-    MAX_LINE_BYTES,
-    bounded_lines,
-    check_rows,
-    check_texts,
-    read_rows,
-)
+from actograph.dataset_formats import csv_records, format_of
+from actograph.dataset_lines import MAX_LINE_BYTES, Lines
+from actograph.dataset_rows import GSM8K_COLUMNS, check_rows, check_texts, read_rows
+from actograph.parquet_rows import ParquetRecords
 
 HEAD = b"question,answer\n"
 GOOD = b"How many?,#### 3\n"
 
 
 def lines(content: bytes) -> Iterable[bytes]:
-    return bounded_lines(io.BytesIO(content))
+    return Lines([content])
 
 
 def refusal(content: bytes, **options: Any) -> str:
@@ -61,7 +56,7 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
     table["id"] = list(range(len(records)))
     for row_group in (None, 100):
         file = in_parquet(table, row_group_size=row_group, compression="zstd")
-        assert check_rows(ParquetRecords(file, GSM8K_COLUMNS)) == expected
+        assert check_rows(ParquetRecords(file, GSM8K_COLUMNS, required=GSM8K_COLUMNS)) == expected
     assert check_rows(ParquetRecords(file, GSM8K_COLUMNS), limit=3, offset=700) == expected[700:703]
 
 
@@ -133,7 +128,7 @@ def test_long_fields_are_read() -> None:
 def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(file: io.BytesIO) -> str:
         with pytest.raises(InvalidDataset) as caught:
-            check_rows(ParquetRecords(file, GSM8K_COLUMNS))
+            check_rows(ParquetRecords(file, GSM8K_COLUMNS, required=GSM8K_COLUMNS))
         return caught.value.message
 
     good: dict[str, list[Any]] = {"question": ["q", "r"], "answer": ["#### 1", "#### 2"]}
@@ -146,7 +141,7 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "row 1: answer is not a string" in refused(in_parquet({**good, "answer": ["#### 1", None]}))
     assert "row 0: answer is not a string" in refused(in_parquet({**good, "answer": [1, 2]}))
-    monkeypatch.setattr(dataset_formats, "MAX_ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP_BYTES", 1000)
     big = in_parquet({**good, "unused": ["x" * 4000, "y" * 4000]}, use_dictionary=False)
     assert len(check_rows(ParquetRecords(big, GSM8K_COLUMNS))) == 2
     message = refused(in_parquet({"question": ["x" * 4000], "answer": ["#### 1"]}))
@@ -171,9 +166,9 @@ def test_formats_by_name(name: str, found: str) -> None:
 
 def test_row_groups_before_the_first_row_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     file = in_parquet({"question": [f"q{i}" for i in range(100)]}, row_group_size=10)
-    records = ParquetRecords(file, ["question"])
     # a row takes about 12 bytes: room for the nine before it in its group, not for those of the groups before
-    monkeypatch.setattr(dataset_formats, "MAX_DECODED_BYTES", 200)
+    monkeypatch.setattr(parquet_rows, "MAX_DECODED_BYTES", 200)
+    records = ParquetRecords(file, ["question"])
     assert next(records.from_row(59)) == {"question": "q59"}
     assert list(records.from_row(98)) == [{"question": "q98"}, {"question": "q99"}]
     assert list(records.from_row(100)) == list(records.from_row(10**9)) == []
@@ -190,6 +185,6 @@ def test_few_bytes_that_stand_for_many_are_refused(monkeypatch: pytest.MonkeyPat
     assert len(check_texts(ParquetRecords(file), "text", limit=50)) == 50
     with pytest.raises(InvalidDataset, match="more than 5000000 characters together"):
         check_texts(ParquetRecords(file), "text")
-    monkeypatch.setattr(dataset_formats, "MAX_ROW_GROUP_ROWS", 2999)
+    monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP_ROWS", 2999)
     with pytest.raises(InvalidDataset, match="row group 0 has 3000 rows, at most 2999"):
         ParquetRecords(file)

@@ -1,8 +1,12 @@
 """Reading GSM8K-style rows: what is taken, what is refused, and what the refusal says."""
 
 import io
+import itertools
 import json
 import re
+import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actograph.contract.errors import InvalidDataset
+from actograph import memory_budget
+from actograph.contract.errors import InvalidDataset, ServiceBusy
 from actograph.contract.specs import MAX_PROMPT_CHARS
+from actograph.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, Lines
 from actograph.dataset_rows import (
-    MAX_LINE_BYTES,
     MAX_REPORTED,
     DatasetRow,
-    bounded_lines,
+    JsonRecords,
     check_rows,
     check_texts,
     read_rows,
+    stream_rows,
 )
+from actograph.memory_budget import MemoryBudget
 
 
 def line(question: Any = "How many?", answer: Any = "Three.\n#### 3", **more: Any) -> bytes:
@@ -36,7 +43,7 @@ def refusal(*lines: bytes, **options: Any) -> str:
 
 def test_real_gsm8k_is_read_whole(shared: Path) -> None:
     with (shared / "data/gsm8k/test.jsonl").open("rb") as stream:
-        rows = read_rows(bounded_lines(stream))
+        rows = read_rows(Lines(iter(lambda: stream.read(1 << 16), b"")))
     assert len(rows) == 1319
     assert [row.index for row in rows] == list(range(1319))
     assert rows[0].question.startswith("Janet\u2019s ducks lay 16 eggs per day.")
@@ -135,25 +142,62 @@ def test_no_rows() -> None:
 
 
 def test_a_line_without_end_is_refused_within_bounded_memory() -> None:
-    class Endless(io.RawIOBase):
-        """60 MB of one line, then a good row; no read may ask for much more than a line's limit."""
+    def endless() -> Iterator[bytes]:
+        for _ in range(600):
+            yield b"x" * 100_000
+        yield b"\n" + line()
 
-        left = 60_000_000
-        largest = 0
+    tracemalloc.start()
+    assert refusal(*Lines(endless())) == "row 0: the line is longer than 4000000 bytes"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * MAX_LINE_BYTES
 
-        def readline(self, size: int | None = -1, /) -> bytes:
-            assert size is not None
-            self.largest = max(self.largest, size)
-            if self.left <= 0:
-                tail, self.left = (line(), -1) if self.left == 0 else (b"", -1)
-                return tail
-            part = min(size, self.left)
-            self.left -= part
-            return b"x" * (part - 1) + (b"\n" if self.left == 0 else b"x")
 
-    stream = Endless()
-    assert refusal(*bounded_lines(stream)) == "row 0: the line is longer than 4000000 bytes"  # type: ignore[arg-type]
-    assert stream.largest == MAX_LINE_BYTES + 1
+def test_blank_lines_cost_nothing() -> None:
+    """48 MB of newlines took 44 s when each was a line."""
+    blank = itertools.repeat(b"\n \r\n\t" * 200_000, 48)
+    began = time.process_time()
+    rows = read_rows(Lines(itertools.chain(blank, [line(question="one")], blank, [line(question="two")])))
+    assert [(row.index, row.question) for row in rows] == [(0, "one"), (1, "two")]
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int) -> None:
+    content = b"\xef\xbb\xbf\n" + line(question="one") + b"  \r\n\n\n" + line(question="two").rstrip()
+    pieces = [content[at : at + size] for at in range(0, len(content), size)]
+    assert [row.question for row in read_rows(Lines(pieces))] == ["one", "two"]
+    assert b"".join(Lines(pieces)) == content
+
+
+def test_columns_that_no_task_reads_are_not_held() -> None:
+    junk: dict[str, Any] = {"junk": [[] for _ in range(20_000)]}
+    tracemalloc.start()
+    rows = read_rows([line(**junk) for _ in range(50)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rows) == 50
+    assert peak < 20_000_000, "one row's junk, and not that of fifty"
+
+
+def test_a_row_of_too_many_values_is_refused_before_it_is_decoded() -> None:
+    many = b'{"question": "q", "answer": "#### 1", "junk": [' + b"[]," * MAX_ROW_VALUES + b"0]}"
+    assert refusal(many) == f"row 0: the line holds more than {MAX_ROW_VALUES} values"
+
+
+def test_large_rows_hold_their_share_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = MemoryBudget(30 << 20, wait_seconds=0.05)
+    monkeypatch.setattr(memory_budget, "DATASETS", budget)
+    large = line(junk=[[] for _ in range(200_000)])
+    rows = stream_rows(JsonRecords([large, large]))
+    next(rows)
+    with pytest.raises(ServiceBusy, match="a row of the dataset needs") as caught:
+        read_rows([large])
+    assert caught.value.headers["Retry-After"] == "5"
+    assert len(read_rows([line()])) == 1, "small rows need no share"
+    rows.close()  # type: ignore[attr-defined]
+    assert len(read_rows([large])) == 1
 
 
 @given(
@@ -164,7 +208,8 @@ def test_a_line_without_end_is_refused_within_bounded_memory() -> None:
 def test_whatever_text_is_written_is_read_again(questions: list[str]) -> None:
     questions = [f"q{text}" for text in questions]
     stream = io.BytesIO(b"".join(line(question=text) for text in questions))
-    assert [row.question for row in read_rows(bounded_lines(stream))] == questions
+    lines = Lines(iter(lambda: stream.read(7), b""))
+    assert [row.question for row in read_rows(lines)] == questions
 
 
 @given(st.lists(st.binary(max_size=60), max_size=5))

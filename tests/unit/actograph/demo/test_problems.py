@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actograph.dataset_rows import bounded_lines, read_rows
+from actograph.dataset_rows import read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.demo.problems import (
     ADDITIONS,
@@ -39,7 +39,7 @@ def test_shipped_problems_are_what_the_generator_makes() -> None:
 
 def test_shipped_problems_are_a_dataset_of_200_different_questions() -> None:
     with PROBLEMS.open("rb") as stream:
-        rows = read_rows(bounded_lines(stream))
+        rows = read_rows(stream)
     assert len({row.question for row in rows}) == len(rows) == 200
 
 
