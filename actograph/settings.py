@@ -34,7 +34,11 @@ class Settings(BaseSettings):
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` takes a GPU where one is.")
     threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
-    batch_size: int = Field(0, ge=0, description="Most samples run at once; 0 lets the memory plan decide.")
+    batch_size: int = Field(
+        0,
+        ge=0,
+        description="Most samples run at once, if memory allows; 0: 16 on a CPU, 256 on a GPU.",
+    )
     allowed_models: CommaList = Field(
         (), description="Further models that jobs may name, comma-separated, each like `model`."
     )

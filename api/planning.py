@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actograph.contract import estimate
+from actograph.contract import batch_memory, estimate
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.prefill_plan import prefill_plan
@@ -179,7 +179,7 @@ def _estimate(
     }
     if lengths is not None:
         scores = isinstance(spec, ChatJobSpec) and spec.scores_prompts
-        scored = estimate.scored_bytes(structure, prompt_tokens=lengths.longest) if scores else 0
+        scored = batch_memory.scored_bytes(structure, prompt_tokens=lengths.longest) if scores else 0
         found |= _disk(submission, structure, capture, lengths, known.disk_bytes)
         if spec.is_prefill:
             found |= _prefill_memory(
@@ -226,7 +226,7 @@ def _disk(
 class _Captured:
     """What capturing takes for the longest prompt."""
 
-    need: estimate.CaptureNeed
+    need: batch_memory.CaptureNeed
     #: bytes of all tensors of the sample
     tensors: int
 
@@ -241,7 +241,7 @@ class _Captured:
         """`tokens` are those of the prompt, and those generated."""
         prompt, generated = tokens
         return cls(
-            estimate.capture_need(structure, hooks, capture, prompt_tokens=prompt),
+            batch_memory.capture_need(structure, hooks, capture, prompt_tokens=prompt),
             estimate.tensor_bytes(
                 structure, hooks, capture, prompt_tokens=prompt, generated_tokens=generated
             ),
@@ -270,25 +270,32 @@ def _memory(
     on_gpu, device, host = budget.on_gpu, *_available(memory)
     chosen = None
     if device is not None:
-        chosen = estimate.batch_size(
+        chosen = batch_memory.batch_size(
             structure,
             kv_bytes,
             captured.need,
             budget,
             prompt_tokens=prompt,
             max_tokens=generated,
-            held_bytes=scored,
+            scored=scored,
         )
     size = batch or chosen or 1
-    run = estimate.run_bytes(structure, kv_bytes, prompt_tokens=prompt, max_tokens=generated)
-    # rows leave the device as they come, so that only what stays there is certain
-    run = size * (run + captured.need.summaries) + scored
-    buffered = estimate.buffered_bytes(budget, captured.tensors, samples=size)
+    run = batch_memory.batch_memory(
+        structure,
+        kv_bytes,
+        captured.need,
+        samples=size,
+        prompt_tokens=prompt,
+        max_tokens=generated,
+        scored=scored,
+    )
+    rows = batch_memory.held_rows_bytes(budget, captured.need, captured.tensors, samples=size)
     return {
         "batch_size": chosen,
-        "device": _need(run, device),
+        # rows leave the device as they come: a refusal counts only what is certain
+        "device": _need(run.device if on_gpu and batch is None else run.certain, device),
         # on a CPU both come from the same memory
-        "host": _need(buffered if on_gpu else run + buffered, host),
+        "host": _need(rows if on_gpu else run.certain + rows, host),
     }
 
 
@@ -315,12 +322,13 @@ def _prefill_memory(
         samples=batch or (None if device is not None else 1),
         layers_per_pass=spec.layers_per_pass if isinstance(spec, ExtractSpec) else None,
     )
-    run, held = chosen.device_bytes + scored, chosen.held_bytes
+    forward, held = chosen.forward_bytes + scored, chosen.held_bytes
+    on_gpu = budget.on_gpu
     return {
         "batch_size": chosen.batch_size if device is not None else None,
         "layers_per_pass": chosen.layers_per_pass,
-        "device": _need(run, device),
-        "host": _need(held if budget.on_gpu else run + held, host),
+        "device": _need(forward + chosen.in_flight_bytes if on_gpu and batch is None else forward, device),
+        "host": _need(held if on_gpu else forward + held, host),
     }
 
 
@@ -329,12 +337,12 @@ def _available(memory: dict[str, int]) -> tuple[int | None, int | None]:
     return memory.get("device_available_bytes"), memory.get("host_available_bytes")
 
 
-def _budget(structure: ModelStructure, memory: dict[str, int]) -> estimate.Budget:
-    on_gpu = estimate.is_gpu(structure)
-    return estimate.Budget(
+def _budget(structure: ModelStructure, memory: dict[str, int]) -> batch_memory.Budget:
+    on_gpu = batch_memory.is_gpu(structure)
+    return batch_memory.Budget(
         device_bytes=memory.get("device_available_bytes", 0),
         host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
-        cap=memory.get("batch_cap", estimate.batch_cap(on_gpu=on_gpu)),
+        cap=memory.get("batch_cap", batch_memory.batch_cap(on_gpu=on_gpu)),
         on_gpu=on_gpu,
     )
 

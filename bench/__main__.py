@@ -59,6 +59,7 @@ PROGRAMS = (
         minutes=15,
         limit_minutes=45,
     ),
+    Program(module="memory_plan", quick=("--tokens", "64"), minutes=0.2, limit_minutes=3),
     Program(
         module="prefill_chunks",
         quick=("--rounds", "1", "--sequences", "2", "--tokens", "128"),

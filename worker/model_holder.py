@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 
 from actograph.contract import model_names
+from actograph.contract.batch_memory import batch_cap
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
-from actograph.contract.estimate import batch_cap
 from actograph.contract.model_identity import ModelIdentity
 from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
 from actograph.contract.model_names import ServedModel
@@ -18,6 +18,7 @@ from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from worker import chat_template
 from worker.engine import weight_files
+from worker.engine.attention_memory import pair_bytes
 from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.memory import capacity, memory_snapshot
@@ -143,8 +144,11 @@ class ModelHolder:
         )
         _check_weights(loaded, options)
         engine = Engine(loaded)
+        pairs = pair_bytes(loaded)
         found = {
             "kv_bytes_per_token": kv_bytes_per_token(loaded),
+            "mask_bytes_per_pair": pairs.mask,
+            "scores_bytes_per_pair": pairs.scores,
             "identity": _identity(model, loaded, before),
         }
         engine.structure = with_savepoints(
@@ -172,10 +176,10 @@ class ModelHolder:
         engine = self._engine  # the heartbeat's thread asks while another one loads
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
-            most = batch_cap(on_gpu=engine.model.device.type == "cuda")
             numbers |= capacity(engine.model.layer_devices, self._resting)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
-            numbers["batch_cap"] = min(most, self._settings.batch_size or most)
+            on_gpu = engine.model.device.type == "cuda"
+            numbers["batch_cap"] = batch_cap(on_gpu=on_gpu, most=self._settings.batch_size)
             numbers |= self.batch_memory
         return numbers
 

@@ -17,12 +17,14 @@ class PromptReader:
     Attributes:
         origin: None where nothing is captured.
         layers_per_pass: layers whose rows are held at once, where the job says it.
+        most: samples at once; 0: the default of the device.
     """
 
     engine: Engine
     origin: Provenance | None
     options: BufferOptions
     layers_per_pass: int | None
+    most: int = 0
 
     def plan(self, *, prompt_tokens: int, samples: int | None = None) -> PrefillPlan:
         """How many texts are read at once, and how many layers' rows are held at once."""
@@ -33,6 +35,7 @@ class PromptReader:
             samples=samples,
             layers_per_pass=self.layers_per_pass,
             options=self.options,
+            most=self.most,
         )
 
     def read(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from actograph.contract.batch_memory import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.contract.errors import (
     ActographError,
     CaptureFailed,
@@ -18,7 +19,6 @@ from actograph.contract.errors import (
     JobEnded,
     SampleTimeout,
 )
-from actograph.contract.estimate import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
@@ -77,7 +77,7 @@ class UnitRunner:
         self._engine = engine
         self._runner = runner
         self.provenance = provenance
-        self._at_most = settings.batch_size
+        self._most = settings.batch_size
         self._longest_prompt = min(FIRST_GUESS_TOKENS, engine.structure.context_length)
         self._options = BufferOptions(
             host_buffer_bytes=settings.host_buffer_bytes, shard_bytes=settings.shard_bytes
@@ -87,6 +87,7 @@ class UnitRunner:
             origin=provenance,
             options=self._options,
             layers_per_pass=runner.layers_per_pass,
+            most=settings.batch_size,
         )
 
     def size(self) -> int:
@@ -95,17 +96,16 @@ class UnitRunner:
         Prompts are known only once they are claimed, so the longest one so far stands for them.
         """
         if self._runner.sampling is None:
-            planned = self._reader.plan(prompt_tokens=self._longest_prompt).batch_size
-        else:
-            planned = self._engine.plan_batch_size(
-                self.provenance.hooks if self.provenance else (),
-                prompt_tokens=self._longest_prompt,
-                max_tokens=self._runner.sampling.max_tokens,
-                capture_of=self._capture_of,
-                options=self._options,
-                held_bytes=SCORED_PIECE_BYTES if self._runner.may_score else 0,
-            )
-        return min(planned, self._at_most) if self._at_most else planned
+            return self._reader.plan(prompt_tokens=self._longest_prompt).batch_size
+        return self._engine.plan_batch_size(
+            self.provenance.hooks if self.provenance else (),
+            prompt_tokens=self._longest_prompt,
+            max_tokens=self._runner.sampling.max_tokens,
+            capture_of=self._capture_of,
+            options=self._options,
+            scored=SCORED_PIECE_BYTES if self._runner.may_score else 0,
+            most=self._most,
+        )
 
     def _capture_of(self, prompt_tokens: int) -> CaptureNeed:
         """What capturing takes for a prompt of so many tokens, counted as the API counts it."""

@@ -1,9 +1,17 @@
 """The plan of a prefill: how many texts are read at once, and how many layers' rows are held at once."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actograph.contract.estimate import USABLE, Budget, CaptureNeed, capture_need, prefill_bytes
+from actograph.contract.batch_memory import (
+    Budget,
+    CaptureNeed,
+    activation_bytes,
+    attention_bytes,
+    capture_need,
+    held_rows_bytes,
+)
 from actograph.contract.layer_order import LayerOrder, chunks_of
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
@@ -15,10 +23,16 @@ class PrefillPlan:
 
     batch_size: int
     layers_per_pass: int
-    #: where the model is: the forward and, on a GPU, what leaves it
-    device_bytes: int
-    #: rows in main memory before they go to the sink
+    #: where the model is: the forward pass, without rows
+    forward_bytes: int
+    #: captured rows that are on their way to main memory
+    in_flight_bytes: int
+    #: captured rows in main memory before they are written
     held_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        return self.forward_bytes + self.in_flight_bytes
 
 
 def chunk_need(
@@ -43,6 +57,7 @@ def chunk_need(
     ]
     return CaptureNeed(
         prompt_rows=max((need.prompt_rows for need in needs), default=0),
+        largest_strip=max((need.largest_strip for need in needs), default=0),
         summaries=max((need.summaries for need in needs), default=0),
     )
 
@@ -57,7 +72,7 @@ def prefill_plan(
     samples: int | None = None,
     layers_per_pass: int | None = None,
 ) -> PrefillPlan:
-    """As many texts as fit with one layer's rows, then as many layers as fit with so many texts.
+    """As many texts as fit, then as many layers as fit into the host's buffer with so many texts.
 
     Args:
         hooks: in execution order, as `hooks.expand` gives them.
@@ -67,34 +82,42 @@ def prefill_plan(
     """
     order = LayerOrder(structure)
     layers = max(1, len({order.layer_of(hook) for hook in hooks}))
-    forward = prefill_bytes(structure, prompt_tokens=prompt_tokens)
-    usable = int(budget.device_bytes * USABLE)
-    if not budget.on_gpu:
-        usable = max(0, usable - budget.host_buffer_bytes)
+    usable = budget.usable_bytes
+    if not budget.on_gpu and hooks:
+        usable = max(0, usable - budget.host_buffer_bytes)  # in the same memory
 
-    def of_one(size: int) -> tuple[int, int]:
-        """Bytes of one text, on the device and in the host's buffer."""
-        need = chunk_need(structure, hooks, capture, prompt_tokens=prompt_tokens, layers_per_pass=size)
-        # in main memory the rows are in the host's buffer, which is set aside above
-        return forward + (need.device_bytes if budget.on_gpu else need.summaries), need.prompt_rows
+    def need_of(size: int) -> CaptureNeed:
+        return chunk_need(structure, hooks, capture, prompt_tokens=prompt_tokens, layers_per_pass=size)
+
+    def forward_of(need: CaptureNeed, texts: int) -> int:
+        each = activation_bytes(structure, prompt_tokens=prompt_tokens) + need.summaries
+        return texts * each + attention_bytes(structure, prompt_tokens=prompt_tokens, samples=texts)
+
+    def device_of(need: CaptureNeed, texts: int) -> int:
+        return forward_of(need, texts) + need.in_flight(texts)
 
     batch = samples
     if batch is None:
-        device, rows = of_one(layers_per_pass or 1)
-        fits = usable // max(1, device)
-        if rows:
-            fits = min(fits, budget.host_buffer_bytes // rows)
-        batch = max(1, min(budget.cap, fits))
+        need = need_of(layers_per_pass or 1)
+        most = budget.cap
+        if need.largest_strip:  # the rows of one hook are not divided; the buffer is emptied when it is full
+            most = max(1, min(most, budget.host_buffer_bytes // need.largest_strip))
+        batch = max(1, bisect_right(range(1, most + 1), usable, key=lambda texts: device_of(need, texts)))
     size = layers_per_pass
     if size is None:
-        room = usable // batch, budget.host_buffer_bytes // batch
-        wider = (n for n in range(layers, 1, -1) if all(a <= b for a, b in zip(of_one(n), room, strict=True)))
+        wider = (
+            n
+            for n in range(layers, 1, -1)
+            if (need := need_of(n)).prompt_rows * batch <= budget.host_buffer_bytes
+            and device_of(need, batch) <= usable
+        )
         size = next(wider, 1)
     size = min(size, layers)
-    device, rows = of_one(size)
+    need = need_of(size)
     return PrefillPlan(
         batch_size=batch,
         layers_per_pass=size,
-        device_bytes=batch * device,
-        held_bytes=min(budget.host_buffer_bytes, batch * rows),
+        forward_bytes=forward_of(need, batch),
+        in_flight_bytes=need.in_flight(batch),
+        held_bytes=held_rows_bytes(budget, need, need.prompt_rows, samples=batch),
     )

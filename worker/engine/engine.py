@@ -72,14 +72,16 @@ class Engine:
         max_tokens: int,
         capture_of: memory.CaptureOf | None = None,
         options: BufferOptions = _NO_OPTIONS,
-        held_bytes: int = 0,
+        scored: int = 0,
+        most: int = 0,
     ) -> int:
-        """Samples to run at once, from free memory and from what earlier batches met.
+        """Samples to run at once, from free memory and from the sizes of earlier batches.
 
         Args:
             prompt_tokens: of the longest prompt.
-            capture_of: what capturing takes; None counts every row of `hooks` as it is computed.
-            held_bytes: what a batch takes where the model is, whatever its size.
+            capture_of: memory that capturing takes; None counts every row of `hooks` as it is computed.
+            scored: bytes that scoring prompts takes, whatever the size of the batch.
+            most: samples; 0: the default of the device.
         """
         capture_of = capture_of or memory.every_row(self.structure, hooks)
         return memory.plan_batch_size(
@@ -90,7 +92,8 @@ class Engine:
             max_tokens=max_tokens,
             host_buffer_bytes=options.host_buffer_bytes,
             limit=self.limit,
-            held_bytes=held_bytes,
+            scored=scored,
+            most=most,
         )
 
     def plan_prefill(
@@ -102,15 +105,16 @@ class Engine:
         samples: int | None = None,
         layers_per_pass: int | None = None,
         options: BufferOptions = _NO_OPTIONS,
+        most: int = 0,
     ) -> PrefillPlan:
         """Texts to read at once and layers whose rows to hold at once: see `contract.prefill_plan`."""
-        budget = memory.budget_of(self.model, options.host_buffer_bytes)
-        most = self.prefill_limit.most_samples(prompt_tokens)
+        budget = memory.budget_of(self.model, options.host_buffer_bytes, most)
+        learned = self.prefill_limit.most_samples(prompt_tokens)
         return prefill_plan(
             self.structure,
             hooks,
             capture,
-            budget if most is None else replace(budget, cap=min(budget.cap, most)),
+            budget if learned is None else replace(budget, cap=min(budget.cap, learned)),
             prompt_tokens=prompt_tokens,
             samples=samples,
             layers_per_pass=layers_per_pass,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from actograph.contract import estimate
+from actograph.contract import batch_memory, estimate
 from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
@@ -18,9 +18,9 @@ from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import LoadedModel
 
 # The arithmetic is the contract's, so that the service answers and refuses by the same numbers
-CPU_BATCH_CAP = estimate.CPU_BATCH_CAP
+CPU_BATCH_CAP = batch_memory.CPU_BATCH_CAP
 bytes_per_token = estimate.bytes_per_token
-CaptureNeed = estimate.CaptureNeed
+CaptureNeed = batch_memory.CaptureNeed
 #: tokens of a prompt -> what capturing takes for it
 CaptureOf = Callable[[int], CaptureNeed]
 
@@ -73,42 +73,41 @@ def plan_batch_size(
     max_tokens: int,
     host_buffer_bytes: int,
     limit: LearnedLimit | None = None,
-    held_bytes: int = 0,
+    scored: int = 0,
+    most: int = 0,
 ) -> int:
-    """Samples to run at once: at least 1, at most 16 on a CPU and 64 on a GPU.
-
-    Per sample it counts the cache for prompt and continuation, the logits of one step in float32,
-    the prompt's captured rows (those of decoding pass through bounded buffers), and statistics.
+    """Samples to run at once, at least 1; the arithmetic is in `contract.batch_memory`.
 
     Args:
         capture: of the longest prompt.
         prompt_tokens: of the longest prompt.
-        limit: what earlier batches met.
-        held_bytes: what a batch takes where the model is, whatever its size.
+        limit: learned from earlier batches.
+        scored: bytes that scoring prompts takes, whatever the size of the batch.
+        most: samples; 0: the default of the device.
     """
-    budget = budget_of(model, host_buffer_bytes)
+    budget = budget_of(model, host_buffer_bytes, most)
     if limit is not None:
         need = batch_need(model, structure, capture, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-        most = limit.most_samples(need)
-        budget = replace(budget, cap=budget.cap if most is None else min(budget.cap, most))
-    return estimate.batch_size(
+        learned = limit.most_samples(need)
+        budget = replace(budget, cap=budget.cap if learned is None else min(budget.cap, learned))
+    return batch_memory.batch_size(
         structure,
         kv_bytes_per_token(model),
         capture,
         budget,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
-        held_bytes=held_bytes,
+        scored=scored,
     )
 
 
-def budget_of(model: LoadedModel, host_buffer_bytes: int) -> estimate.Budget:
-    """What a batch of this model may use now."""
+def budget_of(model: LoadedModel, host_buffer_bytes: int, most: int = 0) -> batch_memory.Budget:
+    """Memory that a batch of this model may use now."""
     on_gpu = model.device.type == "cuda"
-    return estimate.Budget(
+    return batch_memory.Budget(
         device_bytes=spread_bytes(model.layer_devices, available_bytes),
         host_buffer_bytes=host_buffer_bytes,
-        cap=estimate.batch_cap(on_gpu=on_gpu),
+        cap=batch_memory.batch_cap(on_gpu=on_gpu, most=most),
         on_gpu=on_gpu,
     )
 
@@ -122,17 +121,22 @@ def batch_need(
     max_tokens: int,
     samples: int = 1,
 ) -> int:
-    """Bytes that a batch takes where the model is by the plan's arithmetic; batches are compared by them."""
-    run = estimate.run_bytes(
-        structure, kv_bytes_per_token(model), prompt_tokens=prompt_tokens, max_tokens=max_tokens
+    """Bytes by which batches are compared: so many times those of one sample in a padded batch."""
+    pair = batch_memory.batch_memory(
+        structure,
+        kv_bytes_per_token(model),
+        capture,
+        samples=2,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
     )
-    return samples * (run + capture.device_bytes)
+    return samples * (pair.certain + 2 * capture.prompt_rows) // 2
 
 
 def every_row(structure: ModelStructure, hooks: Sequence[str]) -> CaptureOf:
-    """What capturing takes where every row is kept as it is computed."""
+    """Memory that capturing takes if every row is kept as it is computed."""
     everything = CaptureSpec()
-    return lambda prompt: estimate.capture_need(structure, hooks, everything, prompt_tokens=prompt)
+    return lambda prompt: batch_memory.capture_need(structure, hooks, everything, prompt_tokens=prompt)
 
 
 def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.device], int]) -> int:

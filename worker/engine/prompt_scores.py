@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from actograph.contract.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
-from actograph.contract.estimate import SCORED_PIECE_BYTES, scored_token_bytes
 from worker.engine.handoffs import run_unseen
 from worker.engine.interventions import Editor
 from worker.engine.locations import place_of

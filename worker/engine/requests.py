@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from actograph.contract.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 from worker.engine.interventions import Edit
 from worker.engine.row_chooser import RowChooser
 from worker.engine.statistics import SummedRows
@@ -151,9 +152,9 @@ class BufferOptions:
 
     host_buffer_bytes: int = 2 << 30  # rows of one batch held in host memory
     shard_bytes: int = 256 << 20  # rows of one sample handed to the sink at once, about
-    device_buffer_bytes: int = 64 << 20  # decode steps held back before they are moved together
-    max_block_steps: int = 64  # the same, in steps
-    queue_blocks: int = 4  # blocks on their way to the writer before decoding waits
+    device_buffer_bytes: int = DEVICE_BUFFER_BYTES  # decode steps held back before they are moved together
+    max_block_steps: int = MAX_BLOCK_STEPS  # the same, in steps
+    queue_blocks: int = QUEUE_BLOCKS  # blocks on their way to the writer before decoding waits
     wait_for_copies: bool = False  # the model goes on only when rows have left the device
     #: a sample's rows go to the sink when it ends, not when the batch does; None: where the model runs on a
     #: device of its own and not on the cores that would do this

@@ -72,6 +72,13 @@ class ModelStructure(Resource):
     identity: ModelIdentity | None = Field(
         None, description="Everything that its numbers depend on; new jobs are pinned to it."
     )
+    mask_bytes_per_pair: int | None = Field(
+        None,
+        description="Bytes of a padded batch's mask for each pair of a prompt's tokens; null where unknown.",
+    )
+    scores_bytes_per_pair: int = Field(
+        0, description="The same in attention scores; 0 if the attention never holds all scores at once."
+    )
     num_experts: int | None = Field(None, description="Experts of a layer that the router chooses from.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for a token.")
 

@@ -76,7 +76,7 @@ def loaded(service: "Service", host_buffer: int) -> None:
 
 
 def test_an_estimate_tells_batch_and_layers_per_pass(service: "Service") -> None:
-    # 100 tokens of two hooks take 6,400 bytes a layer: two texts with one layer, or one with three
+    # 100 tokens of a hook take 3,200 bytes: the buffer must hold those of one hook, and is full with one layer
     loaded(service, host_buffer=3 * 6400)
     body = extract(capture={"points": ["attn_in", "mlp_in"]}, inputs=[{"prompt": "x" * 400}] * 3)
     found = service.client.post("/v1/estimate", json=body).json()
@@ -84,12 +84,12 @@ def test_an_estimate_tells_batch_and_layers_per_pass(service: "Service") -> None
     assert found["prompt_tokens_longest"] == 100
     assert found["bytes_per_token"] == 8 * ROW
     assert 100 * 8 * ROW < found["bytes_per_sample"] < 100 * 8 * ROW + 8000
-    assert (found["batch_size"], found["layers_per_pass"]) == (3, 1)
+    assert (found["batch_size"], found["layers_per_pass"]) == (6, 1)
     asked = service.client.post("/v1/estimate", json=body | {"layers_per_pass": 2}).json()
-    assert (asked["batch_size"], asked["layers_per_pass"]) == (1, 2)
+    assert (asked["batch_size"], asked["layers_per_pass"]) == (6, 2)
     assert found["fits"] is True
-    # on a CPU the same memory holds what the forward makes
-    assert found["host"]["needed"] - found["device"]["needed"] == 3 * 6400
+    # on a CPU the same memory holds the forward pass and one layer's rows of all six
+    assert found["host"]["needed"] - found["device"]["needed"] == 6 * 6400
 
 
 def test_other_jobs_have_no_layers_per_pass_and_prefill_captures_do(service: "Service") -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Gemma2Config, Qwen3Config
 
+from actograph.contract.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
 from actograph.contract.errors import InterventionFailed
-from actograph.contract.estimate import SCORED_PIECE_BYTES, scored_token_bytes
 from actograph.contract.specs import SamplingSpec
 from worker.engine import prompt_scores
 from worker.engine.engine import Engine

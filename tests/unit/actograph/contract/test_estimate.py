@@ -1,4 +1,4 @@
-"""The arithmetic of a plan, against numbers worked out by hand."""
+"""Sizes of rows and sessions, against numbers worked out by hand."""
 
 from typing import Any
 
@@ -33,11 +33,6 @@ def structure(**changes: Any) -> ModelStructure:
         "module_locations": [info.location for info in hooks.values()],
     }
     return ModelStructure(**values | changes)
-
-
-def budget(**changes: Any) -> estimate.Budget:
-    values = {"device_bytes": 10**6, "host_buffer_bytes": 10**5, "cap": 16, "on_gpu": True} | changes
-    return estimate.Budget(**values)
 
 
 def test_a_row_is_as_wide_as_its_hooks_in_their_dtypes() -> None:
@@ -89,57 +84,3 @@ def test_a_session_is_its_rows_and_a_little_more() -> None:
     assert stored(["resid_post.0"], dtype="float32") - stored(["resid_post.0"]) == rows
     # logits have rows for generated tokens alone
     assert stored(["resid_post.0", "logits"]) - stored(["resid_post.0"]) < 11 * VOCAB * 2 + 512
-
-
-def test_the_cache_stops_at_the_context_length() -> None:
-    def run(max_tokens: int) -> int:
-        return estimate.run_bytes(structure(), 1000, prompt_tokens=10, max_tokens=max_tokens)
-
-    assert run(20) - run(10) == 10 * 1000
-    assert run(CONTEXT - 10) == run(CONTEXT)
-
-
-def batch(own: estimate.Budget, rows: int = 0, summaries: int = 0) -> int:
-    need = estimate.CaptureNeed(prompt_rows=rows, summaries=summaries)
-    return estimate.batch_size(structure(), 1000, need, own, prompt_tokens=10, max_tokens=10)
-
-
-def test_the_batch_follows_from_the_scarcest_resource() -> None:
-    one = estimate.run_bytes(structure(), 1000, prompt_tokens=10, max_tokens=10)
-    assert batch(budget(device_bytes=10**9)) == 16
-    assert batch(budget(device_bytes=int(5.5 * one / estimate.USABLE))) == 5
-    assert batch(budget(device_bytes=0)) == 1
-    assert batch(budget(device_bytes=10**9, host_buffer_bytes=700), rows=100) == 7
-    assert batch(budget(device_bytes=int(5.5 * one / estimate.USABLE)), summaries=one) == 2
-    assert (
-        batch(budget(device_bytes=int(5.5 * one / estimate.USABLE), host_buffer_bytes=10**9), rows=one) == 2
-    )
-
-
-def test_what_capturing_needs_follows_from_the_whole_spec() -> None:
-    def need(**fields: Any) -> estimate.CaptureNeed:
-        capture = CaptureSpec.model_validate(fields)
-        return estimate.capture_need(structure(), ["resid_post.0", "logits"], capture, prompt_tokens=20)
-
-    row, head = HIDDEN * 2, VOCAB * 2
-    assert need() == estimate.CaptureNeed(prompt_rows=20 * row + head)
-    assert need(dtype="float32").prompt_rows == 2 * (20 * row + head)
-    assert need(features={"first": 2}).prompt_rows == 20 * 4 + 4
-    assert need(positions="generated") == need(positions="answer") == estimate.CaptureNeed()
-    assert need(positions={"stride": 19}).prompt_rows == 2 * row + head
-    assert need(positions="last").prompt_rows == row + head
-    for summed in ({"reduce": "mean"}, {"stats": {"tensors": False}}):
-        assert need(**summed).prompt_rows == 0
-        assert need(**summed).summaries > 0
-        narrow = need(**summed, features={"first": 2})
-        assert narrow.summaries * (HIDDEN + VOCAB) == need(**summed).summaries * 4
-    both = need(stats={"threshold": 1.0})
-    assert both.prompt_rows == need().prompt_rows
-    assert both.summaries > need(stats=True).summaries > need(reduce="mean").summaries
-
-
-def test_on_a_cpu_the_buffer_comes_out_of_the_same_memory() -> None:
-    one = estimate.run_bytes(structure(), 1000, prompt_tokens=10, max_tokens=10)
-    own = {"device_bytes": int(5.5 * one / estimate.USABLE), "host_buffer_bytes": 2 * one}
-    assert batch(budget(**own)) == 5
-    assert batch(budget(**own, on_gpu=False)) == 3

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actograph.contract import estimate
+from actograph.contract import batch_memory
 from actograph.contract.prefill_plan import chunk_need, prefill_plan
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.row_selection import StatsSpec
@@ -15,6 +15,8 @@ LAYERS, HIDDEN, VOCAB, TOKENS = 4, 8, 100, 10
 ROW = 4 * HIDDEN
 POSTS = [f"resid_post.{i}" for i in range(LAYERS)]
 FORWARD = 16 * TOKENS * ROW
+#: a truth value and two float32 for each pair of tokens
+MASK = TOKENS**2 * 9
 ALL = CaptureSpec()
 
 
@@ -44,9 +46,9 @@ def structure(**changes: Any) -> ModelStructure:
     return ModelStructure(**values | changes)
 
 
-def budget(**changes: Any) -> estimate.Budget:
+def budget(**changes: Any) -> batch_memory.Budget:
     values = {"device_bytes": 10**7, "host_buffer_bytes": 10**7, "cap": 16, "on_gpu": True} | changes
-    return estimate.Budget(**values)
+    return batch_memory.Budget(**values)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +65,17 @@ def budget(**changes: Any) -> estimate.Budget:
 def test_texts_first_then_layers(room: int, batch: int, layers: int) -> None:
     plan = prefill_plan(structure(), POSTS, ALL, budget(host_buffer_bytes=room), prompt_tokens=TOKENS)
     assert (plan.batch_size, plan.layers_per_pass) == (batch, layers)
-    assert plan.held_bytes == min(room, batch * layers * TOKENS * ROW)
+    # beside the buffer there are strips on their way to it
+    in_flight = min(6, layers) * batch * TOKENS * ROW
+    assert plan.held_bytes == min(room + in_flight, batch * layers * TOKENS * ROW)
 
 
 def test_a_job_may_say_the_layers_and_a_unit_its_samples() -> None:
     room = budget(host_buffer_bytes=6 * TOKENS * ROW)
     said = prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, layers_per_pass=3)
-    assert (said.batch_size, said.layers_per_pass) == (2, 3)
+    assert (said.batch_size, said.layers_per_pass) == (6, 3), (
+        "the buffer must hold the rows of one hook alone"
+    )
     settled = prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, samples=2)
     assert (settled.batch_size, settled.layers_per_pass) == (2, 3)
     more = prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, layers_per_pass=99)
@@ -77,15 +83,17 @@ def test_a_job_may_say_the_layers_and_a_unit_its_samples() -> None:
 
 
 def test_the_device_holds_the_forward_and_on_a_gpu_the_rows() -> None:
-    device = int(2 * (FORWARD + TOKENS * ROW) / estimate.USABLE) + 1
+    device = int(2 * (FORWARD + MASK + TOKENS * ROW) / batch_memory.USABLE) + 1
     plan = prefill_plan(structure(), POSTS, ALL, budget(device_bytes=device), prompt_tokens=TOKENS)
     assert (plan.batch_size, plan.layers_per_pass) == (2, 1)
-    assert plan.device_bytes == 2 * (FORWARD + TOKENS * ROW)
+    assert plan.device_bytes == 2 * (FORWARD + MASK + TOKENS * ROW)
 
 
 def test_each_expert_that_a_token_goes_to_counts() -> None:
-    dense = estimate.prefill_bytes(structure(), prompt_tokens=TOKENS)
-    routed = estimate.prefill_bytes(structure(num_experts=64, experts_per_token=8), prompt_tokens=TOKENS)
+    dense = batch_memory.activation_bytes(structure(), prompt_tokens=TOKENS)
+    routed = batch_memory.activation_bytes(
+        structure(num_experts=64, experts_per_token=8), prompt_tokens=TOKENS
+    )
     assert (dense, routed) == (FORWARD, FORWARD // 16 * (16 + 3 * 8))
 
 
