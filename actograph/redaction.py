@@ -30,6 +30,10 @@ _PATTERNS = (
         rf"\1{REDACTED}",
     ),
 )
+#: Postgres repeats the values of a row that it refuses
+_ROW_DETAIL = re.compile(
+    r"(?s)(DETAIL: +).*?(?=(?:\n|\\n)(?:CONTEXT:|HINT:|\[SQL|Traceback|\n?The above|\n?During handling)|\Z)"
+)
 _known: tuple[str, ...] = ()
 
 
@@ -63,7 +67,7 @@ def redact(text: str) -> str:
         text = text.replace(secret, REDACTED)
     for pattern, shown in _PATTERNS:
         text = pattern.sub(shown, text)
-    return text
+    return _ROW_DETAIL.sub(rf"\1{REDACTED}", text) if "DETAIL: " in text else text
 
 
 class RedactingFormatter(logging.Formatter):

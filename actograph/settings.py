@@ -81,6 +81,9 @@ class Settings(BaseSettings):
         description="A worker turns to a job of the same priority and model that nobody runs after so long, "
         "and from chats to any job of the model.",
     )
+    submit_priority_floor: int = Field(
+        1, ge=0, le=9, description="Most urgent priority that jobs and batches of `submit` keys may have."
+    )
     model_hold_seconds: float = Field(
         600.0, ge=0, description="So long a job may be put off by jobs of the model that a worker holds."
     )

@@ -1,5 +1,6 @@
 """`python -m api`: serve until a signal ends it."""
 
+import logging
 import signal
 import sys
 import time
@@ -7,6 +8,7 @@ import time
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from actograph.cli.home_lock import close_to_others
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.redaction import redact
 from actograph.settings import Settings
@@ -17,6 +19,8 @@ from api.processes import ApiProcesses
 from api.serving import serve, set_up_logging
 from storage import api_keys
 from storage.database import is_away
+
+log = logging.getLogger(__name__)
 
 #: a database that is away at the start is waited for so long
 DATABASE_SECONDS = 5.0
@@ -29,6 +33,8 @@ def main() -> int:
         first = error.errors()[0]
         return _refuse(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
     set_up_logging(settings)
+    if (closed := close_to_others(settings.home)) is not None:
+        log.warning("%s", closed)
     try:
         services = _open_patiently(settings)
         try:

@@ -73,6 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
         app.state.key_ring = ring
+        app.state.checks = health.Checks(services)
         listening = asyncio.create_task(key_changes.listen(settings.broker_url, ring.forget))
         reconciler.start()
         try:

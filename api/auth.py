@@ -19,6 +19,8 @@ from storage.rate_limits import RateLimits
 
 #: who asks where a service has no keys
 LOCAL = Access(owner="local", role=Role.ADMIN)
+#: headers by which a proxy says that it forwards a request, beside X-Forwarded-*
+_OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 #: who asks what is open to all: they own nothing, and so they see nothing of anyone's
 NOBODY = Access(owner="", role=Role.READ)
 
@@ -85,7 +87,18 @@ class Authentication:
 
 
 def _neighbour(scope: Scope, headers: Headers) -> Access:
-    """A program of this machine. Raises Unauthorized."""
+    """A program of this machine.
+
+    Raises:
+        Unauthorized: the client is on another machine, or a web page of another site.
+        Forbidden: a proxy has forwarded the request, so that the client may be anywhere.
+    """
+    forwarded = next((n for n in headers if n in _OF_PROXIES or n.startswith("x-forwarded-")), None)
+    if forwarded is not None:
+        raise Forbidden(
+            f"the request came through a proxy (header {forwarded}), and without API keys only clients on "
+            "this machine are served; make a key with `actograph keys create`, or set ACTOGRAPH_API_KEYS"
+        )
     client = scope.get("client")
     if client is None or not is_loopback(client[0]):
         raise Unauthorized(

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import Depends, Query, Request
 from starlette.requests import HTTPConnection
 
-from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
+from actograph.contract.key_roles import Role
 from actograph.settings import Settings
 from api.key_ring import KeyRing
 from api.served_models import ServedModels
@@ -30,6 +31,8 @@ class Services:
     broker: Broker
     models: ServedModels
     structures: Structures = field(default_factory=Structures)
+    #: the most urgent priority that the caller may give a job
+    most_urgent: int = 0
     started_at: float = field(default_factory=time.time)
     #: set when the process has been asked to end; open event streams end on it
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -45,12 +48,24 @@ AllServicesDep = Annotated[Services, Depends(_all_services)]
 
 
 async def _services(connection: HTTPConnection) -> Services:
-    """For this request: where its caller may not see everything, with the index as they may see it."""
+    """The services as this request's caller may use them: their rows, and the priorities of their role."""
     services = await _all_services(connection)
-    owner = connection.state.access.sees_only
-    if owner is None:
-        return services
-    return replace(services, database=services.database.restricted_to(owner))
+    access = connection.state.access
+    if access.role is not Role.ADMIN:
+        services = replace(services, most_urgent=services.settings.submit_priority_floor)
+    if access.sees_only is not None:
+        services = replace(services, database=services.database.restricted_to(access.sees_only))
+    return services
+
+
+def require_priority(services: Services, priority: int) -> None:
+    """Raises Forbidden if the caller's role may not use a priority as urgent as this."""
+    if priority < services.most_urgent:
+        raise Forbidden(
+            f"priority {priority} needs an API key of the role {Role.ADMIN}; this one may use "
+            f"{services.most_urgent} to 9",
+            param="priority",
+        )
 
 
 ServicesDep = Annotated[Services, Depends(_services)]

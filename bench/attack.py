@@ -68,7 +68,8 @@ class Attack:
     ) -> None:
         """Print the measurements and check them.
 
-        On a machine so busy that the median is above half the bound without any attack, an attack may double it.
+        If the machine is so busy that the median is above half the bound before the attack, the attack
+        may double it.
 
         Raises:
             NotWithstood: with every fault.
@@ -98,11 +99,11 @@ class Attack:
         return statistics.median(waits)
 
     def __str__(self) -> str:
-        parts = [
-            f"{kind}: median {self.median(kind):.3f} s ({self.undisturbed[kind]:.3f} s before), worst {max(seconds):.3f} s of {len(seconds)}"
-            for kind, seconds in self.seconds.items()
-            if seconds
-        ]
+        parts = []
+        for kind, seconds in self.seconds.items():
+            if seconds:
+                medians = f"median {self.median(kind):.3f} s ({self.undisturbed[kind]:.3f} s before)"
+                parts.append(f"{kind}: {medians}, worst {max(seconds):.3f} s of {len(seconds)}")
         return "; ".join([*parts, f"peak {self.peak_bytes >> 20} MiB"])
 
 

@@ -55,7 +55,9 @@ class Database:
             if not self.url.database or self.url.database == ":memory:":
                 raise ValueError("an in-memory database cannot be shared between processes; name a file")
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.engine = sa.create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+            self.engine = sa.create_engine(
+                self.url, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}
+            )
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
             self._reading = self.engine.execution_options(**{_READ_ONLY: True})

@@ -14,6 +14,23 @@ class HomeInUse(Conflict):
     code = "home_in_use"
 
 
+def close_to_others(home: Path) -> str | None:
+    """Take the permissions of all other users away from an existing home folder; its group keeps its own.
+
+    Returns one line that says so, or that it could not be done; None if the home was closed already.
+    """
+    try:
+        mode = home.stat().st_mode & 0o777
+        if not mode & 0o007:
+            return None
+        home.chmod(mode & 0o770)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{home} is open to every user of this machine: {error}; run chmod o-rwx on it"
+    return f"{home} was open to every user of this machine (mode {mode:o}); its mode is {mode & 0o770:o} now"
+
+
 class HomeLock:
     """Holds `home/lock` while the context lasts; the kernel frees it however the process ends.
 

@@ -52,7 +52,7 @@ def up(
     """
     import os
 
-    from actograph.cli.home_lock import HomeLock
+    from actograph.cli.home_lock import HomeLock, close_to_others
     from actograph.cli.stack import Stack, StackOptions, require_installed
     from actograph.cli.stop_signals import StopSignals
     from actograph.cli.supervisor import CrashLoop
@@ -84,6 +84,8 @@ def up(
         settings=settings, workers=workers, broker_url=os.environ.get("ACTOGRAPH_BROKER_URL") or None
     )
     with StopSignals() as signals, HomeLock(settings.home):
+        if (closed := close_to_others(settings.home)) is not None:
+            note(closed)
         stack = Stack(options, note, signals)
 
         def ready() -> None:

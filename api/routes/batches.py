@@ -13,7 +13,7 @@ from api import webhooks
 from api.answered_once import IdempotencyKey, Keep, answered_once
 from api.auth import caller
 from api.batch_keeper import BatchKeeper
-from api.dependencies import PageDep, ServicesDep, known_id
+from api.dependencies import PageDep, ServicesDep, known_id, require_priority
 from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_body
@@ -45,6 +45,7 @@ def create_batch(
     With an `Idempotency-Key` a repeated request gets the first one's answer.
     """
     request = parse_body(BatchRequest, body)
+    require_priority(services, request.priority)
     webhook = webhooks.check(services.settings, request.webhook)
     request = request.model_copy(update={"webhook": webhook})
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from actograph.contract.resources import Estimate
 from api import planning, submissions
 from api.auth import caller
-from api.dependencies import ServicesDep
+from api.dependencies import ServicesDep, require_priority
 from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_job_spec
@@ -38,5 +38,7 @@ def estimate_job(
     ] = None,
 ) -> Estimate:
     """Takes what POST /v1/jobs takes, and refuses what that refuses but for want of resources."""
-    submission = replace(submissions.check(services, parse_job_spec(body)), owner=by)
+    spec = parse_job_spec(body)
+    require_priority(services, spec.priority)
+    submission = replace(submissions.check(services, spec), owner=by)
     return planning.plan(services, submission, prompt_tokens)

@@ -1,31 +1,68 @@
 """Probes: is the process alive, and can it serve?"""
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from actograph.contract.errors import ActographError, ServiceUnavailable
-from api.dependencies import Services, ServicesDep
+from api.dependencies import Services
 from api.errors import documented
 from storage import workers
 
 router = APIRouter(tags=["health"])
 
+#: the checks of all callers of a process are made at most so often
+CHECK_SECONDS = 1.0
+#: jobs wait for it, but requests are served without it: a worker that restarts takes no API process away
+_OF_JOBS = "worker"
+
 
 class Health(BaseModel):
     status: Literal["ok", "unavailable"]
-    #: check -> "ok" or what is wrong
+    #: check -> "ok" or what is wrong; `worker` does not count for the status
     checks: dict[str, str]
 
 
-_NOT_READY = "[+]database ok\n[+]broker ok\n[+]store ok\n[-]worker none is ready\nreadyz check failed\n"
+class Checks:
+    """The outcome of all checks, which all callers share: anybody may ask, without a key.
+
+    For the event loop alone. Nothing is written.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._began = 0.0
+        self._running: asyncio.Future[dict[str, str]] | None = None
+
+    async def outcome(self) -> dict[str, str]:
+        """`database`, `broker`, `store` and `worker`, each "ok" or what is wrong with it."""
+        if self._running is None or (self._running.done() and time.monotonic() > self._began + CHECK_SECONDS):
+            self._began = time.monotonic()
+            self._running = asyncio.ensure_future(run_in_threadpool(_run_checks, self._services))
+        # a caller that goes away must not end the check of the others
+        return await asyncio.shield(self._running)
+
+
+async def _outcome_of_all(request: Request) -> dict[str, str]:
+    checks: Checks = request.app.state.checks
+    return await checks.outcome()
+
+
+ChecksDep = Annotated[dict[str, str], Depends(_outcome_of_all)]
+
+
+_NO_BROKER = "the broker does not answer"
+_NOT_READY = f"[+]database ok\n[-]broker {_NO_BROKER}\n[+]store ok\n[+]worker ok\nreadyz check failed\n"
 _UNAVAILABLE = {
     "status": "unavailable",
-    "checks": {"database": "ok", "broker": "ok", "store": "ok", "worker": "none is ready"},
+    "checks": {"database": "ok", "broker": _NO_BROKER, "store": "ok", "worker": "ok"},
 }
 
 
@@ -47,15 +84,18 @@ async def livez() -> str:
         **documented(422),
     },
 )
-def readyz(services: ServicesDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:
-    """`?verbose` lists every check, one to a line."""
-    checks = run_checks(services)
-    ready = all(state == "ok" for state in checks.values())
-    lines = [f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in checks.items()]
+async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:
+    """Database, broker and store answer. A missing worker is said and is no failure: jobs wait for one.
+
+    `?verbose` lists every check, one to a line.
+    """
+    ready = _is_ready(checks)
+    lines = {name: f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in checks.items()}
     if ready and verbose is None:
-        return PlainTextResponse("ok\n")
-    lines.append("readyz check passed" if ready else "readyz check failed")
-    return PlainTextResponse("\n".join(lines) + "\n", 200 if ready else 503)
+        missing = [line for name, line in lines.items() if checks[name] != "ok"]
+        return PlainTextResponse("\n".join(["ok", *missing]) + "\n")
+    end = "readyz check passed" if ready else "readyz check failed"
+    return PlainTextResponse("\n".join([*lines.values(), end]) + "\n", 200 if ready else 503)
 
 
 @router.get(
@@ -71,20 +111,22 @@ def readyz(services: ServicesDep, verbose: Annotated[str | None, Query()] = None
         }
     },
 )
-def health(services: ServicesDep) -> JSONResponse:
-    checks = run_checks(services)
-    ready = all(state == "ok" for state in checks.values())
+async def health(checks: ChecksDep) -> JSONResponse:
+    ready = _is_ready(checks)
     body = Health(status="ok" if ready else "unavailable", checks=checks)
     return JSONResponse(body.model_dump(), 200 if ready else 503)
 
 
-def run_checks(services: Services) -> dict[str, str]:
-    """`database`, `broker`, `store` and `worker`, each "ok" or what is wrong with it."""
+def _is_ready(checks: dict[str, str]) -> bool:
+    return all(state == "ok" for name, state in checks.items() if name != _OF_JOBS)
+
+
+def _run_checks(services: Services) -> dict[str, str]:
     checks: dict[str, Callable[[], None]] = {
         "database": services.database.ping,
         "broker": services.broker.ping,
-        "store": services.store.check,
-        "worker": lambda: _check_worker(services),
+        "store": services.store.reach,
+        _OF_JOBS: lambda: _check_worker(services),
     }
     return {name: _outcome(check) for name, check in checks.items()}
 
@@ -102,4 +144,4 @@ def _outcome(check: Callable[[], None]) -> str:
 def _check_worker(services: Services) -> None:
     with services.database.read() as session:
         if not workers.loaded_models(session):
-            raise ServiceUnavailable("no worker has a model loaded")
+            raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")

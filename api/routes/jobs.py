@@ -12,7 +12,7 @@ from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, Li
 from api import job_insertion, planning, submissions
 from api.answered_once import IdempotencyKey, Keep, answered_once
 from api.auth import caller
-from api.dependencies import PageDep, ServicesDep, known_id
+from api.dependencies import PageDep, ServicesDep, known_id, require_priority
 from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_job_spec
@@ -59,6 +59,7 @@ def submit_job(
     With an `Idempotency-Key` a repeated request gets the first one's answer.
     """
     spec = parse_job_spec(body)
+    require_priority(services, spec.priority)
 
     def submit(keep: Keep) -> StoredAnswer:
         submission = replace(submissions.check(services, spec), owner=by)

@@ -52,9 +52,12 @@ class LocalStore:
         for parent in ("sessions", "files"):
             (self.root / parent).mkdir(parents=True, exist_ok=True)
 
-    def check(self) -> None:
+    def reach(self) -> None:
         if not os.access(self.root / "sessions", os.W_OK | os.X_OK):
             raise ServiceUnavailable(f"the artifact folder {self.root} is missing or cannot be written to")
+
+    def check(self) -> None:
+        self.reach()
         probe = staging_path(self.root / "sessions" / "probe")
         try:
             probe.write_bytes(bytes(_PROBE_BYTES))

@@ -97,6 +97,9 @@ class S3Store:
                     raise ServiceUnavailable(f"there is no S3 bucket {self.bucket}: create it") from error
                 raise
 
+    def reach(self) -> None:
+        self.check()
+
     def stage(self, prefix: str) -> "S3Stage":
         check_prefix(prefix)
         return S3Stage(self, prefix)

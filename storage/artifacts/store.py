@@ -116,6 +116,10 @@ class ArtifactStore(Protocol):
         """Raise ServiceUnavailable where nothing can be stored now, with what to do."""
         ...
 
+    def reach(self) -> None:
+        """Raise ServiceUnavailable if the store cannot be reached. Writes nothing, unlike `check`."""
+        ...
+
     def stage(self, prefix: str) -> StagedPrefix: ...
 
     def read(self, key: str, start: int, length: int) -> bytes:

@@ -176,7 +176,21 @@ def test_without_keys_pages_of_others_cannot_act(
 def test_without_keys_other_machines_are_not_served_whatever_a_proxy_says(service: "Service") -> None:
     other = TestClient(service.app, base_url="http://127.0.0.1:8420", client=("192.0.2.1", 5000))
     for name in ("X-Forwarded-For", "X-Real-IP", "Forwarded", "Client-IP"):
-        assert other.get("/v1/jobs", headers={name: "127.0.0.1"}).status_code == 401
+        assert other.get("/v1/jobs", headers={name: "127.0.0.1"}).status_code in (401, 403)
+
+
+@pytest.mark.parametrize(
+    "name", ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"]
+)
+def test_without_keys_clients_of_a_local_proxy_are_refused(
+    service: "Service", keyed: "Keyed", problem: "Problem", name: str
+) -> None:
+    local = {"Host": "127.0.0.1:8420"}
+    assert service.client.get("/v1/jobs", headers=local).status_code == 200
+    answer = service.client.get("/v1/jobs", headers=local | {name: "for=192.0.2.1"})
+    problem(answer, 403, "forbidden", says="actograph keys create")
+    # with keys a proxy is as good as any client
+    assert keyed.client.get("/v1/jobs", headers=keyed.headers() | {name: "192.0.2.1"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from actograph.contract.key_roles import Role
+from actograph.settings import Settings
 from api.app import create_app
 from api.roles import OPEN_PATHS, ROLES, needed_role
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Keyed, Problem
+    from tests.integration.api.conftest import Keyed, Problem, Start
 
 pytestmark = pytest.mark.integration
+
+ROOT_KEY = "the-admins-own-key"
 
 
 #: written out a second time, so that a role that slips in the table of `api.roles` is seen
@@ -173,3 +176,32 @@ def test_the_document_names_each_role(keyed: "Keyed") -> None:
     assert paths["/v1/jobs"]["post"]["x-role"] == "submit"
     assert paths["/v1/keys"]["get"]["x-role"] == "admin"
     assert "x-role" not in paths["/livez"]["get"]
+
+
+def test_the_most_urgent_priorities_are_for_admins(keyed: "Keyed", problem: "Problem") -> None:
+    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
+    submit, read = (keyed.headers(keyed.make_key(role)) for role in ("submit", "read"))
+    before = keyed.queue_state()
+    for path, headers in (("/v1/jobs", submit), ("/v1/estimate", submit), ("/v1/estimate", read)):
+        answer = keyed.client.post(path, json=spec | {"priority": 0}, headers=headers)
+        problem(answer, 403, "forbidden", "/priority", says="priority 0 needs an API key of the role admin")
+    batch = {"input_file_id": "file_" + "0" * 32, "endpoint": "/v1/completions", "completion_window": "24h"}
+    answer = keyed.client.post("/v1/batches", json=batch | {"priority": 0}, headers=submit)
+    problem(answer, 403, "forbidden", "/priority")
+    assert keyed.queue_state() == before
+    assert keyed.client.post("/v1/jobs", json=spec | {"priority": 1}, headers=submit).status_code == 202
+    assert (
+        keyed.client.post("/v1/jobs", json=spec | {"priority": 0}, headers=keyed.headers()).status_code == 202
+    )
+
+
+def test_the_priority_floor_is_a_setting(start: "Start", settings: Settings, problem: "Problem") -> None:
+    changes = {"api_keys": (ROOT_KEY,), "submit_priority_floor": 4}
+    service = start(settings.model_copy(update=changes))
+    root = {"Authorization": f"Bearer {ROOT_KEY}"}
+    made = service.client.post("/v1/keys", json={"name": "a", "role": "submit"}, headers=root).json()
+    headers = {"Authorization": f"Bearer {made['key']}"}
+    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
+    answer = service.client.post("/v1/jobs", json=spec | {"priority": 3}, headers=headers)
+    problem(answer, 403, says="this one may use 4 to 9")
+    assert service.client.post("/v1/jobs", json=spec | {"priority": 4}, headers=headers).status_code == 202

@@ -29,6 +29,43 @@ def test_probes_of_a_service_that_is_ready(service: "Service") -> None:
     assert (health.status_code, health.json()["status"]) == (200, "ok")
 
 
+def test_a_worker_that_restarts_takes_no_api_process_away(service: "Service") -> None:
+    ready = service.client.get("/readyz")
+    line = "[-]worker no worker has a model loaded; jobs wait until one has"
+    assert (ready.status_code, ready.text) == (200, f"ok\n{line}\n")
+    verbose = service.client.get("/readyz?verbose").text.splitlines()
+    assert verbose[-2:] == [line, "readyz check passed"]
+    health = service.client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (200, "ok")
+    assert health.json()["checks"]["worker"] == line.removeprefix("[-]worker ")
+
+
+def test_probes_write_nothing_and_are_shared(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reached = service.services.store, []
+    reach = store.reach
+
+    def counted() -> None:
+        reached.append(1)
+        reach()
+
+    monkeypatch.setattr(store, "reach", counted)
+    folder = service.services.settings.home / "artifacts" / "sessions"
+    before = folder.stat().st_mtime_ns
+    for _ in range(20):
+        assert service.client.get("/readyz").status_code == 200
+        assert service.client.get("/health").status_code == 200
+    assert folder.stat().st_mtime_ns == before
+    assert 1 <= len(reached) <= 10
+
+
+def test_a_store_that_cannot_be_written_to_is_not_ready(service: "Service") -> None:
+    folder = service.services.settings.home / "artifacts" / "sessions"
+    folder.rmdir()
+    answer = service.client.get("/readyz")
+    assert answer.status_code == 503
+    assert "is missing or cannot be written to" in answer.text
+
+
 def test_probes_name_what_is_missing(start: "Start", settings: Settings) -> None:
     service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
     assert service.client.get("/livez").status_code == 200

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actograph.cli.home_lock import HomeInUse, HomeLock
+from actograph.cli.home_lock import HomeInUse, HomeLock, close_to_others
 
 HOLD = """
 import sys, time
@@ -46,3 +46,15 @@ def test_children_do_not_hold_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_an_open_home_is_closed_to_other_users_and_said_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert close_to_others(home) is None
+    home.mkdir()
+    home.chmod(0o755)
+    said = close_to_others(home)
+    assert said is not None
+    assert "mode 755" in said
+    assert home.stat().st_mode & 0o777 == 0o750
+    assert close_to_others(home) is None
