@@ -101,7 +101,12 @@ class Settings(BaseSettings):
         description="A job stops after so many failed samples in a row, where it says nothing; 0: never.",
     )
     reconcile_seconds: float = Field(
-        5.0, gt=0, description="Pause between two searches for jobs whose message or worker was lost."
+        5.0, gt=0, description="Pause between two searches for silent workers and jobs that nobody ended."
+    )
+    idle_poll_seconds: float = Field(
+        3.0,
+        gt=0,
+        description="An idle worker asks the index for jobs so often; the longest delay without Redis.",
     )
     host_buffer_bytes: int = Field(
         2 << 30, gt=0, description="Captured rows kept in memory per batch before they go to disk."

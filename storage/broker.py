@@ -1,10 +1,10 @@
 """The one file that knows the broker. It wakes workers and carries job ids, nothing else.
 
-A lost or doubled message does no harm: the database says what is to be done, and the API's
-reconciler wakes jobs again whose message is gone.
+A lost or doubled message does no harm: the database says what is to be done, and idle workers ask it.
 """
 
-import re
+import logging
+from collections.abc import Callable
 
 import redis
 from celery import Celery
@@ -14,16 +14,15 @@ from actograph.contract.errors import ServiceUnavailable
 from storage import broker_acks, routing, wake_message
 from storage.database import Database
 
+log = logging.getLogger(__name__)
+
 DRAIN_TASK = "actograph.drain"
 #: read by nobody; Celery wants one to begin with
 QUEUE = routing.PREFIX
 PRIORITIES = list(range(10))
 SEPARATOR = ":"
-#: a time slice is about a minute; no message may come near this
-VISIBILITY_TIMEOUT_SECONDS = 3600
-
-_JOB_ID = re.compile(rb"job_[0-9a-f]{32}")
-_HAS_PRIORITY = re.compile(rf"{SEPARATOR}[1-9]$")
+#: a write that says whether Redis takes messages; it is gone by itself
+_PROBE = f"{routing.PREFIX}-probe"
 
 
 def celery_app(broker_url: str) -> Celery:
@@ -33,13 +32,10 @@ def celery_app(broker_url: str) -> Celery:
     app.conf.update(
         task_default_queue=QUEUE,
         task_ignore_result=True,
-        task_acks_late=True,
-        task_reject_on_worker_lost=True,
         task_default_priority=5,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
-            "visibility_timeout": VISIBILITY_TIMEOUT_SECONDS,
             "priority_steps": PRIORITIES,
             "sep": SEPARATOR,
             # queues of one priority in turn
@@ -73,48 +69,45 @@ class Broker:
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=5, socket_connect_timeout=5, retry=None
         )
+        #: why the last message, or probe, was not taken; None if it was
+        self.trouble: str | None = None
 
     def wake(self, job_id: str, priority: int, queue: str | None = None) -> bool:
-        """Say that a job may have work. False where the broker cannot be reached.
+        """Say that a job may have work. False if the broker cannot be reached or takes no message.
 
-        The message goes where a worker that can serve the job reads it, which is `queue` where the caller
-        has just looked. A failure needs no other answer: the reconciler wakes the job once the broker is
-        back.
+        The message goes where a worker that can serve the job reads it: to `queue`, if the caller has just
+        looked that up. A failure needs no other answer: idle workers find the job in the index.
         """
         try:
             if queue is None:
                 with self._database.read() as session:
                     queue = routing.queue_of_job(session, job_id)
-            if queue is None:
-                return True
-            message = wake_message.encode(DRAIN_TASK, job_id, queue, priority)
-            self._redis.lpush(wake_message.list_name(queue, priority, SEPARATOR), message)
-        except (redis.RedisError, OSError, SQLAlchemyError):
+        except SQLAlchemyError:
             return False
-        return True
+        if queue is None:
+            return True
+        message = wake_message.encode(DRAIN_TASK, job_id, queue, priority)
+        name = wake_message.list_name(queue, priority, SEPARATOR)
+        return self._takes(lambda: self._redis.lpush(name, message))
 
-    def waiting(self) -> dict[str, set[str]]:
-        """Queue -> the jobs that have a message there; what a worker has taken is not counted.
+    def probe(self) -> bool:
+        """Whether Redis takes a write now; `trouble` says why not."""
+        return self._takes(lambda: self._redis.set(_PROBE, 1, px=1000))
+
+    def messages(self) -> int:
+        """Messages that no worker has taken yet.
 
         Raises:
             ServiceUnavailable: the broker does not answer.
         """
-        found: dict[str, set[str]] = {}
         try:
-            for name in self._lists():
-                queue = name.rpartition(SEPARATOR)[0] if _HAS_PRIORITY.search(name) else name
-                ids = found.setdefault(queue, set())
-                ids.update(map(_job_id, self._redis.lrange(name, 0, -1)))
+            lists = list(self._redis.scan_iter(f"{routing.PREFIX}.*", _type="list"))
+            with self._redis.pipeline(transaction=False) as pipe:
+                for name in lists:
+                    pipe.llen(name)
+                return sum(pipe.execute())
         except redis.RedisError as error:
             raise ServiceUnavailable("the broker does not answer") from error
-        return found
-
-    def waiting_job_ids(self) -> set[str]:
-        """Jobs that have a message in some queue; errors as `waiting`."""
-        return set[str]().union(*self.waiting().values())
-
-    def _lists(self) -> list[str]:
-        return [name.decode() for name in self._redis.scan_iter(f"{routing.PREFIX}.*", _type="list")]
 
     def ping(self) -> None:
         """Raises ServiceUnavailable where the broker does not answer."""
@@ -126,8 +119,25 @@ class Broker:
     def close(self) -> None:
         self._redis.close()
 
+    def _takes(self, write: Callable[[], object]) -> bool:
+        try:
+            write()
+        except (redis.RedisError, OSError) as error:
+            trouble = _words(error)
+            if self.trouble is None:
+                log.warning("%s; workers find jobs by asking the index", trouble)
+            self.trouble = trouble
+            return False
+        if self.trouble is not None:
+            log.warning("Redis takes messages again")
+        self.trouble = None
+        return True
 
-def _job_id(message: bytes | str) -> str:
-    """Read without parsing, since thousands may wait: a message names its job in plain text."""
-    found = _JOB_ID.search(message if isinstance(message, bytes) else message.encode())
-    return found.group().decode() if found else ""
+
+def _words(error: Exception) -> str:
+    if isinstance(error, redis.ResponseError):
+        return (
+            f"Redis refuses messages that wake workers ({error}); give it more memory (maxmemory) or disk, "
+            "or let it be written to"
+        )
+    return "Redis, which wakes workers, does not answer"

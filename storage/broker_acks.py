@@ -1,32 +1,37 @@
-"""A message whose acknowledgement fails does not count as being worked on for ever.
+"""Messages are not acknowledged: Redis needs no room for those that a worker has taken.
 
-kombu removes a message from Redis first and from its own count after that. Where Redis goes away at that
-very moment the count stays up; a worker that takes one message at a time then never asks for another,
-and notices no broken connection because it sends nothing. https://github.com/celery/celery/issues/10302
+A message only says that a job may have work, and idle workers ask the index anyway, so one that is lost
+with its worker costs a few seconds. kombu's own bookkeeping costs more. Where Redis has no memory left it
+cannot write down that a message was taken, and the worker ends. Where Redis goes away while a message is
+acknowledged, the worker never asks for another: https://github.com/celery/celery/issues/10302
 """
 
 from typing import Any
 
 from kombu.transport import redis as transport
-from kombu.transport import virtual
 
 
-class CountedOnce(transport.QoS):
-    """Forgets a message even where Redis could not be told: the index knows what is to be done."""
+class Unacknowledged(transport.QoS):
+    """Keeps no account of messages."""
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        """A message was taken."""
 
     def ack(self, delivery_tag: Any) -> None:
-        try:
-            super().ack(delivery_tag)  # type: ignore[no-untyped-call]
-        finally:
-            virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
+        """A message's task has ended."""
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        try:
-            super().reject(delivery_tag, requeue)  # type: ignore[no-untyped-call]
-        finally:
-            virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
+        """A message's worker was lost, or gave its queue up; whoever is idle finds the job."""
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """No message is put back: none is waiting for an acknowledgement."""
+
+
+def _bind_nothing(*_: Any, **__: Any) -> None:
+    """Messages go to queues by name; kombu's table of bindings, which takes a write, is not needed."""
 
 
 def install() -> None:
     """For every connection to a Redis broker that this process makes."""
-    transport.Channel.QoS = CountedOnce
+    transport.Channel.QoS = Unacknowledged
+    transport.Channel._queue_bind = _bind_nothing  # type: ignore[method-assign]

@@ -121,6 +121,48 @@ def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJ
     return [WaitingJob(*row) for row in session.execute(statement)]
 
 
+def next_for(
+    session: Session,
+    models: Collection[str],
+    loads: Collection[str],
+    *,
+    held: Collection[str] = (),
+    without: Collection[str] = (),
+) -> WaitingJob | None:
+    """The job that an idle worker may begin: the most urgent, then the one served longest ago.
+
+    Args:
+        models: the worker runs jobs of these.
+        loads: the worker may load these, if a job of kind `load` asks for it.
+        held: owners whose jobs cannot be begun now, see `storage.quotas`.
+        without: jobs that this worker leaves to others.
+    """
+    is_run = (
+        sa.select(WorkerRow.id)
+        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+        .exists()
+    )
+    statement = (
+        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
+        .where(
+            JobRow.status.in_(ACTIVE),
+            sa.or_(
+                sa.and_(JobRow.kind != LOAD, JobRow.model.in_(models)),
+                sa.and_(JobRow.kind == LOAD, JobRow.model.in_(loads)),
+            ),
+            has_work(now(session)),
+            # while one worker reads the dataset, or loads the model, others have nothing to do
+            sa.or_(JobRow.total.is_not(None), ~is_run),
+            not_held(held),
+            JobRow.id.not_in(without),
+        )
+        .order_by(JobRow.priority, sa.nulls_first(JobRow.served_at), JobRow.created_at, JobRow.id)
+        .limit(1)
+    )
+    row = session.execute(statement).first()
+    return None if row is None else WaitingJob(*row)
+
+
 def unended(session: Session) -> Sequence[str]:
     """Ids of jobs that `end_if_done` may be able to move on."""
     open_sample = (
@@ -145,12 +187,19 @@ def active_models(session: Session) -> set[str]:
     return set(session.scalars(sa.select(JobRow.model).where(JobRow.status.in_(ACTIVE)).distinct()))
 
 
-def active_without_event(session: Session, model: str, event: str, *, limit: int) -> Sequence[str]:
+def active_without_event(
+    session: Session, model: str, event: str, *, submitted_before: float, limit: int
+) -> Sequence[str]:
     """Jobs of a model that have not ended and have no such entry in their log, the oldest first."""
     logged = sa.select(EventRow.id).where(EventRow.job_id == JobRow.id, EventRow.event == event).exists()
     statement = (
         sa.select(JobRow.id)
-        .where(JobRow.model == model, JobRow.status.in_(ACTIVE), ~logged)
+        .where(
+            JobRow.model == model,
+            JobRow.status.in_(ACTIVE),
+            JobRow.created_at <= submitted_before,
+            ~logged,
+        )
         .order_by(JobRow.created_at, JobRow.id)
         .limit(limit)
     )

@@ -41,10 +41,12 @@ def resource(
     positions: Mapping[str, int] | None = None,
     quotas: Quotas | None = None,
     etas: Mapping[str, float] | None = None,
+    *,
+    broker_trouble: str | None = None,
 ) -> resources.Job:
     """The job as the API shows it; with `quotas` it says whether one of them holds it back.
 
-    Who shows many passes what is the same for all.
+    Who shows many passes what is the same for all. `broker_trouble` is why workers are not woken.
     """
     paused = _paused(row, quotas)
     if paused is not None or row.status not in ACTIVE:
@@ -55,7 +57,7 @@ def resource(
     return job_shape.of_row(
         row,
         queue_position=place,
-        waiting_reason=_waiting_reason(session, row),
+        waiting_reason=_waiting_reason(session, row, broker_trouble),
         samples_per_second=rate(session, row),
         eta_seconds=etas.get(row.id),
         paused_reason=paused,
@@ -68,5 +70,13 @@ def _paused(row: JobRow, quotas: Quotas | None) -> str | None:
     return quotas.pause() or quotas.owner_pause(row.owner)
 
 
-def _waiting_reason(session: Session, row: JobRow) -> str | None:
-    return routing.why_unserved(session, row.model) if row.status in jobs.ACTIVE else None
+def _waiting_reason(session: Session, row: JobRow, broker_trouble: str | None) -> str | None:
+    if row.status not in jobs.ACTIVE:
+        return None
+    unserved = routing.why_unserved(session, row.model)
+    return unserved or (in_spite_of(broker_trouble) if row.status == JobStatus.QUEUED else None)
+
+
+def in_spite_of(broker_trouble: str | None) -> str | None:
+    """The waiting reason of a queued job while workers are not woken; None if they are."""
+    return broker_trouble and f"{broker_trouble}; until then workers look for jobs every few seconds"

@@ -350,6 +350,15 @@ class WebhookRow(Base):
     next_attempt_at: Mapped[float]
 
 
+class DutyRow(Base):
+    """A background duty of the whole deployment, see `storage.duties`."""
+
+    __tablename__ = "duties"
+
+    name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    begun_at: Mapped[float]
+
+
 # conditions of the partial indexes, as queries repeat them: an index is not used for a bound value
 IS_LEASED = SampleRow.status == sa.literal(_LEASED, literal_execute=True)
 IS_OPEN_BATCH = BatchRow.status.in_(

@@ -95,13 +95,16 @@ def set_idle(session: Session, worker_id: str, model: str | None = None) -> None
     _update(session, worker_id, status=WorkerStatus.READY, job_id=None, heartbeat_at=now(session), **held)
 
 
-def set_offline(session: Session, worker_id: str) -> None:
-    _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None)
+def set_offline(session: Session, worker_id: str, error: ActographError | None = None) -> None:
+    """The worker's process ends, in order or because of `error`."""
+    reason = {} if error is None else {"error": error.as_record()}
+    _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None, **reason)
 
 
-def heartbeat(session: Session, worker_id: str, memory: dict[str, int]) -> None:
-    """Show that the worker lives; one that was thought dead is brought back."""
-    _update(session, worker_id, heartbeat_at=now(session), memory=memory)
+def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None) -> None:
+    """Show that the worker lives; one thought dead is brought back. None keeps the old `memory`."""
+    reported = {} if memory is None else {"memory": memory}
+    _update(session, worker_id, heartbeat_at=now(session), **reported)
     session.execute(
         sa.update(WorkerRow)
         .where(WorkerRow.id == worker_id, WorkerRow.status == WorkerStatus.OFFLINE)

@@ -1,20 +1,23 @@
-"""What a unit's samples came to, written into the index under their leases."""
+"""Outcomes of a unit's samples, written into the index under their leases."""
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import CaptureFailed, JobEnded, LeaseLost, ServiceUnavailable
 from actograph.contract.resources import SampleStatus
-from storage import counters, forecast, job_control, jobs, samples, sessions
+from storage import counters, forecast, job_control, jobs, samples, sessions, workers
 from storage.counters import Counter
+from storage.database import Database, is_away
 from storage.models import JobRow
 from storage.samples import SampleResult
-from worker.outcome import Outcome
+from worker.outcome import Interrupted, Outcome
 from worker.recording import Provenance
+from worker.unforeseen import unforeseen
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,66 @@ class Committed:
     is_end: bool = False
 
 
+def commit_each(
+    database: Database,
+    outcomes: Sequence[Outcome],
+    provenance: Provenance | None,
+    seconds: float,
+    *,
+    worker_id: str,
+    idle_model: str | None,
+    give_up: Callable[[], bool],
+) -> Committed:
+    """Commit a unit, again and again while the database is away.
+
+    A result that the index refuses fails its own sample: the others are then committed one by one.
+
+    Args:
+        idle_model: the worker's model, shown as idle if every job of the unit ends with it; None: not shown.
+
+    Raises:
+        DBAPIError: the database is away and `give_up` says so.
+    """
+
+    def store(session: Session) -> Committed:
+        done = commit_unit(session, outcomes, provenance, seconds, worker_id=worker_id)
+        if done.is_end and idle_model is not None:
+            # a transaction of its own would cost a small job as much as its claim
+            workers.set_idle(session, worker_id, idle_model)
+        return done
+
+    def again(part: Sequence[Outcome]) -> Committed:
+        return commit_each(
+            database,
+            part,
+            provenance,
+            seconds / len(outcomes),
+            worker_id=worker_id,
+            idle_model=idle_model,
+            give_up=give_up,
+        )
+
+    try:
+        return database.insist(store, give_up=give_up)
+    except Exception as error:
+        if isinstance(error, DBAPIError) and is_away(error):
+            raise
+        if len(outcomes) > 1:
+            parts = [again([outcome]) for outcome in outcomes]
+            return Committed(
+                kept=[outcome for part in parts for outcome in part.kept],
+                lost=[outcome for part in parts for outcome in part.lost],
+                outage=next((part.outage for part in parts if part.outage is not None), None),
+                is_end=parts[-1].is_end,
+            )
+        (outcome,) = outcomes
+        if outcome.error is not None:
+            raise  # nothing of the sample is left that could be at fault
+        reason = unforeseen(error, f"while the result of sample {outcome.lease.id} was stored")
+        failed = again([Outcome(lease=outcome.lease, error=reason)])
+        return replace(failed, lost=[outcome])  # its files go
+
+
 def commit_unit(
     session: Session,
     outcomes: Sequence[Outcome],
@@ -44,7 +107,8 @@ def commit_unit(
 
     `seconds` is what the unit took this worker, by which the end of its jobs is foretold, and `worker_id`
     who it is, for its counts.
-    A sample that the store could not take, or whose job has ended, is given back: nothing is wrong with it.
+    A sample that the store could not take, that was interrupted, or whose job has ended, is given back:
+    nothing is wrong with it.
     """
     samples.lock_jobs(session, [o.lease for o in outcomes])
     done = [
@@ -72,8 +136,9 @@ def commit_unit(
 def _commit_of_job(
     session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None, seconds: float
 ) -> Committed:
-    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded)]
+    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded | Interrupted)]
     samples.release(session, [o.lease for o in away])
+    samples.give_back(session, [o.lease for o in away])
     ended = [o for o in outcomes if o not in away and not samples.is_committed(session, o.lease)]
     lost = [o for o in ended if not _commit(session, o, provenance)]
     samples.give_back(session, [o.lease for o in lost])

@@ -4,8 +4,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from storage import workers
 from storage.database import Database
 
@@ -20,6 +18,7 @@ class Heartbeat:
         self._worker_id = worker_id
         self._seconds = seconds
         self._memory = memory
+        self._is_blind = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -31,9 +30,26 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
+        is_failing = False
         while not self._done.wait(self._seconds):
             try:
                 with self._database.write() as session:
-                    workers.heartbeat(session, self._worker_id, self._memory())
-            except SQLAlchemyError:
-                logger.warning("no heartbeat could be written; trying again", exc_info=True)
+                    workers.heartbeat(session, self._worker_id, self._look_at_memory())
+            except Exception:  # the thread's end would look like the worker's
+                if not is_failing:
+                    logger.warning("no heartbeat could be written; trying again", exc_info=True)
+                is_failing = True
+            else:
+                is_failing = False
+
+    def _look_at_memory(self) -> dict[str, int] | None:
+        """None if the device cannot tell: the worker lives all the same."""
+        try:
+            memory = self._memory()
+        except Exception:
+            if not self._is_blind:
+                logger.warning("the memory in use cannot be read; heartbeats go without it", exc_info=True)
+            self._is_blind = True
+            return None
+        self._is_blind = False
+        return memory

@@ -1,8 +1,8 @@
 """Keeps a unit's leases alive while it makes progress, and sees cancel and stop meanwhile.
 
 A thread of its own renews the leases, so that a long decode loses none. It renews only while
-the engine reports steps: a hung device must give its samples back, and then the process ends,
-since nothing else gets a stuck kernel off the device.
+the unit reports progress, from its first prompt to its last uploaded file: a hung device must give
+its samples back, and then the process ends, since nothing else gets a stuck kernel off the device.
 """
 
 import logging
@@ -11,21 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from actograph.contract.errors import ActographError, WorkerStalled
+from actograph.contract.errors import WorkerStalled
 from storage import job_control, jobs, samples
 from storage.database import Database
 from storage.samples import LeasedSample
+from worker.exit_status import STALLED
+from worker.last_words import write_last_words
 from worker.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
-#: exit status of a worker that ended itself because its device hung
-STALLED = 70
 POLL_SECONDS = 0.5
-#: what a process that is about to end may take for its last write
-LAST_WORDS_SECONDS = 5.0
 #: a unit in hand may end by itself for so long after a stop was asked for
 STOP_GRACE_SECONDS = 5.0
 
@@ -52,6 +48,7 @@ class LeaseKeeper:
         self._stall_seconds = stall_seconds
         self._end_process = end_process
         self._silent_seconds = 0.0
+        self._is_failing = False
         self._cancelled = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
@@ -65,7 +62,7 @@ class LeaseKeeper:
         self._thread.join()
 
     def progress(self, _step: int = 0) -> None:
-        """The unit moves on; called at every decode step."""
+        """The unit moves on: a decode step, a sample that was scored, a piece of a file."""
         self._silent_seconds = 0.0
 
     def should_stop(self) -> bool:
@@ -79,7 +76,6 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         renewed_at = looked_at = time.monotonic()
-        is_failing = False
         pause = min(POLL_SECONDS, self._lease_seconds / 6)
         while not self._done.wait(pause):
             # a process that was stopped and goes on was not silent meanwhile: none of its threads ran
@@ -88,35 +84,37 @@ class LeaseKeeper:
             if self._silent_seconds > self._stall_seconds:
                 self._end_stalled()
                 return
-            try:
-                self._look_for_end()
-                if time.monotonic() - renewed_at > self._lease_seconds / 3:
-                    self._renew()
-                    renewed_at = time.monotonic()
-                is_failing = False
-            except SQLAlchemyError:
-                if not is_failing:
-                    logger.warning("the leases cannot be renewed; trying again", exc_info=True)
-                is_failing = True
+            worked = self._attempt(self._look_for_end)
+            if time.monotonic() - renewed_at > self._lease_seconds / 3:
+                worked = self._attempt(self._renew) and worked
+                renewed_at = time.monotonic() if worked else renewed_at
+            self._is_failing = not worked
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """Whether it could be done; no error ends the thread, whose end would look like the worker's."""
+        try:
+            work()
+        except Exception:
+            if not self._is_failing:
+                logger.warning("the leases cannot be looked after; trying again", exc_info=True)
+            self._is_failing = True
+            return False
+        return True
 
     def _end_stalled(self) -> None:
         """Leave word of the hang, as far as the index answers, and end the process."""
         error = WorkerStalled(
-            f"no decode step for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS), also when the sample "
+            f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS), also when the sample "
             "was run alone; the worker ended itself each time"
         )
         logger.critical("no progress for %.0f s: the worker ends itself", self._silent_seconds)
-        writer = threading.Thread(target=self._give_up, args=(error,), name="stalled", daemon=True)
-        writer.start()
-        writer.join(LAST_WORDS_SECONDS)
-        self._end_process(STALLED)
 
-    def _give_up(self, error: WorkerStalled) -> None:
-        try:
+        def give_up() -> None:
             with self._database.write() as session:
-                samples.give_up_stalled(session, self._leases, error)
-        except (ActographError, SQLAlchemyError):
-            logger.warning("the hang could not be written down; it counts as a lost worker", exc_info=True)
+                samples.give_up(session, self._leases, error)
+
+        write_last_words(give_up)
+        self._end_process(STALLED)
 
     def _look_for_end(self) -> None:
         """Which jobs were cancelled, have failed elsewhere or have passed their deadline."""

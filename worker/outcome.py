@@ -1,4 +1,4 @@
-"""What becomes of the samples of a unit, and which of them can share a batch."""
+"""Outcomes of a unit's samples, and which of the samples can share a batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,10 @@ from worker.recording import Recorded
 from worker.runners.runner import Prompt, Runner
 
 T = TypeVar("T")
+
+
+class Interrupted(ActographError):
+    """The unit was ended before this sample was; the sample is given back and runs again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the worker's child process holds: database, store, broker, model and the drain."""
+"""The worker's child process: database, store, broker, model, the drain, and the threads beside it."""
 
 import logging
 import os
@@ -14,12 +14,14 @@ from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from storage import deployment, migrate, model_loads, model_tokenizers, routing, workers
-from storage.artifacts.store import open_store
+from storage.artifacts.store import ArtifactStore, open_store
 from storage.broker import Broker
 from storage.database import Database
+from storage.healing import Healing
 from storage.ids import new_worker_id
 from worker.drain import Drain
 from worker.heartbeat import Heartbeat
+from worker.idle_look import IdleLook
 from worker.model_holder import ModelHolder
 from worker.stop_signal import StopSignal
 from worker.subscription import Subscription
@@ -81,10 +83,24 @@ class WorkerProcess:
 
                 torch.set_num_threads(settings.threads)
             self.drain.load(name)
+            self._idle_look.start()
+            self._healing.start()
         except ActographError as error:
             with self._database.write() as session:
                 workers.set_failed(session, self.worker_id, error)
             raise
+
+    @cached_property
+    def _idle_look(self) -> IdleLook:
+        return IdleLook(self.drain.look, seconds=self._settings.idle_poll_seconds)
+
+    @cached_property
+    def _healing(self) -> Healing:
+        return Healing(self._settings, self._database, self._store)
+
+    @cached_property
+    def _store(self) -> ArtifactStore:
+        return open_store(self._settings.effective_artifact_url)
 
     @cached_property
     def drain(self) -> Drain:
@@ -92,7 +108,7 @@ class WorkerProcess:
         return Drain(
             settings=settings,
             database=self._database,
-            store=open_store(settings.effective_artifact_url),
+            store=self._store,
             broker=Broker(settings.broker_url, self._database),
             models=self._models,
             worker_id=self.worker_id,
@@ -102,6 +118,8 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Leave in order: the index shows the worker as offline."""
+        self._idle_look.stop()
+        self._healing.stop()
         self._heartbeat.stop()
         with self._database.write() as session:
             workers.set_offline(session, self.worker_id)

@@ -28,6 +28,7 @@ from worker.engine.statistics import STATISTICS
 from worker.finished_sample import FinishedSample, RowsWanted, of_conversation, of_generation
 from worker.segments import Markup
 from worker.steering import UNSTEERED, Steering
+from worker.unforeseen import unforeseen
 
 #: safetensors names
 DTYPE_NAMES = {
@@ -212,6 +213,9 @@ class UnitRecorder:
             if isinstance(error, ServiceUnavailable):
                 self._away = error
             return error
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.reset(index)
+            return unforeseen(error, f"while the session of sample {self._samples[index].id} was stored")
         del self._writers[index]
         stored = writer.manifest or manifest
         return Recorded(

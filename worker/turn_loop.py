@@ -22,6 +22,7 @@ from worker.runners.runner import Prompt, Runner
 from worker.segments import Markup
 from worker.steering import Steering
 from worker.turn_rows import TurnTokens
+from worker.unforeseen import unforeseen
 
 #: requests of one batch, their sampling and sink -> what came of them
 Generate = Callable[[Sequence[GenerationRequest], SamplingSpec, RowSink | None], list[Generation]]
@@ -76,24 +77,19 @@ class TurnLoop:
         self._generate = generate
         self._error_of = error_of
 
-    def run(self, outcomes: Sequence[Outcome]) -> list[Outcome] | None:
-        """Every outcome with its conversation or error; None where the unit was cancelled."""
+    def run(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Every outcome with its conversation or error."""
         places = range(len(outcomes))
         done = self._talk(dict(zip(places, outcomes, strict=True)))
-        if done is None:
-            return None
         # where memory ran out in a later turn the rows of the earlier ones are gone: once more, alone
         for place in [p for p, outcome in done.items() if outcome is None]:
-            again = self._talk({place: outcomes[place]})
-            if again is None:
-                return None
-            done |= again
+            done |= self._talk({place: outcomes[place]})
         return [
             outcome or replace(outcomes[place], error=CaptureFailed("memory ran out between two turns"))
             for place, outcome in sorted(done.items())
         ]
 
-    def _talk(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome | None] | None:
+    def _talk(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome | None]:
         """Place in the unit -> outcome, None for one that has to be run again."""
         talks = {
             place: _Talk(outcome, Conversation(self._markup), outcome.prompt)
@@ -104,12 +100,11 @@ class TurnLoop:
         while running := {place: talk for place, talk in talks.items() if talk.running}:
             for sampling, group in by_sampling(running, lambda talk: talk.outcome.lease, self._runner):
                 assert sampling is not None  # what is only read takes no turns
-                if not self._turn(group, sampling, torn):
-                    return None
+                self._turn(group, sampling, torn)
         return {place: None if place in torn else talk.outcome for place, talk in talks.items()}
 
-    def _turn(self, group: Mapping[int, _Talk], sampling: SamplingSpec, torn: set[int]) -> bool:
-        """One turn of these samples; False where the unit was cancelled."""
+    def _turn(self, group: Mapping[int, _Talk], sampling: SamplingSpec, torn: set[int]) -> None:
+        """One turn of these samples."""
         begun = {
             place: talk.conversation.begin(talk.prompt.token_ids, talk.results_from)
             for place, talk in group.items()
@@ -120,8 +115,6 @@ class TurnLoop:
             turns = [(place, group[place], prompt) for place, prompt in begun.items()]
             sink = _TurnSink(self._recorder, turns, torn, last_only=self._positions == "last")
         generations = self._generate(requests, sampling, sink)
-        if any(g.finish_reason == "cancelled" for g in generations):
-            return False
         for (place, talk), request, generation in zip(group.items(), requests, generations, strict=True):
             error = self._error_of(generation)
             if error is not None or place in torn:
@@ -133,8 +126,11 @@ class TurnLoop:
             talk.conversation.end(begun[place], generation)
             if request.earlier is not None:
                 talk.summed = request.earlier.after
-            self._follow(place, talk, generation, sampling)
-        return True
+            try:
+                self._follow(place, talk, generation, sampling)
+            except Exception as unexpected:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+                reason = unforeseen(unexpected, f"while sample {talk.outcome.lease.id} was prompted again")
+                talk.running, talk.outcome = False, replace(talk.outcome, error=reason)
 
     def _request(self, talk: _Talk, begun: TurnPrompt) -> GenerationRequest:
         lease, turn = talk.outcome.lease, len(talk.conversation.turns)

@@ -1,15 +1,14 @@
 """One unit: a few samples that are run as one batch, from prompts to recorded sessions.
 
 Nothing here touches the index. A sample that fails takes its reason with it and leaves the
-others alone; an error of the whole batch is the error of each of its samples.
+others alone; an error of the whole batch is the error of each of its samples. An interrupted unit
+keeps the samples that had finished.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import torch
 
 from actograph.contract.batch_memory import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.contract.errors import (
@@ -24,19 +23,22 @@ from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.live_text import LiveTextWriter
 from storage.samples import LeasedSample
+from worker.engine.device_errors import is_device_lost
 from worker.engine.engine import Engine
 from worker.engine.generate import OnBatch
 from worker.engine.memory import memory_snapshot
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk, RowShaping, RowSink
 from worker.lease import LeaseKeeper
 from worker.live_text import LiveText
-from worker.outcome import Outcome, by_sampling
+from worker.outcome import Interrupted, Outcome, by_sampling
 from worker.prompt_reading import PromptReader
 from worker.recording import Provenance, Recorded, UnitRecorder
 from worker.runners.runner import Runner
 from worker.segments import Markup
 from worker.steering import UNSTEERED, Steering
 from worker.turn_loop import TurnLoop
+from worker.unforeseen import unforeseen
+from worker.watched_store import watched
 
 logger = logging.getLogger(__name__)
 
@@ -118,22 +120,22 @@ class UnitRunner:
             prompt_tokens=prompt_tokens,
         )
 
-    def run(self, leases: Sequence[LeasedSample], keeper: LeaseKeeper) -> list[Outcome] | None:
-        """One outcome for every sample, in order; None where `keeper` ended the unit early.
+    def run(self, leases: Sequence[LeasedSample], keeper: LeaseKeeper) -> list[Outcome]:
+        """One outcome for every sample, in order; those that `keeper` cut short are `Interrupted`.
 
         Session files of completed samples are in the store when this returns.
 
         Raises:
-            torch.AcceleratorError: the device's state is lost; only a new process helps.
+            Exception: the device is lost (`is_device_lost`); only a new process helps.
         """
-        outcomes = {lease.id: self._prompted(lease) for lease in leases}
+        outcomes = {lease.id: self._prompted(lease, keeper) for lease in leases}
         runnable = [o for o in outcomes.values() if o.error is None]
         if runnable:
             recorder = None
             if self.provenance is not None:
                 cut = {i: o.prompt.truncated_from for i, o in enumerate(runnable) if o.prompt}
                 recorder = UnitRecorder(
-                    self._store,
+                    watched(self._store, keeper.progress),
                     [o.lease for o in runnable],
                     self.provenance,
                     {i: tokens for i, tokens in cut.items() if tokens is not None},
@@ -141,10 +143,8 @@ class UnitRunner:
                 )
             try:
                 ran = self._generate(runnable, recorder, keeper)
-                if ran is None:
-                    return None
-                # before any session is stored: what cannot be judged has failed and keeps none
-                ran = [self._scored(o) for o in ran]
+                # before any session is stored: a sample that cannot be scored has failed and keeps none
+                ran = [self._scored(o, keeper) for o in ran]
                 if recorder is not None:
                     ran = _with_sessions(ran, recorder)
             finally:
@@ -160,11 +160,14 @@ class UnitRunner:
             return sampling
         return sampling.model_copy(update={"max_tokens": prompt.max_tokens})
 
-    def _prompted(self, lease: LeasedSample) -> Outcome:
+    def _prompted(self, lease: LeasedSample, keeper: LeaseKeeper) -> Outcome:
+        keeper.progress()
         try:
             prompt = self._runner.prompt(lease)
         except ActographError as error:
             return Outcome(lease=lease, error=error)
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            return Outcome(lease=lease, error=_unforeseen(error, "prompted", lease))
         self._longest_prompt = max(self._longest_prompt, len(prompt.token_ids))
         context = self._engine.structure.context_length
         max_tokens = self._runner.sampling.max_tokens if self._runner.sampling else 0
@@ -181,7 +184,7 @@ class UnitRunner:
 
     def _generate(
         self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
-    ) -> list[Outcome] | None:
+    ) -> list[Outcome]:
         devices = self._engine.model.devices
         before, started = memory_snapshot(devices), time.monotonic()
         try:
@@ -190,9 +193,9 @@ class UnitRunner:
                 if self._runner.takes_turns
                 else self._one_turn(runnable, recorder, keeper)
             )
-        except torch.AcceleratorError:
-            raise
         except Exception as error:
+            if is_device_lost(error):
+                raise
             logger.exception("a unit of job %s failed", runnable[0].lease.job_id)
             return [replace(o, error=_as_error(error)) for o in runnable]
         after = memory_snapshot(devices)
@@ -209,9 +212,12 @@ class UnitRunner:
 
     def _one_turn(
         self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
-    ) -> list[Outcome] | None:
+    ) -> list[Outcome]:
         outcomes = dict(enumerate(runnable))
         for sampling, group in by_sampling(dict(outcomes), lambda o: o.lease, self._runner):
+            if keeper.should_stop():
+                outcomes |= {place: replace(o, error=Interrupted()) for place, o in group.items()}
+                continue
             requests = [
                 GenerationRequest(
                     key=o.lease.id,
@@ -234,8 +240,6 @@ class UnitRunner:
                 generations = self._followed(
                     [o.lease for o in group.values()], requests, sampling, sink, keeper
                 )
-            if any(g.finish_reason == "cancelled" for g in generations):
-                return None
             for (place, o), g in zip(group.items(), generations, strict=True):
                 outcomes[place] = replace(o, generation=_noted(g, o), error=self._error_of(g))
         return list(outcomes.values())
@@ -284,6 +288,10 @@ class UnitRunner:
         )
 
     def _error_of(self, generation: Generation) -> ActographError | None:
+        if generation.error is not None and is_device_lost(generation.error):
+            raise generation.error
+        if generation.finish_reason == "cancelled":
+            return Interrupted()
         if generation.error is None and generation.finish_reason == "timeout":
             return SampleTimeout(
                 f"the sample was decoded for more than {self._time_limit:g} s (sample_timeout_seconds); it "
@@ -321,16 +329,19 @@ class UnitRunner:
             on_batch=on_batch,
         )
 
-    def _scored(self, outcome: Outcome) -> Outcome:
+    def _scored(self, outcome: Outcome, keeper: LeaseKeeper) -> Outcome:
+        keeper.progress()
         if outcome.error is not None or outcome.generation is None:
             return outcome
         begun = outcome.prompt.begun if outcome.prompt else ""
-        completion = begun + self._runner.completion(outcome.lease, outcome.generation.generated_ids)
         try:
+            completion = begun + self._runner.completion(outcome.lease, outcome.generation.generated_ids)
             scores = self._runner.score(outcome.lease, completion, outcome.chosen_tokens)
+            logprobs = self._runner.logprobs(outcome.lease, outcome.generation)
         except ActographError as error:
             return replace(outcome, error=error)
-        logprobs = self._runner.logprobs(outcome.lease, outcome.generation)
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            return replace(outcome, error=_unforeseen(error, "scored", outcome.lease))
         return replace(outcome, completion=completion, scores=scores, logprobs=logprobs)
 
 
@@ -346,6 +357,10 @@ class _BatchSink:
 
     def reset(self, index: int) -> None:
         self.recorder.reset(self.places[index])
+
+
+def _unforeseen(error: Exception, done: str, lease: LeasedSample) -> ActographError:
+    return unforeseen(error, f"while sample {lease.id} was {done}")
 
 
 def _noted(generation: Generation, outcome: Outcome) -> Generation:

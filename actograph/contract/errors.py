@@ -224,6 +224,12 @@ class WorkerStalled(ActographError):
     code = "worker_stalled"
 
 
+class DeviceLost(ActographError):
+    """The device failed, and the worker's process was started anew."""
+
+    code = "device_lost"
+
+
 class SampleTimeout(ActographError):
     """The sample ran longer than it may."""
 

@@ -67,13 +67,14 @@ def submit_job(
         ahead = submission.outlook
 
         def finish(session: Session, row: JobRow) -> tuple[JobRow, StoredAnswer]:
-            shown = job_shape.of_row(row, queue_position=ahead.place, waiting_reason=ahead.waiting_reason)
+            reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
+            shown = job_shape.of_row(row, queue_position=ahead.place, waiting_reason=reason)
             answer = StoredAnswer(202, shown.model_dump(mode="json"))
             keep(session, answer)
             return row, answer
 
         row, answer = job_insertion.insert(services.database, submission, finish, renew=keep.renew)
-        # Only now can a worker see the job. Where the broker is away, the reconciler wakes it later.
+        # Only now can a worker see the job. Without the broker, an idle worker finds it.
         services.broker.wake(row.id, row.priority, ahead.queue)
         return answer
 
@@ -117,7 +118,11 @@ def list_jobs(
         limits = quotas.read(session, services.settings)
         etas = forecast.etas(session)
         return pages.page(
-            rows, has_more, lambda row: job_view.resource(session, row, positions, limits, etas)
+            rows,
+            has_more,
+            lambda row: job_view.resource(
+                session, row, positions, limits, etas, broker_trouble=services.broker.trouble
+            ),
         )
 
 
@@ -131,7 +136,12 @@ def list_jobs(
 def get_job(services: ServicesDep, job_id: str) -> Job:
     with services.database.read() as session:
         row = jobs.get(session, known_id(job_id, "job", "job"))
-        return job_view.resource(session, row, quotas=quotas.read(session, services.settings))
+        return job_view.resource(
+            session,
+            row,
+            quotas=quotas.read(session, services.settings),
+            broker_trouble=services.broker.trouble,
+        )
 
 
 @router.delete(

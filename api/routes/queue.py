@@ -15,14 +15,15 @@ from api.dependencies import Services, ServicesDep
 from api.errors import documented
 from api.request_body import body_of, optional_json_body
 from api.validation import parse_body
-from api.waking import wake_jobs
-from storage import job_queue, queue_pause, workers
+from storage import job_queue, queue_pause, quotas, workers
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/queue", tags=["queue"])
 
 SHOWN_JOBS = 20
+#: jobs that get a message when the queue is resumed; the others' turn comes by the index
+MOST_WOKEN = 500
 
 
 @router.get("", operation_id="get_queue", summary="What waits and what runs", response_model=Queue)
@@ -58,18 +59,25 @@ def pause_queue(
     "/resume", operation_id="resume_queue", summary="End the pause that was asked for", response_model=Queue
 )
 def resume_queue(services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Queue:
-    """Wakes the jobs that wait. A pause for want of disk space is not ended by this."""
+    """Wakes the waiting jobs. A pause for want of disk space is not ended by this."""
     with services.database.write() as session:
         was_paused = queue_pause.resume(session)
     if was_paused:
         log.warning("the queue is resumed by %s", by)
     answer = _queue(services)
     if not answer.paused:
-        try:
-            wake_jobs(services)
-        except ServiceUnavailable:
-            log.warning("the queue goes on once the broker answers; the reconciler wakes the jobs then")
+        _wake_waiting(services)
     return answer
+
+
+def _wake_waiting(services: Services) -> None:
+    """Wake workers at once; without a broker they find the jobs by asking the index."""
+    with services.database.read() as session:
+        held = quotas.read(session, services.settings).paused_owners()
+        waiting = job_queue.claimable(session, held)[:MOST_WOKEN]
+    for job in waiting:
+        if not services.broker.wake(job.id, job.priority):
+            return
 
 
 def _queue(services: Services) -> Queue:
@@ -91,6 +99,6 @@ def _queue(services: Services) -> Queue:
 
 def _messages(services: Services) -> int | None:
     try:
-        return len(services.broker.waiting_job_ids())
+        return services.broker.messages()
     except ServiceUnavailable:
         return None

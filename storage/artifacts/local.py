@@ -6,6 +6,7 @@ holds the name. What a killed writer leaves has a name that begins with `.stagin
 
 import ctypes
 import errno
+import io
 import os
 import secrets
 import shutil
@@ -16,6 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
+
+from typing_extensions import Buffer
 
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.store import (
@@ -31,6 +34,8 @@ from storage.artifacts.store import (
 
 STAGING = ".staging-"
 _PROBE_BYTES = 64 << 10
+#: of a file that is written, between two reports of progress
+_PIECE_BYTES = 32 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # start writing dirty pages, do not wait: sync_file_range(2)
 
 
@@ -177,11 +182,39 @@ class LocalStore:
             os.close(fd)
 
 
+def _nothing() -> None:
+    """Nobody follows the progress."""
+
+
+class _ReportingFile(io.BufferedRandom):
+    """A new file that reports every piece that is written or read."""
+
+    def __init__(self, path: Path, report: Callable[[], None]) -> None:
+        super().__init__(io.FileIO(path, "x+"))
+        self._report = report
+
+    def write(self, data: Buffer, /) -> int:
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        for start in range(0, len(view), _PIECE_BYTES):
+            super().write(view[start : start + _PIECE_BYTES])
+            self._report()
+        return len(view)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._report()
+        return super().read(size)
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._report()
+        return super().readinto(buffer)
+
+
 class StageFolder:
     """A folder in which a prefix's files are written before anybody may see them."""
 
     def __init__(self, folder: Path, *, mode: int = 0o777) -> None:
         self.folder = folder
+        self.on_progress: Callable[[], None] = _nothing
         self._ended = False
         folder.mkdir(mode=mode)
 
@@ -194,7 +227,10 @@ class StageFolder:
         self.discard()
 
     def create(self, name: str) -> BinaryIO:
-        return (self.folder / check_name(name)).open("x+b")
+        return _ReportingFile(self.folder / check_name(name), self._report)
+
+    def _report(self) -> None:
+        self.on_progress()
 
     def start_writeback(self, file: BinaryIO) -> None:
         """Nothing: only `LocalStage` waits for the disk."""

@@ -11,7 +11,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -239,10 +239,16 @@ class S3Store:
                         )
         return removed
 
-    def upload(self, key: str, path: Path) -> None:
+    def upload(self, key: str, path: Path, on_progress: Callable[[], None]) -> None:
         """Store a file; in parts and several at a time where it is large."""
         with self._failures(key):
-            self._client.upload_file(str(path), self.bucket, self._key(key), Config=self._transfer)
+            self._client.upload_file(
+                str(path),
+                self.bucket,
+                self._key(key),
+                Config=self._transfer,
+                Callback=lambda _sent: on_progress(),
+            )
 
     def _key(self, key: str) -> str:
         check_key(key)
@@ -321,7 +327,7 @@ class S3Stage(StageFolder):
         others = sorted(path.name for path in self.folder.iterdir() if path.name not in last)
         try:
             for name in (*others, *last):
-                self._store.upload(f"{self._prefix}/{name}", self.folder / name)
+                self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
         except BaseException:
             # What cannot be removed now has no manifest: it is not there for readers, and swept later.
             with suppress(ActographError):

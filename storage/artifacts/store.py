@@ -6,7 +6,7 @@ made; anything else is refused before it comes near a path.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,7 +70,12 @@ class StagedPrefix(Protocol):
     """Files that become visible together at `commit`, or never.
 
     Leaving the `with` block without a commit discards them.
+
+    Attributes:
+        on_progress: called, from any thread, for every piece that is written, read or uploaded.
     """
+
+    on_progress: Callable[[], None]
 
     def __enter__(self) -> Self: ...
 

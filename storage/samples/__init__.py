@@ -8,7 +8,7 @@ from storage.samples.claims import claim, is_any_pending, next_input
 from storage.samples.insertion import INSERT_CHARACTERS, NewSample, characters_of, insert, next_position
 from storage.samples.leases import LeasedSample, give_back, lock_jobs, release, renew
 from storage.samples.lists import find, get, resource
-from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_stalled
+from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up
 from storage.samples.results import SampleResult, complete, fail, is_committed
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "find",
     "get",
     "give_back",
-    "give_up_stalled",
+    "give_up",
     "insert",
     "is_any_pending",
     "is_committed",

@@ -36,10 +36,10 @@ def give_up_lost(session: Session, job_id: str, sample_id: str, attempts: int) -
     job_control.follow_failures(session, job_id, [error])
 
 
-def give_up_stalled(session: Session, leases: Sequence[LeasedSample], error: ActographError) -> None:
-    """A unit hangs and its worker is about to end: its samples are run alone from now on.
+def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographError) -> None:
+    """Give back the samples of a batch that ends its worker; they are run alone from now on.
 
-    One that hung although it was alone, and not for the first time, fails with `error`.
+    A sample fails with `error` if it ran alone, and not for the first time.
     """
     for lease in lock_jobs(session, leases):
         attempts = session.execute(sa.select(SampleRow.attempts).where(*ours(lease))).scalar_one_or_none()

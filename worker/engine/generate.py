@@ -147,9 +147,12 @@ class Generate:
             stream = self._stream(batch, tracker, self.sink)
             try:
                 self._trace(inputs, editor, stream, len(batch))
-                if tracker.cancelled or not stream.finish([len(t) for t in tracker.tokens]):
+                cancelled = [row for row, reason in enumerate(tracker.reasons) if reason == "cancelled"]
+                stream.give_up(cancelled)
+                if len(cancelled) == len(batch) or not stream.finish([len(t) for t in tracker.tokens]):
                     tracker.reasons[:] = ["cancelled"] * len(batch)  # no sample's rows are complete
-                return dict(stream.errors)
+                    return {}
+                return {row: error for row, error in stream.errors.items() if row not in cancelled}
             finally:
                 stream.close()
         if editor is not None:

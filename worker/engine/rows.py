@@ -14,7 +14,8 @@ memory depends on max_tokens. What is held on the host lies outside malloc's hea
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Full, Queue
 
 import torch
@@ -31,6 +32,8 @@ from worker.engine.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.summaries import Summaries
 
 _POLL_SECONDS = 0.1
+#: rows of samples that have ended may wait so long for a busy writer after a stop was asked for
+_STOP_PATIENCE_SECONDS = 10.0
 _AS_COMPUTED = RowShaping()
 
 
@@ -100,6 +103,7 @@ class RowStream:
         self._blocks: StepBlocks | None = None  # from the first decode step on
         self._pending_kept: list[tuple[bool, ...]] = []  # with a chooser: which samples keep the step
         self._steps = 0  # decode steps taken
+        self._stop_seen_at: float | None = None
         self._latest: list[torch.Tensor] = []  # positions="last": the newest step
         self._last: dict[int, list[torch.Tensor]] = {}  # the same, of samples that ended
         self._copy_streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -208,9 +212,14 @@ class RowStream:
         """Points whose tensors must be copied when they are read: the model overwrites them."""
         return frozenset(i for i, p in enumerate(self._points) if p.changed_later)
 
+    def give_up(self, samples: Iterable[int]) -> None:
+        """Write nothing more of these samples: they were cancelled."""
+        for sample in samples:
+            self._writer.errors.setdefault(sample, CaptureFailed("the sample was cancelled"))
+
     @property
     def dropped(self) -> bool:
-        """Whether rows were given up because `should_stop` said so while waiting for the writer."""
+        """Whether rows were dropped: `should_stop` said so, and the writer did not catch up soon."""
         return self._writer.dropped
 
     def finish(self, generated: Sequence[int]) -> bool:
@@ -348,7 +357,10 @@ class RowStream:
                 self._queue.put(item, timeout=_POLL_SECONDS)
                 return
             except Full:
-                if self._should_stop():
+                if not self._should_stop():
+                    continue
+                self._stop_seen_at = self._stop_seen_at or time.monotonic()
+                if time.monotonic() - self._stop_seen_at > _STOP_PATIENCE_SECONDS:
                     self._writer.dropped = True
 
     def _check(self) -> None:

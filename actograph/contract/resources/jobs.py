@@ -41,7 +41,7 @@ class Job(Resource):
     progress: Progress
     queue_position: int | None = Field(None, description="1 is next; null once started or ended.")
     waiting_reason: str | None = Field(
-        None, description="Why no worker can run it now; null where one can, or it has ended."
+        None, description="Why no worker takes it up at once; null if one does, or it has ended."
     )
     samples_per_second: float | None = Field(
         None, description="Over the last minute, turns of other jobs included."

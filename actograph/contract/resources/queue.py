@@ -32,5 +32,5 @@ class Queue(Resource):
     jobs: dict[str, int] = Field(description="Number of jobs in each status that is not an end.")
     samples: dict[str, int] = Field(description="pending and leased samples of those jobs.")
     next: list[str] = Field(description="Ids of the next queued jobs, the first one first.")
-    messages: int | None = Field(description="Jobs with a message in the broker; null where it is away.")
+    messages: int | None = Field(description="Messages in the broker, not taken yet; null if it is away.")
     workers: dict[str, int] = Field(description="Number of workers in each status.")

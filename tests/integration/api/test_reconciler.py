@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 import sqlalchemy as sa
+from api.unserved_jobs import UnservedJobs
 
 from actograph.contract.resources import WorkerStatus
 from actograph.settings import Settings
 from api.reconciler import Reconciler
-from api.unserved_jobs import UnservedJobs
 from storage import events, jobs, routing, workers
 from storage.models import SampleRow, WorkerRow
 

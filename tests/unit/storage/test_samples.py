@@ -315,7 +315,7 @@ def test_what_is_given_back_never_falls_below_the_claims_that_count(
 
 def stall(database: Database, leases: list[LeasedSample]) -> None:
     with database.write() as session:
-        samples.give_up_stalled(session, leases, WorkerStalled("no step"))
+        samples.give_up(session, leases, WorkerStalled("no step"))
 
 
 def test_samples_of_a_unit_that_hung_are_run_alone_and_the_one_that_hangs_again_fails(
