@@ -179,7 +179,7 @@ def measure(scenario: Scenario, home: Path, arguments: argparse.Namespace) -> li
                 drain.run_slice(job_id)
 
     watched = [Watched(submit(database, messages, units, p)) for units, p in scenario.jobs]
-    for _ in range(scenario.workers - 1):  # as the reconciler calls idle workers
+    for _ in range(scenario.workers - 1):  # as idle workers ask for work
         for one, (_, priority) in zip(watched, scenario.jobs, strict=True):
             messages.wake(one.id, priority)
     threads = [threading.Thread(target=work, args=(n,)) for n in range(scenario.workers)]

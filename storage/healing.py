@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import sqlalchemy as sa
 
@@ -58,23 +59,23 @@ class Healing:
         self._thread.join(timeout=10)
         self._housekeeping.join()
 
-    def tick(self) -> None:
-        """Do what is due.
+    def tick(self) -> bool:
+        """Do a round if it is due; whether it was.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database does not answer.
         """
-        if duties.take(self._database, "healing", self._settings.reconcile_seconds):
+        is_due = duties.take(self._database, "healing", self._settings.reconcile_seconds)
+        if is_due:
             self.round()
+        return is_due
 
     def round(self) -> None:
         """Expire silent workers, end jobs that nobody ends, start the housekeeping; errors as `tick`."""
-        self._expire_workers()
-        self._end_jobs()
-        self._housekeeping.tick()
-        told = unserved_jobs.tell(self._database, patience_seconds=self._settings.lease_seconds)
-        if told:
-            log.warning("%d job(s) wait for a worker of their model, %s first", len(told), told[0])
+        with ExitStack() as steps:
+            # one that fails does not keep the others from their turn
+            for step in (self._tell_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
+                steps.callback(step)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -87,7 +88,7 @@ class Healing:
         """One look; a service that is away is logged once, when it goes and when it is back."""
         try:
             self._also()
-            self.tick()
+            has_healed = self.tick()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
             if not self._failing:
                 log.warning("healing waits for a service that is away: %s", error)
@@ -95,9 +96,16 @@ class Healing:
         except Exception:
             log.exception("healing failed; it is tried again")
         else:
+            if self._failing and not has_healed:
+                return
             if self._failing:
                 log.warning("healing goes on: all services answer again")
             self._failing = False
+
+    def _tell_unserved(self) -> None:
+        told = unserved_jobs.tell(self._database, patience_seconds=self._settings.lease_seconds)
+        if told:
+            log.warning("%d job(s) wait for a worker of their model, %s first", len(told), told[0])
 
     def _expire_workers(self) -> None:
         with self._database.write() as session:

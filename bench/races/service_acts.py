@@ -44,8 +44,11 @@ class WorkerActs:
             chosen()
 
     def drain(self) -> None:
-        """A slice of the job whose message is next; where there is none, of some job."""
+        """A slice of the job whose message is next; without a message, of some job or the index's next."""
         job_id = self._world.broker.take()
+        if job_id is None and self._random.random() < 0.5:
+            self._worker.drain.look()
+            return
         if job_id is None:
             with self._worker.database.read() as session:
                 waiting = job_queue.claimable(session)
@@ -132,7 +135,9 @@ class ApiActs:
     def say_waiting(self) -> None:
         """As for jobs whose model nobody serves."""
         with self._services.database.write() as session:
-            mute = job_queue.active_without_event(session, MODEL, "job.waiting", limit=20)
+            mute = job_queue.active_without_event(
+                session, MODEL, "job.waiting", submitted_before=float("inf"), limit=20
+            )
             for job_id in jobs.keep(session, mute):
                 events.append(session, job_id, "job.waiting", {"reason": "a race"})
 

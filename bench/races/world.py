@@ -28,7 +28,7 @@ from api.dependencies import Services
 from api.reconciler import Reconciler
 from api.served_models import ServedModels
 from bench.null_engine import NullEngine
-from storage import routing, workers
+from storage import workers
 from storage.artifacts.store import open_store
 from storage.database import Database
 from storage.ids import new_worker_id
@@ -89,6 +89,7 @@ class MemoryBroker:
         self._lost_share = lost_share
         self._lock = threading.Lock()
         self._messages: deque[str] = deque()
+        self.trouble: str | None = None
 
     def wake(self, job_id: str, priority: int, queue: str | None = None) -> bool:
         with self._lock:
@@ -100,10 +101,8 @@ class MemoryBroker:
         with self._lock:
             return self._messages.popleft() if self._messages else None
 
-    def waiting(self) -> dict[str, set[str]]:
-        with self._lock:
-            found = set(self._messages)
-        return {routing.holders_queue(MODEL): found, routing.loaders_queue(MODEL): found}
+    def probe(self) -> bool:
+        return True
 
 
 class RowsEngine(NullEngine):

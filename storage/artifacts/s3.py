@@ -239,7 +239,7 @@ class S3Store:
                         )
         return removed
 
-    def upload(self, key: str, path: Path, on_progress: Callable[[], None]) -> None:
+    def upload(self, key: str, path: Path, on_progress: Callable[[], None] = lambda: None) -> None:
         """Store a file; in parts and several at a time where it is large."""
         with self._failures(key):
             self._client.upload_file(

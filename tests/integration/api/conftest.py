@@ -4,6 +4,7 @@ The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database
 """
 
 import json
+import re
 import shutil
 import socket
 import threading
@@ -25,13 +26,14 @@ from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure,
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
-from storage import migrate, samples, sessions, workers
+from storage import job_queue, migrate, samples, sessions, workers
 from storage.database import Database
 from storage.ids import new_session_id, new_worker_id
 from storage.manifest import SessionManifest, StoredTensor
 from storage.models import JobRow, SampleRow
 from storage.samples import LeasedSample, SampleResult
 from storage.session_files import SessionWriter, TensorRows
+from worker.pauses import Pauses
 
 #: the modules whose routes live on the index
 ON_BOTH = {
@@ -163,6 +165,22 @@ class Service:
         with redis.Redis.from_url(self.services.settings.broker_url) as client:
             keys = [k for k in client.scan_iter("actograph*") if client.type(k) == b"list"]
             return [m for key in sorted(keys) for m in client.lrange(key, 0, -1)]
+
+    def woken(self) -> set[str]:
+        """Jobs that have a message in the broker."""
+        found = (re.search(rb"job_[0-9a-f]{32}", message) for message in self.messages())
+        return {match.group().decode() for match in found if match}
+
+    def next_job(self, *models: str) -> str | None:
+        """The job that the index has for an idle worker of these models, by default of the demo's."""
+        services = self.services
+        pauses = Pauses(services.settings, self.database, services.store)
+        if pauses.hold():
+            return None
+        with self.database.read() as session:
+            wanted = set(models or (MODEL,))
+            job = job_queue.next_for(session, wanted, wanted, held=pauses.held_owners(session))
+        return None if job is None else job.id
 
     def queue_state(self) -> tuple[int, int, list[bytes]]:
         """Jobs, samples and messages: what a refused request must leave as it is."""

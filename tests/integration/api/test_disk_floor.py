@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 
-from api.reconciler import Reconciler
+from worker.pauses import Pauses
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -29,36 +28,32 @@ class StoreWithDisk:
         return self.free
 
 
-def test_the_queue_says_why_it_is_paused_and_wakes_what_waited(
+def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
     service: "Service", caplog: pytest.LogCaptureFixture
 ) -> None:
     services = service.services
     disk = StoreWithDisk(services.store)
     service.app.state.services = replace(services, store=disk)
-    reconciler = Reconciler(service.services)
     floor = services.settings.disk_floor_bytes
     disk.free = floor
     shown = service.client.get("/v1/queue").json()
     assert (shown["paused"], shown["paused_reason"]) == (False, None)
     job_id = service.submit(capture={"mode": "off"})
-    # the worker took the message and found the disk full
-    with redis.Redis.from_url(services.settings.broker_url) as client:
-        client.flushdb()
-
     disk.free = floor - 1
-    with caplog.at_level(logging.INFO, "api.reconciler"):
-        assert reconciler.reconcile_once() == []
-        assert reconciler.reconcile_once() == []
-        assert caplog.text.count("the queue is paused") == 1
+    pauses = Pauses(services.settings, services.database, service.services.store)
+    with caplog.at_level(logging.INFO, "worker.pauses"):
+        assert pauses.hold()
+        assert pauses.hold()
+        assert caplog.text.count("nothing new is begun") == 1, "said once, not at every look"
         shown = service.client.get("/v1/queue").json()
         assert shown["paused"] is True
         assert f"{floor - 1:,} bytes free" in shown["paused_reason"]
         assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "queued"
         assert service.submit(capture={"mode": "off"}), "jobs are still taken"
-        with redis.Redis.from_url(services.settings.broker_url) as client:
-            client.flushdb()
+        assert service.next_job() is None
 
         disk.free = floor
-        assert job_id in reconciler.reconcile_once()
-        assert "the queue goes on" in caplog.text
+        assert not pauses.hold()
+        assert "there is room again" in caplog.text
+    assert service.next_job() == job_id
     assert service.client.get("/v1/queue").json()["paused"] is False

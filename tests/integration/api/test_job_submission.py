@@ -38,7 +38,7 @@ def test_a_capture_job_is_accepted_with_its_place_and_woken_once(service: "Servi
     assert job["queue_position"] == 1
     assert job["progress"] == {"total": 1, "completed": 0, "failed": 0}
     assert (job["priority"], job["tags"], job["metadata"]) == (2, ["a"], {"k": "v"})
-    assert service.services.broker.waiting_job_ids() == {job["id"]}
+    assert service.woken() == {job["id"]}
     assert len(service.messages()) == 1
     assert service.client.get(answer.headers["location"]).json() == job
 

@@ -3,11 +3,9 @@
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
-from api.reconciler import Reconciler
 from storage import jobs, model_loads, workers
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: "Servi
     load = answer.json()
     assert (load["object"], load["model"], load["status"]) == ("model.load", "other", "queued")
     assert load["options"]["max_memory"] == {"0": 1 << 30, "cpu": 5}
-    assert service.services.broker.waiting_job_ids() == {waiting, load["id"]}
+    assert service.woken() == {waiting, load["id"]}
     assert service.client.get("/v1/queue").json()["next"][0] == load["id"]
 
     with service.database.write() as session:
@@ -65,13 +63,8 @@ def test_a_refusal_keeps_its_reason_and_changes_nothing(service: "Service") -> N
 
 def test_a_load_that_kills_its_workers_ends(service: "Service") -> None:
     load_id = service.client.post("/v1/models/load", json={"model_id": "other"}).json()["id"]
-    with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        client.flushdb()
-    reconciler = Reconciler(service.services)
     for attempt in range(model_loads.MAX_ATTEMPTS):
-        assert load_id in reconciler.reconcile_once() or attempt == 0
-        with redis.Redis.from_url(service.services.settings.broker_url) as client:
-            client.flushdb()
+        assert service.next_job("other") == load_id
         with service.database.write() as session:
             assert model_loads.begin(session, jobs.get(session, load_id), f"wrk_{attempt}")
     with service.database.write() as session:
@@ -79,7 +72,7 @@ def test_a_load_that_kills_its_workers_ends(service: "Service") -> None:
     shown = service.client.get(f"/v1/models/load/{load_id}").json()
     assert shown["status"] == "failed"
     assert "ended 2 times" in shown["error"]["message"]
-    assert reconciler.reconcile_once() == []
+    assert service.next_job("other") is None
 
 
 def test_what_cannot_be_loaded_is_refused_at_once(service: "Service", problem: "Problem") -> None:

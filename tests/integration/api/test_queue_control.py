@@ -56,11 +56,11 @@ def test_a_paused_queue_takes_jobs_and_wakes_nobody_until_it_is_resumed(
     # it survives the process: another one on the same index sees it
     other = start(settings)
     assert other.client.get("/v1/queue").json()["pauses"] == [pause]
-    assert Reconciler(other.services).reconcile_once() == []
+    assert other.next_job() is None
     assert service.messages() == []
     resumed = service.client.post("/v1/queue/resume").json()
     assert (resumed["paused"], resumed["pauses"], resumed["paused_reason"]) == (False, [], None)
-    assert service.services.broker.waiting_job_ids() == {job_id}
+    assert service.woken() == {job_id}
     assert service.client.post("/v1/queue/resume").json()["paused"] is False
 
 
@@ -98,7 +98,7 @@ def test_who_paused_is_told_by_the_key_that_they_bear(start: "Start", settings: 
     assert all(caller.startswith("key:") for caller in callers)
 
 
-def test_resuming_without_a_broker_leaves_the_rest_to_the_reconciler(
+def test_resuming_without_a_broker_leaves_the_rest_to_idle_workers(
     start: "Start", settings: Settings
 ) -> None:
     service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
@@ -107,6 +107,7 @@ def test_resuming_without_a_broker_leaves_the_rest_to_the_reconciler(
     assert service.client.post("/v1/queue/resume").json()["paused"] is False
     with service.database.read() as session:
         assert not queue_pause.holds(session)
+    assert service.next_job() is not None
 
 
 # Retry
@@ -126,7 +127,7 @@ def test_a_retry_answers_with_the_job_in_the_queue_and_wakes_it(
     assert answer.headers["location"] == f"/v1/jobs/{job_id}"
     assert answer.json()["status"] == "queued"
     assert answer.json()["progress"] == {"total": 2, "completed": 1, "failed": 0}
-    assert service.services.broker.waiting_job_ids() == {job_id}
+    assert service.woken() == {job_id}
     with service.database.read() as session:
         assert list(sessions.ids(session, sessions.SessionFilter())) == [session_id]
     problem(service.client.post("/v1/jobs/job_" + "0" * 32 + "/retry"), 404, "not_found")

@@ -6,7 +6,6 @@ import pytest
 import redis
 
 from actograph.settings import Settings
-from api.reconciler import Reconciler
 from storage.session_files import TensorRows
 
 if TYPE_CHECKING:
@@ -77,14 +76,13 @@ def test_the_queue_pauses_at_the_quota_of_all_and_goes_on_once_there_is_room(
     job_id = submit(service, inputs=[{"prompt": "a"}, {"prompt": "b"}]).json()["id"]
     (session_id,) = finish(service, job_id)
     forget_messages(service)
-    reconciler = Reconciler(service.services)
-    assert reconciler.reconcile_once() == []
+    assert service.next_job() is None
     queue = service.client.get("/v1/queue").json()
     assert (queue["paused"], [pause["kind"] for pause in queue["pauses"]]) == (True, ["quota"])
     assert "ACTOGRAPH_STORE_QUOTA_BYTES" in queue["paused_reason"]
     assert "1,000" in service.client.get(f"/v1/jobs/{job_id}").json()["paused_reason"]
     service.client.delete(f"/v1/activations/sessions/{session_id}")
-    assert reconciler.reconcile_once() == [job_id]
+    assert service.next_job() == job_id
     assert service.client.get("/v1/queue").json()["paused"] is False
     assert service.client.get(f"/v1/jobs/{job_id}").json()["paused_reason"] is None
 
@@ -95,8 +93,7 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     (session_id,) = finish(service, full)
     other = submit(service, KEYS[1]).json()["id"]
     forget_messages(service)
-    reconciler = Reconciler(service.services)
-    assert reconciler.reconcile_once() == [other]
+    assert service.next_job() == other
     me = headers(KEYS[1])
     assert service.client.get("/v1/queue", headers=me).json()["paused"] is False
     listed = service.client.get("/v1/jobs", headers=me).json()["data"]
@@ -105,7 +102,7 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     shown = service.client.get(USAGE, headers=me).json()
     assert shown["owners"][0]["available_bytes"] == 0
     service.client.delete(f"/v1/activations/sessions/{session_id}", headers=me)
-    assert full in reconciler.reconcile_once()
+    assert service.next_job() == full
 
 
 @pytest.mark.parametrize("nearer", ["store", "owner"])

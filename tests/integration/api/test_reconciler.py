@@ -1,20 +1,21 @@
-"""What a crash left behind is put right: lost messages, dead workers, jobs that nobody ends."""
+"""Repairs after crashes: work without messages, dead workers, jobs that nobody ends."""
 
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 import sqlalchemy as sa
-from api.unserved_jobs import UnservedJobs
 
 from actograph.contract.resources import WorkerStatus
 from actograph.settings import Settings
 from api.reconciler import Reconciler
-from storage import events, jobs, routing, workers
-from storage.models import SampleRow, WorkerRow
+from storage import duties, events, jobs, unserved_jobs, workers
+from storage.models import DutyRow, SampleRow, WorkerRow
+from tests.integration.api.conftest import capture_spec
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service, Start
@@ -24,13 +25,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def reconcile(service: "Service") -> Callable[[], list[str]]:
+def reconcile(service: "Service") -> Callable[[], None]:
     return Reconciler(service.services).reconcile_once
-
-
-def flush(service: "Service") -> None:
-    with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        client.flushdb()
 
 
 def age(service: "Service", **columns: float) -> None:
@@ -42,55 +38,47 @@ def age(service: "Service", **columns: float) -> None:
             session.execute(sa.update(WorkerRow).values(**columns))
 
 
-def test_a_job_whose_message_waits_is_left_alone(
-    service: "Service", reconcile: Callable[[], list[str]]
-) -> None:
-    service.submit()
-    assert reconcile() == []
-    assert len(service.messages()) == 1
-
-
-def test_jobs_are_woken_again_when_redis_lost_them_the_urgent_first(
-    service: "Service", reconcile: Callable[[], list[str]]
+def test_an_idle_worker_is_given_the_urgent_job_first_whatever_messages_there_are(
+    service: "Service",
 ) -> None:
     late, urgent = service.submit(priority=9), service.submit(priority=0)
-    flush(service)
-    assert service.messages() == []
-    assert reconcile() == [urgent, late]
-    assert service.services.broker.waiting_job_ids() == {urgent, late}
-    assert reconcile() == []
+    assert service.next_job() == urgent
+    service.finish(*service.claim(urgent))
+    assert service.next_job() == late
+    assert service.next_job("other") is None
 
 
-def test_a_hub_job_without_samples_is_woken_too(
-    service: "Service", reconcile: Callable[[], list[str]]
-) -> None:
+def test_a_hub_job_without_samples_is_given_to_one_worker(service: "Service") -> None:
+    worker_id = service.load_model()
     spec = {"kind": "evaluation", "model": "demo", "dataset": {"hub": "openai/gsm8k"}}
     job_id = service.client.post("/v1/jobs", json=spec).json()["id"]
-    flush(service)
-    assert reconcile() == [job_id]
+    assert service.next_job() == job_id
+    with service.database.write() as session:
+        workers.set_busy(session, worker_id, job_id)
+    assert service.next_job() is None, "one reads the dataset"
 
 
-def test_ended_jobs_are_never_woken(service: "Service", reconcile: Callable[[], list[str]]) -> None:
+def test_ended_jobs_are_given_to_nobody(service: "Service") -> None:
     done, cancelled = service.submit(), service.submit()
     service.finish(*service.claim(done))
     service.client.post(f"/v1/jobs/{cancelled}/cancel")
-    flush(service)
-    assert reconcile() == []
+    assert service.next_job() is None
 
 
 def test_the_samples_of_a_dead_worker_are_given_to_another(
-    service: "Service", reconcile: Callable[[], list[str]]
+    service: "Service", reconcile: Callable[[], None]
 ) -> None:
     worker_id = service.load_model()
     job_id = service.submit()
     service.claim(job_id)
     with service.database.write() as session:
         workers.set_busy(session, worker_id, job_id)
-    flush(service)
-    assert reconcile() == [], "the worker is alive"
+    reconcile()
+    assert service.next_job() is None, "the worker is alive"
     age(service, lease_until=1.0)
     age(service, heartbeat_at=1.0)
-    assert reconcile() == [job_id]
+    reconcile()
+    assert service.next_job() == job_id
     with service.database.read() as session:
         assert [w.status for w in workers.find(session)] == []
     (lease,) = service.claim(job_id)
@@ -98,7 +86,7 @@ def test_the_samples_of_a_dead_worker_are_given_to_another(
 
 
 def test_a_worker_that_fell_silent_counts_as_offline(
-    service: "Service", reconcile: Callable[[], list[str]]
+    service: "Service", reconcile: Callable[[], None]
 ) -> None:
     worker_id = service.load_model()
     age(service, heartbeat_at=time.time() - service.services.settings.lease_seconds - 1)
@@ -111,40 +99,16 @@ def test_a_worker_that_fell_silent_counts_as_offline(
     assert service.client.get("/v1/workers").json()["data"][0]["status"] == WorkerStatus.READY
 
 
-def test_an_idle_worker_joins_a_job_that_another_one_runs(
-    service: "Service", reconcile: Callable[[], list[str]]
-) -> None:
-    busy, idle, other = service.load_model(), service.load_model(), service.load_model("other")
-    job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(4)])
+def test_an_idle_worker_joins_a_job_that_another_one_runs(service: "Service") -> None:
+    busy = service.load_model()
+    job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(2)])
     service.claim(job_id)
     with service.database.write() as session:
         workers.set_busy(session, busy, job_id)
-        workers.set_offline(session, idle)
-    flush(service)
-    assert reconcile() == [], "the worker of the other model is of no help"
-    with service.database.write() as session:
-        workers.set_idle(session, idle)
-    assert reconcile() == [job_id]
-    assert reconcile() == [], "it has a message now"
-    flush(service)
-    with service.database.write() as session:
-        workers.set_busy(session, idle, job_id)
-        workers.set_idle(session, other)
-    assert reconcile() == []
-
-
-def test_a_message_for_holders_that_are_gone_counts_as_lost(
-    service: "Service", reconcile: Callable[[], list[str]]
-) -> None:
-    worker_id = service.load_model()
-    job_id = service.submit()
-    assert service.services.broker.waiting() == {routing.holders_queue("demo"): {job_id}}
-    assert reconcile() == []
-    with service.database.write() as session:
-        workers.set_offline(session, worker_id)
-    assert reconcile() == [job_id]
-    assert service.services.broker.waiting()[routing.loaders_queue("demo")] == {job_id}
-    assert reconcile() == []
+    assert service.next_job("other") is None, "the worker of another model is of no help"
+    assert service.next_job() == job_id
+    service.claim(job_id)
+    assert service.next_job() is None, "every sample is leased"
 
 
 def test_a_job_whose_model_no_worker_serves_says_so_once(
@@ -154,9 +118,9 @@ def test_a_job_whose_model_no_worker_serves_says_so_once(
     job_id = service.submit()
     shown = service.client.get(f"/v1/jobs/{job_id}").json()
     assert "no live worker holds demo" in shown["waiting_reason"]
-    unserved = UnservedJobs(service.services, patience_seconds=0)
-    assert unserved.tell() == [job_id]
-    assert unserved.tell() == []
+    assert unserved_jobs.tell(service.database, patience_seconds=60) == [], "workers may be restarting"
+    assert unserved_jobs.tell(service.database, patience_seconds=0) == [job_id]
+    assert unserved_jobs.tell(service.database, patience_seconds=0) == []
     with service.database.read() as session:
         told = [event for event in events.after(session, job_id, 0) if event.event == "job.waiting"]
     assert [event.data["reason"] for event in told] == [shown["waiting_reason"]]
@@ -165,7 +129,7 @@ def test_a_job_whose_model_no_worker_serves_says_so_once(
 
 
 def test_a_cancelling_job_ends_once_no_lease_is_alive(
-    service: "Service", reconcile: Callable[[], list[str]]
+    service: "Service", reconcile: Callable[[], None]
 ) -> None:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
     service.claim(job_id)
@@ -181,7 +145,7 @@ def test_a_cancelling_job_ends_once_no_lease_is_alive(
 
 
 def test_a_job_whose_worker_died_between_its_last_sample_and_its_end_is_ended(
-    service: "Service", reconcile: Callable[[], list[str]]
+    service: "Service", reconcile: Callable[[], None]
 ) -> None:
     job_id = service.submit()
     service.claim(job_id)
@@ -199,44 +163,69 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def test_the_thread_outlives_a_broker_that_goes_and_comes(
-    start: "Start",
-    settings: Settings,
-    redis_process: "Callable[[], RedisProcess]",
-    caplog: pytest.LogCaptureFixture,
+def test_redis_that_does_not_answer_is_the_waiting_reason_and_holds_up_nothing(
+    start: "Start", settings: Settings, redis_process: "Callable[[], RedisProcess]"
 ) -> None:
     server = redis_process()
     service = start(settings.model_copy(update={"broker_url": server.url, "reconcile_seconds": 0.05}))
-    before = service.submit()
-    with caplog.at_level(logging.INFO, "api.reconciler"):
-        server.stop()
-        during = service.submit()
-        wait_for(lambda: "waits for a service that is away" in caplog.text)
-        time.sleep(0.3)
-        assert caplog.text.count("waits for a service that is away") == 1, "said once, not every round"
-        server.start()
-        wait_for(lambda: "all services answer again" in caplog.text)
-    assert service.services.broker.waiting_job_ids() == {before, during}
-    assert len(service.messages()) == 2
+    service.load_model()
+
+    def reason(job_id: str) -> str | None:
+        shown: str | None = service.client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"]
+        return shown
+
+    before = service.submit(deadline_seconds=1000)
+    assert reason(before) is None
+    server.stop()
+    during = service.submit()
+    assert "does not answer" in (reason(during) or "")
+    assert service.next_job() == before
+    with service.database.write() as session:
+        jobs.get(session, before).deadline_at = 1.0
+    wait_for(lambda: service.client.get(f"/v1/jobs/{before}").json()["status"] == "failed")
+    assert service.next_job() == during
+    server.start()
+    wait_for(lambda: reason(during) is None)
+
+
+def test_redis_without_memory_is_the_waiting_reason_and_takes_nothing_from_submits(
+    start: "Start", settings: Settings, redis_process: "Callable[[], RedisProcess]"
+) -> None:
+    server = redis_process()
+    service = start(settings.model_copy(update={"broker_url": server.url, "reconcile_seconds": 0.05}))
+    service.load_model()
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        job_id = service.submit()
+        wait_for(lambda: service.services.broker.trouble is not None)
+        reason = service.client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"]
+        assert "Redis refuses messages" in reason
+        assert "maxmemory" in reason
+        (listed,) = service.client.get("/v1/jobs").json()["data"]
+        assert listed["waiting_reason"] == reason
+        assert service.client.post("/v1/jobs", json=capture_spec()).json()["waiting_reason"] == reason
+        assert service.next_job() == job_id
+        client.config_set("maxmemory", 0)
+    wait_for(lambda: service.client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] is None)
 
 
 def test_the_thread_outlives_a_database_that_goes_and_comes(
     start: "Start", settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
-    with caplog.at_level(logging.INFO, "api.reconciler"):
+    with caplog.at_level(logging.INFO, "storage.healing"):
         with service.database.engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE workers RENAME TO workers_away"))
         wait_for(lambda: "waits for a service that is away" in caplog.text)
+        time.sleep(0.3)
+        assert caplog.text.count("waits for a service that is away") == 1, "said once, not every round"
         with service.database.engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE workers_away RENAME TO workers"))
         wait_for(lambda: "all services answer again" in caplog.text)
-    job_id = service.submit()
-    flush(service)
-    wait_for(lambda: service.services.broker.waiting_job_ids() == {job_id})
+    is_healed(service)
 
 
-def test_the_thread_outlives_what_nobody_foresaw(
+def test_the_thread_outlives_an_error_that_nobody_foresaw(
     start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
@@ -245,8 +234,26 @@ def test_the_thread_outlives_what_nobody_foresaw(
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.job_queue.claimable", fail)
+        patch.setattr("storage.job_queue.unended", fail)
         wait_for(lambda: "nobody foresaw this" in caplog.text)
-    job_id = service.submit()
-    flush(service)
-    wait_for(lambda: service.services.broker.waiting_job_ids() == {job_id})
+    is_healed(service)
+
+
+def is_healed(service: "Service") -> None:
+    """A job whose deadline passed is ended by the thread."""
+    job_id = service.submit(deadline_seconds=1000)
+    with service.database.write() as session:
+        jobs.get(session, job_id).deadline_at = 1.0
+    wait_for(lambda: service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")
+
+
+def test_of_many_processes_one_at_a_time_heals(service: "Service") -> None:
+    def take() -> bool:
+        return duties.take(service.database, "a duty", 60)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: take(), range(32))) == 1
+    with service.database.write() as session:
+        session.execute(sa.update(DutyRow).where(DutyRow.name == "a duty").values(begun_at=1.0))
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: take(), range(32))) == 1

@@ -32,8 +32,11 @@ class Queues:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.waiting: defaultdict[str, deque[str]] = defaultdict(deque)
+        self.is_away = False
 
     def wake(self, job_id: str, priority: int) -> bool:
+        if self.is_away:
+            return False
         with self._database.read() as session:
             queue = routing.queue_of_job(session, job_id)
         assert queue is not None
@@ -170,25 +173,34 @@ def test_a_model_that_nobody_holds_is_loaded_by_one_worker_that_may(
     assert (fixed.loaded, free.loaded) == ([FIRST], [FIRST, SECOND])
 
 
-def test_idle_workers_of_the_model_are_called_to_a_long_job(
+def test_idle_workers_join_a_long_job_by_asking_the_index(
     database: Database, queues: Queues, make: Make
 ) -> None:
-    crew = [make([FIRST])]
-    for number in range(2):  # further workers that would be called; they need no model for that
-        with database.write() as session:
-            workers.register(session, f"wrk_{number}", hostname="here", pid=1, model=FIRST)
-            workers.set_idle(session, f"wrk_{number}", FIRST)
-    job_id = submit(database, queues, FIRST, count=3)
-    crew[0].take_one()
-    # one message of the slice that ended, and one for each idle worker
-    assert list(queues.waiting[routing.holders_queue(FIRST)]) == [job_id] * 3
+    first, second, other = make([FIRST]), make([FIRST]), make([SECOND])
+    job_id = submit(database, queues, FIRST, count=9)
+    first.take_one()
+    queues.waiting.clear()  # a Redis that was flushed
+    assert not other.drain.look(), "it can do nothing for the job"
+    second.drain.look()
+    assert queues.waiting[routing.holders_queue(FIRST)] == deque([job_id]), "Celery knows who is free"
+    queues.waiting.clear()
+    second.drain.look()
+    assert set(who_ran(database, job_id)) == {"", first.id, second.id}
 
 
-def test_nobody_is_called_to_what_one_unit_finishes(database: Database, queues: Queues, make: Make) -> None:
-    worker = make([FIRST])
-    with database.write() as session:
-        workers.register(session, "wrk_idle", hostname="here", pid=1, model=FIRST)
-        workers.set_idle(session, "wrk_idle", FIRST)
-    submit(database, queues, FIRST, count=1)
-    run(worker)
-    assert not any(queues.waiting.values())
+def test_a_drain_goes_on_by_the_index_where_no_message_can_be_sent(
+    database: Database, queues: Queues, make: Make
+) -> None:
+    fixed, free = make([FIRST]), make([FIRST, SECOND])
+    queues.is_away = True
+    made = [submit(database, queues, model) for model in (FIRST, SECOND, FIRST)]
+    looks = 0
+    # every slice of one unit asks for the next look at once
+    while any(worker.drain.look() for worker in (free, fixed)):
+        looks += 1
+        assert looks < 50
+    with database.read() as session:
+        assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
+    assert fixed.loaded == [FIRST]
+    assert free.loaded.count(SECOND) == 1, "jobs are grouped by model as ever"
+    assert not queues.waiting

@@ -12,7 +12,8 @@ from storage.database import Database
 from storage.models import SampleRow
 from storage.sample_expansion import capture_samples
 from storage.samples import LeasedSample
-from worker.lease import STALLED, LeaseKeeper
+from worker.exit_status import STALLED
+from worker.lease import LeaseKeeper
 from worker.stop_signal import StopSignal
 
 LEASE_SECONDS = 1.5
