@@ -12,10 +12,11 @@ self-consistency tasks vote as `maj@n`.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import comb, fsum
+from math import comb
 
 from actograph.contract.resources import Score
-from actograph.metrics import standard_error
+from actograph.metrics import shown
+from actograph.moments import Moments
 
 #: metrics whose values are 0 or 1: right or wrong
 _VERDICTS = ("exact_match", "includes")
@@ -72,24 +73,27 @@ def of_epochs(
     by_problem: dict[int, list[Mapping[str, Score]]] = {}
     for sample, problem in zip(scores, problems, strict=True):
         by_problem.setdefault(problem, []).append(sample)
-    metrics: dict[str, float | None] = {}
+    moments: dict[str, Moments] = {}
+    for group in by_problem.values():
+        add_problem(moments, group, epochs)
+    return shown(moments)
+
+
+def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
+    """Add the values of one problem, whose completed epochs have these scores."""
     for key in scores[0]:
         metric, _, filter_name = key.partition(",")
         if metric not in _VERDICTS:
             continue
         # `includes,none` and `exact_match,none` may stand beside each other
         prefix = "" if metric == "exact_match" else f"{metric}_"
-        answers = [[sample[key] for sample in group] for group in by_problem.values()]
+        answers = [sample[key] for sample in scores]
+        right = sum(answer.value == 1.0 for answer in answers)
         for k in ks(epochs):
-            enough = [group for group in answers if len(group) >= k]
-            values = [pass_at_k(len(group), sum(s.value == 1.0 for s in group), k) for group in enough]
-            _add(metrics, f"{prefix}pass@{k}", filter_name, values)
+            values = moments.setdefault(f"{prefix}pass@{k},{filter_name}", Moments())
+            if len(answers) >= k:
+                values.add([pass_at_k(len(answers), right, k)])
         if metric in _VOTES:
-            values = [majority(group) for group in answers if len(group) == epochs]
-            _add(metrics, f"{prefix}maj@{epochs}", filter_name, values)
-    return metrics
-
-
-def _add(metrics: dict[str, float | None], name: str, filter_name: str, values: Sequence[float]) -> None:
-    metrics[f"{name},{filter_name}"] = fsum(values) / len(values) if values else None
-    metrics[f"{name}_stderr,{filter_name}"] = standard_error(values)
+            values = moments.setdefault(f"{prefix}maj@{epochs},{filter_name}", Moments())
+            if len(answers) == epochs:
+                values.add([majority(answers)])

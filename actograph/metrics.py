@@ -4,9 +4,10 @@ It stands on the ground floor because the API sums up results without the worker
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from actograph.contract.resources import Score
+from actograph.moments import Moments
 
 
 def aggregate(
@@ -28,18 +29,36 @@ def aggregate(
     """
     if not scores:
         return {}
-    names = list(scores[0])
-    if any(set(sample) != set(names) for sample in scores):
-        raise ValueError("the samples were not scored by the same scorers")
-    metrics: dict[str, float | None] = {}
-    for name in names:
+    check_scorers(scores)
+    moments: dict[str, Moments] = {}
+    for name in scores[0]:
         values = [sample[name].value for sample in scores]
         if problems is not None:
             values = _mean_per_problem(values, problems)
+        moments[name] = Moments.of(values)
+    return shown(moments)
+
+
+def check_scorers(scores: Sequence[Collection[str]]) -> None:
+    """Raises ValueError if samples carry the scores of different scorers."""
+    names = set(scores[0])
+    if any(set(sample) != names for sample in scores):
+        raise ValueError("the samples were not scored by the same scorers")
+
+
+def shown(moments: Mapping[str, Moments]) -> dict[str, float | None]:
+    """Mean and standard error of each metric, keyed as lm-eval does."""
+    metrics: dict[str, float | None] = {}
+    for name, values in moments.items():
         metric, _, filter_name = name.partition(",")
-        metrics[name] = math.fsum(values) / len(values)
-        metrics[f"{metric}_stderr,{filter_name}"] = standard_error(values)
+        metrics[name] = values.mean
+        metrics[f"{metric}_stderr,{filter_name}"] = values.stderr
     return metrics
+
+
+def problem_mean(values: Sequence[float]) -> float:
+    """The mean over the epochs of one problem."""
+    return math.fsum(values) / len(values)
 
 
 class Tally:
@@ -63,7 +82,7 @@ class Tally:
 
     @property
     def stderr(self) -> float | None:
-        """As `standard_error`: values lie in [0, 1], so that sums of squares lose nothing."""
+        """As `Moments.stderr`: values lie in [0, 1], so that sums of squares lose nothing."""
         if self.count < 2:
             return None
         variance = max(0.0, self._squares - self._sum * self._sum / self.count) / (self.count - 1)
@@ -79,17 +98,8 @@ def unparsed(scores: Sequence[Mapping[str, Score]]) -> dict[str, int]:
     return counts
 
 
-def standard_error(values: Sequence[float]) -> float | None:
-    """Standard error of the mean; None for fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean = math.fsum(values) / count
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) / math.sqrt(count)
-
-
 def _mean_per_problem(values: Sequence[float], problems: Sequence[int]) -> list[float]:
     by_problem: dict[int, list[float]] = {}
     for value, problem in zip(values, problems, strict=True):
         by_problem.setdefault(problem, []).append(value)
-    return [math.fsum(group) / len(group) for group in by_problem.values()]
+    return [problem_mean(group) for group in by_problem.values()]

@@ -21,6 +21,17 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "", description="SQLAlchemy URL of the index. Default: SQLite, `home/actograph.db`.", repr=False
     )
+    database_pool_size: int = Field(
+        16, ge=1, description="Connections to the database that each process keeps open."
+    )
+    database_pool_overflow: int = Field(
+        48, ge=0, description="Further connections of a process at most, closed after use."
+    )
+    database_pool_timeout_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="A request that waits longer for a free connection gets a 503 with `Retry-After`.",
+    )
     broker_url: str = Field(
         "redis://127.0.0.1:6379/0", description="Redis that wakes the workers.", repr=False
     )

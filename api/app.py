@@ -44,7 +44,7 @@ from api.served_models import ServedModels
 from storage import deployment, key_changes, migrate
 from storage.artifacts.store import open_store
 from storage.broker import Broker
-from storage.database import Database
+from storage.database import Database, Pool
 from storage.live_text import LiveTextReader
 from storage.rate_limits import RateLimits
 
@@ -118,7 +118,7 @@ def open_services(settings: Settings) -> Services:
         ServiceUnavailable: the database's schema is not the one that this version works on.
         ValueError: a URL of the settings cannot be used.
     """
-    database = Database(settings.effective_database_url)
+    database = Database(settings.effective_database_url, Pool.of(settings))
     try:
         migrate.require_current(database)
         deployment.check_index(database)

@@ -170,6 +170,16 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
+async def _on_exhausted_pool(request: Request, error: Exception) -> JSONResponse:
+    log.warning(
+        "%s %s: all connections to the database are in use: %s", request.method, request.url.path, error
+    )
+    busy = ServiceUnavailable("all connections to the database are in use; try again in a moment")
+    return problem_response(
+        busy.status, busy.message, code=busy.code, instance=request.url.path, headers={"Retry-After": "2"}
+    )
+
+
 async def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(
@@ -185,8 +195,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StoreDamaged, _on_damage)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    for kind in (OperationalError, InterfaceError, PoolTimeout):
+    for kind in (OperationalError, InterfaceError):
         app.add_exception_handler(kind, _on_database_error)
+    app.add_exception_handler(PoolTimeout, _on_exhausted_pool)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unexpected)
 

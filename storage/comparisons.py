@@ -41,24 +41,45 @@ class Bootstrap:
     seed: int = 0
 
 
-def of_job(session: Session, row: JobRow, *, baseline: str | None, bootstrap: Bootstrap) -> JobComparison:
-    """Every other condition against the baseline, which is the job's first where none is named.
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The finished samples of a job's conditions, as one read found them."""
+
+    job_id: str
+    status: JobStatus
+    #: the condition that the others are compared with
+    baseline: str
+    finished: Mapping[str, Mapping[Twin, Finished]]
+
+    def compare(self, bootstrap: Bootstrap) -> JobComparison:
+        """Every other condition against the baseline. It may take seconds, and needs no database."""
+        first = self.finished[self.baseline]
+        return JobComparison(
+            job_id=self.job_id,
+            status=self.status,
+            baseline=self.baseline,
+            level=bootstrap.level,
+            resamples=bootstrap.resamples,
+            conditions={
+                name: _compare(first, finished, bootstrap)
+                for name, finished in self.finished.items()
+                if name != self.baseline
+            },
+        )
+
+
+def read(session: Session, row: JobRow, *, baseline: str | None) -> Conditions:
+    """Read the samples to compare; the baseline is the job's first condition by default.
 
     Raises:
         InvalidRequest: the job has fewer than two conditions, or none of that name.
     """
     names = condition_names(row)
-    first = baseline_of(names, baseline)
-    finished = finished_samples(session, row.id, names)
-    return JobComparison(
+    return Conditions(
         job_id=row.id,
         status=JobStatus(row.status),
-        baseline=first,
-        level=bootstrap.level,
-        resamples=bootstrap.resamples,
-        conditions={
-            name: _compare(finished[first], finished[name], bootstrap) for name in names if name != first
-        },
+        baseline=baseline_of(names, baseline),
+        finished=finished_samples(session, row.id, names),
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +17,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
+from actograph.settings import Settings
 from storage import counters, events, ownership, postgres_engine
 from storage.clock import now
 from storage.write_turns import WriteTurns
@@ -40,10 +43,38 @@ _FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery
 BUSY_TIMEOUT_MS = 30_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Connections of one process. Each thread that reads or writes holds one meanwhile."""
+
+    #: connections that stay open
+    size: int = 16
+    #: further ones, closed after use; both together exceed the API's 40 threads and its background threads
+    overflow: int = 48
+    #: a thread that waits longer for a connection gets an error
+    timeout_seconds: float = 10.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Pool":
+        return cls(
+            size=settings.database_pool_size,
+            overflow=settings.database_pool_overflow,
+            timeout_seconds=settings.database_pool_timeout_seconds,
+        )
+
+    def options(self) -> dict[str, Any]:
+        """As SQLAlchemy names them."""
+        return {
+            "pool_size": self.size,
+            "max_overflow": self.overflow,
+            "pool_timeout": self.timeout_seconds,
+        }
+
+
 class Database:
     """Opens transactions; repositories take the session and never commit."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pool: Pool = Pool()) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns: WriteTurns | None = None
@@ -56,14 +87,17 @@ class Database:
                 raise ValueError("an in-memory database cannot be shared between processes; name a file")
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.engine = sa.create_engine(
-                self.url, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}
+                self.url,
+                hide_parameters=True,
+                connect_args={"timeout": BUSY_TIMEOUT_MS / 1000},
+                **pool.options(),
             )
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
             self._reading = self.engine.execution_options(**{_READ_ONLY: True})
             self._turns = WriteTurns(Path(self.url.database))
         else:
-            self.engine = postgres_engine.create(self.url)
+            self.engine = postgres_engine.create(self.url, **pool.options())
             self._reading = postgres_engine.for_reading(self.engine)
             self._locking = postgres_engine.for_locks(self.url)
 
@@ -93,6 +127,14 @@ class Database:
         with Session(self._reading, expire_on_commit=False) as session, self._restriction(session):
             yield session
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """For reading alone; all statements see one moment, also on Postgres."""
+        with self.read() as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
     def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:
         """Run `work` in a write transaction, again and again while the database is away.
 
@@ -106,11 +148,11 @@ class Database:
             try:
                 with self.write() as session:
                     done = work(session)
-            except DBAPIError as error:
-                if not is_away(error) or give_up():
+            except (DBAPIError, PoolTimeout) as error:
+                if (isinstance(error, DBAPIError) and not is_away(error)) or give_up():
                     raise
                 if pause == FIRST_PAUSE_SECONDS:
-                    log.warning("the database is away, trying again until it is back: %s", error.orig)
+                    log.warning("the database is away, trying again until it is back: %s", error)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             else:
@@ -140,7 +182,7 @@ class Database:
         try:
             with self.read() as session:
                 session.execute(sa.text("SELECT 1"))
-        except OperationalError as error:
+        except (OperationalError, PoolTimeout) as error:
             raise ServiceUnavailable("the database does not answer") from error
 
     def close(self) -> None:

@@ -217,6 +217,26 @@ def queue_positions(session: Session) -> dict[str, int]:
     return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
 
 
+@of_everyone
+def places(session: Session, job_ids: Collection[str]) -> dict[str, int]:
+    """The places of these jobs, as far as they are queued. Each is counted on an index, without its jobs."""
+    if not job_ids:
+        return {}
+    columns = (JobRow.id, JobRow.priority, JobRow.created_at)
+    queued = JobRow.status == JobStatus.QUEUED
+    found = session.execute(sa.select(*columns).where(JobRow.id.in_(job_ids), queued)).all()
+    connection = session.connection()
+    return {
+        row.id: 1
+        + int(
+            connection.execute(
+                _BEFORE, {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
+            ).scalar_one()
+        )
+        for row in found
+    }
+
+
 def next_of_own(session: Session) -> list[str]:
     """Queued jobs that the session may see, in the order in which they are served."""
     visible = set(session.scalars(sa.select(JobRow.id).where(JobRow.status == JobStatus.QUEUED)))

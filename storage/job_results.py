@@ -1,71 +1,101 @@
-"""Scores of a job, summed up per condition from the samples that have finished."""
+"""Results of a job: its scores per condition."""
 
-from collections.abc import Sequence
-from typing import Any
+from copy import deepcopy
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph import epoch_metrics, metrics
-from actograph.contract import resources, tool_use
-from actograph.contract.resources import JobStatus, SampleStatus
+from actograph import metrics
+from actograph.contract import resources
+from actograph.contract.resources import JobStatus
 from actograph.contract.tasks import task_name
-from actograph.contract.tool_use import ToolUse
-from storage import job_shape
-from storage.models import JobRow, SampleRow
+from storage import job_shape, job_sums, jobs
+from storage.database import Database
+from storage.job_sums import ConditionSums, JobSums
+from storage.models import JobRow
+
+#: samples read in one transaction
+PAGE = 2000
+#: sums are kept once they cover so many further samples
+KEEP_EVERY = 1000
 
 
 def of_job(session: Session, row: JobRow) -> resources.JobResults:
-    """Scores per condition of the samples finished so far."""
-    grouped: dict[str, list[sa.Row[Any]]] = {}
-    for condition in row.spec.get("conditions", []):
-        grouped[condition["name"]] = []
-    # the texts stay where they are: a job may have very many samples
-    statement = (
-        sa.select(
-            SampleRow.condition,
-            SampleRow.sample_index,
-            SampleRow.status,
-            SampleRow.scores,
-            SampleRow.finish_reason,
-            SampleRow.tool_use,
-        )
-        .where(
-            SampleRow.job_id == row.id,
-            SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
-        )
-        .order_by(SampleRow.position)
-    )
-    for sample in session.execute(statement):
-        grouped.setdefault(sample.condition or row.kind, []).append(sample)
+    """Results by every sample that has ended so far, read in one transaction."""
+    sums = JobSums()
+    sums.add(job_sums.ended(session, row.id, begin=0), job_sums.epochs_of(row))
+    return _results(row, sums)
+
+
+def current(database: Database, job_id: str) -> resources.JobResults:
+    """The same by the kept sums of the samples that ended before; only later samples are read.
+
+    Raises:
+        NotFound: no such job.
+    """
+    with database.snapshot() as session:
+        row = jobs.get(session, job_id)
+        kept = job_sums.load(session, row)
+    found = _added_up(database, row.id, kept)
+    row, sums, final = found
+    if sums.ended != (row.completed, row.failed) and kept.position > 0:
+        # samples that were counted have been run again
+        row, sums, final = _added_up(database, job_id, JobSums(scorers=row.spec.get("scorers")))
+        kept = JobSums()
+    if final.position - kept.position >= KEEP_EVERY and sums.ended == (row.completed, row.failed):
+        with database.write() as session:
+            job_sums.keep(session, job_id, final)
+    return _results(row, sums)
+
+
+def _added_up(database: Database, job_id: str, kept: JobSums) -> tuple[JobRow, JobSums, JobSums]:
+    """The job, the sums of all samples that have ended, and those that are final."""
+    final, limit = deepcopy(kept), PAGE
+    while True:
+        with database.snapshot() as session:
+            row = jobs.get(session, job_id)
+            epochs, end = job_sums.epochs_of(row), job_sums.final_before(session, row)
+            if final.scorers != row.spec.get("scorers") or (end is not None and end < final.position):
+                final = JobSums(scorers=row.spec.get("scorers"))
+            page = job_sums.ended(session, job_id, begin=final.position, end=end, limit=limit)
+            is_last = len(page) < limit
+            rest = job_sums.ended(session, job_id, begin=end) if is_last and end is not None else []
+        if is_last:
+            break
+        # the last problem may go on behind the page
+        whole = [sample for sample in page if sample.sample_index != page[-1].sample_index]
+        limit = limit if whole else 2 * limit
+        if whole:
+            final.add(whole, epochs)
+            final.position = whole[-1].position + 1
+    final.add(page, epochs)
+    final.position = end if end is not None else max(final.position, page[-1].position + 1 if page else 0)
+    sums = deepcopy(final)
+    sums.add(rest, epochs)
+    return row, sums, final
+
+
+def _results(row: JobRow, sums: JobSums) -> resources.JobResults:
+    named = {condition["name"]: ConditionSums() for condition in row.spec.get("conditions", [])}
+    named |= {name or row.kind: own for name, own in sums.conditions.items()}
     return resources.JobResults(
         job_id=row.id,
         status=JobStatus(row.status),
         task=task_name(row.spec.get("task")),
         progress=job_shape.progress(row),
-        conditions={name: _condition_results(row, samples) for name, samples in grouped.items()},
+        conditions={name: _condition_results(row, own) for name, own in named.items()},
     )
 
 
-def _condition_results(row: JobRow, samples: Sequence[sa.Row[Any]]) -> resources.ConditionResults:
-    completed = [s for s in samples if s.status == SampleStatus.COMPLETED]
-    scores = [
-        {key: resources.Score.model_validate(score) for key, score in (s.scores or {}).items()}
-        for s in completed
-    ]
-    truncated = sum(s.finish_reason == "length" for s in completed)
-    unparsed = metrics.unparsed(scores)
-    problems = [s.sample_index for s in completed]
-    epochs = row.spec.get("epochs") or 1
+def _condition_results(row: JobRow, sums: ConditionSums) -> resources.ConditionResults:
+    completed = sums.completed
     return resources.ConditionResults(
         alias=task_name(row.spec.get("task")) or row.kind,
-        metrics=metrics.aggregate(scores, problems=problems)
-        | epoch_metrics.of_epochs(scores, problems, epochs),
-        samples=len(completed),
-        failed=len(samples) - len(completed),
-        truncated=truncated,
-        tool_use=tool_use.totals([ToolUse.model_validate(s.tool_use) for s in completed if s.tool_use]),
-        truncated_rate=truncated / len(completed) if completed else None,
-        unparsed=unparsed,
-        unparsed_rate={key: count / len(completed) for key, count in unparsed.items()},
+        metrics=metrics.shown(sums.means) | metrics.shown(sums.of_epochs),
+        samples=completed,
+        failed=sums.failed,
+        truncated=sums.truncated,
+        tool_use=sums.tools,
+        truncated_rate=sums.truncated / completed if completed else None,
+        unparsed=sums.unparsed,
+        unparsed_rate={key: count / completed for key, count in sums.unparsed.items()},
     )

@@ -43,6 +43,7 @@ def resource(
     etas: Mapping[str, float] | None = None,
     *,
     broker_trouble: str | None = None,
+    fleet: routing.Fleet | None = None,
 ) -> resources.Job:
     """The job as the API shows it; with `quotas` it says whether one of them holds it back.
 
@@ -57,7 +58,7 @@ def resource(
     return job_shape.of_row(
         row,
         queue_position=place,
-        waiting_reason=_waiting_reason(session, row, broker_trouble),
+        waiting_reason=_waiting_reason(session, row, broker_trouble, fleet),
         samples_per_second=rate(session, row),
         eta_seconds=etas.get(row.id),
         paused_reason=paused,
@@ -70,10 +71,12 @@ def _paused(row: JobRow, quotas: Quotas | None) -> str | None:
     return quotas.pause() or quotas.owner_pause(row.owner)
 
 
-def _waiting_reason(session: Session, row: JobRow, broker_trouble: str | None) -> str | None:
+def _waiting_reason(
+    session: Session, row: JobRow, broker_trouble: str | None, fleet: routing.Fleet | None
+) -> str | None:
     if row.status not in jobs.ACTIVE:
         return None
-    unserved = routing.why_unserved(session, row.model)
+    unserved = routing.why_unserved(session, row.model) if fleet is None else fleet.why_unserved(row.model)
     return unserved or (in_spite_of(broker_trouble) if row.status == JobStatus.QUEUED else None)
 
 

@@ -81,6 +81,16 @@ class JobTagRow(Base):
     tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
 
 
+class JobSumsRow(Base):
+    """Sums of a job's scores over the samples before a position, see `storage.job_sums`."""
+
+    __tablename__ = "job_sums"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int]
+    sums: Mapped[dict[str, Any]]
+
+
 class SampleRow(Base):
     __tablename__ = "samples"
     __table_args__ = (

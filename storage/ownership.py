@@ -25,6 +25,7 @@ from storage.models import (
     EventRow,
     FileRow,
     JobRow,
+    JobSumsRow,
     JobTagRow,
     SampleRow,
     SessionRow,
@@ -92,7 +93,7 @@ def _narrow(state: ORMExecuteState) -> None:
 #: tables with an `owner` column
 OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow)
 #: tables whose rows belong to the owner of the job, or of the session, that they refer to
-OF_JOB = (SampleRow, EventRow, JobTagRow, WebhookRow)
+OF_JOB = (SampleRow, EventRow, JobSumsRow, JobTagRow, WebhookRow)
 OF_SESSION = (ArtifactRow, SessionTagRow)
 
 

@@ -22,10 +22,10 @@ IDLE_SECONDS = 30.0
 _RETURNED_AT = "actograph_returned_at"
 
 
-def create(url: sa.URL) -> sa.Engine:
+def create(url: sa.URL, **options: Any) -> sa.Engine:
     """For transactions that write."""
     # whatever the server's default is: who has waited for a lock sees what was written meanwhile
-    engine = sa.create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True)
+    engine = sa.create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, **options)
 
     def look(connection: Any, record: Any, _proxy: Any) -> None:
         idle = time.monotonic() - record.info.get(_RETURNED_AT, time.monotonic())

@@ -16,7 +16,7 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.scorers import MAX_SCORERS, AnyScorer
 from actograph.contract.specs import EvaluationSpec
 from actograph.scoring.of_job import JobScoring, own_scorers
-from storage import events, jobs
+from storage import events, job_sums, jobs
 from storage.database import Database
 from storage.models import JobRow, SampleRow, SessionRow
 
@@ -64,6 +64,7 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
         if _state(row) != state:
             raise Conflict(f"job {job_id} was begun anew while it was scored; wait for its end")
         _write(session, found)
+        job_sums.forget(session, job_id)
         row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
         keys = [scorer.key for scorer in scorers]
         events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": len(found)})

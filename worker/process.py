@@ -16,7 +16,7 @@ from actograph.settings import Settings
 from storage import deployment, migrate, model_loads, model_tokenizers, routing, workers
 from storage.artifacts.store import ArtifactStore, open_store
 from storage.broker import Broker
-from storage.database import Database
+from storage.database import Database, Pool
 from storage.healing import Healing
 from storage.ids import new_worker_id
 from worker.drain import Drain
@@ -38,7 +38,7 @@ class WorkerProcess:
         self._subscription = subscription
         self._served = served_models(settings)
         self.worker_id = new_worker_id()
-        self._database = Database(settings.effective_database_url)
+        self._database = Database(settings.effective_database_url, Pool.of(settings))
         self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._heartbeat = Heartbeat(
             self._database,

@@ -53,8 +53,8 @@ def get_job_comparison(
     known_id(job_id, "job", "job")
     bootstrap = comparisons.Bootstrap(level=level, resamples=resamples, seed=seed)
     with services.database.read() as session:
-        row = jobs.get(session, job_id)
-        return comparisons.of_job(session, row, baseline=baseline, bootstrap=bootstrap)
+        conditions = comparisons.read(session, jobs.get(session, job_id), baseline=baseline)
+    return conditions.compare(bootstrap)
 
 
 @router.post(

@@ -26,6 +26,7 @@ from storage import (
     jobs,
     pages,
     quotas,
+    routing,
 )
 from storage.idempotency import StoredAnswer
 from storage.models import JobRow
@@ -114,14 +115,16 @@ def list_jobs(
             limit=page.limit,
             order=page.order,
         )
-        positions = job_queue.queue_positions(session)
+        active = [row.id for row in rows if row.status in jobs.ACTIVE]
+        positions = job_queue.places(session, active)
         limits = quotas.read(session, services.settings)
-        etas = forecast.etas(session)
+        etas = forecast.etas(session) if active else {}
+        fleet = routing.fleet(session) if active else None
         return pages.page(
             rows,
             has_more,
             lambda row: job_view.resource(
-                session, row, positions, limits, etas, broker_trouble=services.broker.trouble
+                session, row, positions, limits, etas, broker_trouble=services.broker.trouble, fleet=fleet
             ),
         )
 
@@ -222,5 +225,4 @@ def retry_job(
 )
 def get_job_results(services: ServicesDep, job_id: str) -> resources.JobResults:
     known_id(job_id, "job", "job")
-    with services.database.read() as session:
-        return job_results.of_job(session, jobs.get(session, job_id))
+    return job_results.current(services.database, job_id)

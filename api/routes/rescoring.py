@@ -10,7 +10,7 @@ from api.dependencies import ServicesDep, known_id
 from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_body
-from storage import job_results, jobs, rescoring
+from storage import job_results, rescoring
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -31,5 +31,4 @@ def rescore_job(services: ServicesDep, job_id: str, body: Annotated[bytes, Depen
     known_id(job_id, "job", "job")
     wanted = parse_body(RescoreRequest, body)
     rescoring.rescore(services.database, job_id, wanted.scorers)
-    with services.database.read() as session:
-        return job_results.of_job(session, jobs.get(session, job_id))
+    return job_results.current(services.database, job_id)

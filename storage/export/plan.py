@@ -61,9 +61,7 @@ class ExportPlan:
 
 def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
     """Raises NotFound, and InvalidRequest for a job that has no samples, such as a model's load."""
-    with database.read() as session:
-        if not database.is_sqlite:  # whose reading transactions see one moment anyway
-            session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+    with database.snapshot() as session:
         row = jobs.get(session, job_id)
         if row.kind not in JOB_KINDS:
             raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
@@ -76,18 +74,21 @@ def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
             .order_by(SampleRow.position)
         )
         positions = array("q", session.scalars(statement))
-        comparison = None
+        conditions = None
         if len(row.spec.get("conditions") or []) > 1:
-            comparison = comparisons.of_job(session, row, baseline=None, bootstrap=Bootstrap())
-        return ExportPlan(
-            job=job_view.resource(session, row, etas={}),
-            results=job_results.of_job(session, row),
-            comparison=comparison,
-            positions=positions,
-            detail=detail,
-            etag=_etag(session, row, detail, len(positions)),
-            exported_at=int(now(session)),
-        )
+            conditions = comparisons.read(session, row, baseline=None)
+        job = job_view.resource(session, row, etas={})
+        results = job_results.of_job(session, row)
+        etag, exported_at = _etag(session, row, detail, len(positions)), int(now(session))
+    return ExportPlan(
+        job=job,
+        results=results,
+        comparison=None if conditions is None else conditions.compare(Bootstrap()),
+        positions=positions,
+        detail=detail,
+        etag=etag,
+        exported_at=exported_at,
+    )
 
 
 def _etag(session: Session, row: JobRow, detail: Detail, samples: int) -> str:

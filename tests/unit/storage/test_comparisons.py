@@ -51,8 +51,8 @@ def compare(
     database: Database, job_id: str, baseline: str | None = None, **bootstrap: float
 ) -> JobComparison:
     with database.read() as session:
-        options = Bootstrap(**bootstrap)  # type: ignore[arg-type]
-        return comparisons.of_job(session, jobs.get(session, job_id), baseline=baseline, bootstrap=options)
+        conditions = comparisons.read(session, jobs.get(session, job_id), baseline=baseline)
+    return conditions.compare(Bootstrap(**bootstrap))  # type: ignore[arg-type]
 
 
 def test_three_conditions_of_a_hundred_problems_agree_with_scipy_and_statsmodels(
