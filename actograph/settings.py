@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -37,6 +38,20 @@ class Settings(BaseSettings):
     )
     artifact_url: str = Field(
         "", description="`file:///folder` or `s3://bucket/prefix`. Default: `home/artifacts`."
+    )
+    downloads: Literal["redirect", "proxy"] = Field(
+        "redirect",
+        description="API with an S3 store: `redirect` sends clients to the store by a presigned URL, `proxy` "
+        "sends them the bytes.",
+    )
+    s3_public_endpoint: str = Field(
+        "",
+        description="URL of the S3 server as clients reach it, for presigned URLs. Default: the endpoint "
+        "that the API itself uses.",
+    )
+    s3_public_addressing: Literal["path", "virtual"] = Field(
+        "path",
+        description="Place of the bucket in that URL: `path` for HOST/BUCKET, `virtual` for BUCKET.HOST.",
     )
     model: str = Field("", description="Hub id or folder of the model, or `NAME=<id or folder>`.")
     revision: str | None = Field(None, description="Hub revision of the model.")
@@ -190,6 +205,14 @@ class Settings(BaseSettings):
         gt=0,
         description="`up`: a log of this size becomes `NAME.log.1`, in place of the one before.",
     )
+
+    @field_validator("s3_public_endpoint")
+    @classmethod
+    def _is_endpoint(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query):
+            raise ValueError(f"{value!r} is not a URL such as https://s3.example.org")
+        return value
 
     @field_validator("allowed_models", "data_roots", "api_keys", "webhook_hosts", mode="before")
     @classmethod

@@ -300,10 +300,20 @@ def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def encode_npy(array: Array) -> bytes:
-    """The array as an .npy file (format 1.0, no pickle)."""
+def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
+    """First bytes of an .npy file (format 1.0, no pickle) whose rows follow; bfloat16 comes as float32.
+
+    Raises:
+        StoreDamaged: the dtype has no numpy form, as in `value_array`.
+    """
+    empty = value_array(dtype, (0,), b"")
+    fields = {
+        "descr": np.lib.format.dtype_to_descr(empty.dtype),
+        "fortran_order": False,
+        "shape": tuple(shape),
+    }
     buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    np.lib.format.write_array_header_1_0(buffer, fields)
     return buffer.getvalue()
 
 

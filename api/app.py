@@ -42,7 +42,7 @@ from api.routes import (
 )
 from api.served_models import ServedModels
 from storage import deployment, key_changes, migrate
-from storage.artifacts.store import open_store
+from storage.artifacts.store import PublicEndpoint, open_store
 from storage.broker import Broker
 from storage.database import Database, Pool
 from storage.live_text import LiveTextReader
@@ -122,7 +122,10 @@ def open_services(settings: Settings) -> Services:
     try:
         migrate.require_current(database)
         deployment.check_index(database)
-        store = open_store(settings.effective_artifact_url)
+        public = None
+        if settings.s3_public_endpoint:
+            public = PublicEndpoint(url=settings.s3_public_endpoint, addressing=settings.s3_public_addressing)
+        store = open_store(settings.effective_artifact_url, public)
         deployment.mark_store(database, settings.effective_artifact_url)
     except Exception:
         database.close()

@@ -1,4 +1,4 @@
-"""Stored files over HTTP: byte ranges and entity tags as in RFC 9110, or a redirect to the store.
+"""Stored files over HTTP: a redirect to the store, or byte ranges and entity tags as in RFC 9110.
 
 Bytes are verified before they are sent. Damage in the first piece is a 500; damage further on ends the
 connection before the announced length is reached, so that no client takes the download for complete.
@@ -80,7 +80,7 @@ class CheckedResponse(StreamingResponse):
         status: int,
         headers: dict[str, str],
         media_type: str,
-        database: Database,
+        database: Database | None,
     ) -> None:
         super().__init__(pieces, status, headers, media_type)
         self._database = database
@@ -91,7 +91,8 @@ class CheckedResponse(StreamingResponse):
         except StoreDamaged as error:
             # Returning without the rest of the announced bytes makes the server close the connection.
             log.error("a download broke off: %s", error.message)
-            await run_in_threadpool(damage.record, self._database, error)
+            if self._database is not None:
+                await run_in_threadpool(damage.record, self._database, error)
 
 
 def serve(
@@ -102,8 +103,12 @@ def serve(
     sha256: str,
     media_type: str,
     filename: str,
+    redirects: bool,
 ) -> Response:
     """Serve a stored file.
+
+    Args:
+        redirects: whether clients are sent to a store that has URLs of its own.
 
     Raises:
         UnsatisfiableRange: see `parse_range`.
@@ -119,7 +124,7 @@ def serve(
     if _matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     # such a URL is signed for one method
-    url = store.presigned_url(file.key) if request.method == "GET" else None
+    url = store.presigned_url(file.key) if redirects and request.method == "GET" else None
     if url is not None:
         return RedirectResponse(url, 307)
     file.check_size()

@@ -134,6 +134,7 @@ def get_file_content(services: ServicesDep, request: Request, file_id: str) -> R
         sha256=row.sha256,
         media_type="application/octet-stream",
         filename=row.filename,
+        redirects=services.settings.downloads == "redirect",
     )
 
 

@@ -275,7 +275,7 @@ def get_session_tensor(
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
     """`hook` is a tensor or an alias of one, `token_ids` or `row_positions`. Only its rows are read."""
-    return answer(_reader(services, session_id), hook, rows, form)
+    return answer(_reader(services, session_id), hook, rows, form, services.database)
 
 
 @router.head("/sessions/{session_id}/files/{name}", include_in_schema=False)
@@ -297,6 +297,7 @@ def get_session_file(services: ServicesDep, request: Request, session_id: str, n
                 sha256=file.sha256,
                 media_type="application/json" if name.endswith(".json") else "application/octet-stream",
                 filename=file.name,
+                redirects=services.settings.downloads == "redirect",
             )
     raise NotFound(f"session {session_id} has the files {', '.join(f.name for f in found.files)}")
 

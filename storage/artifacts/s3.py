@@ -35,6 +35,7 @@ from storage.artifacts.local import StageFolder, staging_path, sweep_folder
 from storage.artifacts.store import (
     MANIFEST_LAST,
     STREAM_CHUNK,
+    PublicEndpoint,
     StoredPrefix,
     check_key,
     check_parent,
@@ -61,7 +62,13 @@ class S3Store:
     """
 
     def __init__(
-        self, bucket: str, prefix: str = "", *, spool: Path | None = None, attempts: int = 6
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        spool: Path | None = None,
+        attempts: int = 6,
+        public: PublicEndpoint | None = None,
     ) -> None:
         self.bucket = bucket
         self.prefix = prefix.strip("/")
@@ -86,6 +93,13 @@ class S3Store:
         with self._failures(bucket):
             # A session of our own: boto3's default one must not be shared between threads.
             self._client: S3Client = boto3.session.Session().client("s3", config=config)
+            # It signs URLs and sends nothing: the host is part of the signature.
+            self._signer: S3Client = self._client
+            if public is not None:
+                style = Config(s3={"addressing_style": public.addressing})
+                self._signer = boto3.session.Session().client(
+                    "s3", endpoint_url=public.url, config=config.merge(style)
+                )
         self._client.meta.events.register_last("before-call.s3", _send_at_once)
 
     def check(self) -> None:
@@ -211,7 +225,7 @@ class S3Store:
 
     def presigned_url(self, key: str) -> str | None:
         with self._failures(key):
-            return self._client.generate_presigned_url(
+            return self._signer.generate_presigned_url(
                 "get_object",
                 Params={"Bucket": self.bucket, "Key": self._key(key)},
                 ExpiresIn=PRESIGNED_SECONDS,

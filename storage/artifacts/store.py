@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Literal, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 MANIFEST_LAST = ("manifest.json",)
@@ -64,6 +64,15 @@ class StoredPrefix:
     bytes: int
     #: a session's upload that broke off before its manifest: nobody can read it
     incomplete: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicEndpoint:
+    """Address under which clients reach an S3 store, if it is not the one that this process uses."""
+
+    url: str
+    #: `https://host/bucket/key` or `https://bucket.host/key`
+    addressing: Literal["path", "virtual"] = "path"
 
 
 class StagedPrefix(Protocol):
@@ -182,8 +191,11 @@ class ArtifactStore(Protocol):
         ...
 
 
-def open_store(url: str) -> ArtifactStore:
+def open_store(url: str, public: PublicEndpoint | None = None) -> ArtifactStore:
     """The store at `file:///folder` or `s3://bucket/prefix`.
+
+    Args:
+        public: of an S3 store; presigned URLs name it.
 
     Raises:
         ValueError: any other URL.
@@ -198,5 +210,5 @@ def open_store(url: str) -> ArtifactStore:
     if parts.scheme == "s3" and parts.netloc:
         from storage.artifacts.s3 import S3Store
 
-        return S3Store(parts.netloc, parts.path.strip("/"))
+        return S3Store(parts.netloc, parts.path.strip("/"), public=public)
     raise ValueError(f"{url}: an artifact URL is file:///folder or s3://bucket/prefix")

@@ -76,7 +76,7 @@ def loaded(service: "Service", host_buffer: int) -> None:
 
 
 def test_an_estimate_tells_batch_and_layers_per_pass(service: "Service") -> None:
-    # 100 tokens of a hook take 3,200 bytes: the buffer must hold those of one hook, and is full with one layer
+    # 100 tokens of a hook take 3,200 bytes: the buffer must hold those of one hook; one layer fills it
     loaded(service, host_buffer=3 * 6400)
     body = extract(capture={"points": ["attn_in", "mlp_in"]}, inputs=[{"prompt": "x" * 400}] * 3)
     found = service.client.post("/v1/estimate", json=body).json()

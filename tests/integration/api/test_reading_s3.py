@@ -1,5 +1,7 @@
 """Rows of a tensor that lies on S3: how many requests they cost, and how many bytes."""
 
+import os
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,3 +140,60 @@ def test_a_manifest_that_was_changed_is_not_used(
         "store_damaged",
         says="do not match their sha256",
     )
+
+
+def file_of(service: "Service", session_id: str, **options: Any) -> Any:
+    url = f"/v1/activations/sessions/{session_id}/files/activations.safetensors"
+    return service.client.get(url, follow_redirects=False, **options)
+
+
+def stored_session(service: "Service") -> str:
+    rows = {"resid_post.0": TensorRows("resid_post.0", "F32", (6, 512), 0, ROWS)}
+    made = service.finish(*service.claim(service.submit()), tensors=rows)
+    assert made is not None
+    return made
+
+
+def test_a_download_is_signed_for_the_address_that_clients_reach(
+    start: "Start", settings: Settings, s3_bucket: str
+) -> None:
+    """The host is part of the signature, so the address cannot be put in afterwards."""
+    inside = os.environ["AWS_ENDPOINT_URL_S3"]
+    outside = inside.replace("127.0.0.1", "localhost")
+    assert outside != inside
+    own = {"artifact_url": f"s3://{s3_bucket}/lab", "s3_public_endpoint": outside}
+    service = start(settings.model_copy(update=own))
+    answer = file_of(service, stored_session(service))
+    assert answer.status_code == 307
+    assert answer.headers["location"].startswith(f"{outside}/{s3_bucket}/lab/sessions/")
+    with urllib.request.urlopen(answer.headers["location"]) as reply:
+        data = reply.read()
+    header = tensor_files.read_header(lambda at, n: data[at : at + n], len(data))
+    assert "resid_post.0" in header.tensors
+
+
+def test_a_bucket_may_be_part_of_the_host(start: "Start", settings: Settings, s3_bucket: str) -> None:
+    own = {
+        "artifact_url": f"s3://{s3_bucket}/lab",
+        "s3_public_endpoint": "https://s3.example.org",
+        "s3_public_addressing": "virtual",
+    }
+    service = start(settings.model_copy(update=own))
+    location = file_of(service, stored_session(service)).headers["location"]
+    assert location.startswith(f"https://{s3_bucket}.s3.example.org/lab/sessions/")
+
+
+def test_proxied_downloads_come_from_the_service_itself(
+    start: "Start", settings: Settings, s3_bucket: str
+) -> None:
+    own = {"artifact_url": f"s3://{s3_bucket}/lab", "downloads": "proxy"}
+    service = start(settings.model_copy(update=own))
+    session_id = stored_session(service)
+    whole = file_of(service, session_id)
+    assert whole.status_code == 200
+    assert int(whole.headers["content-length"]) == len(whole.content)
+    part = file_of(service, session_id, headers={"Range": "bytes=8-19"})
+    assert (part.status_code, part.content) == (206, whole.content[8:20])
+    upload = service.upload({"question": "q", "answer": "#### 1"})
+    content = service.client.get(f"/v1/files/{upload}/content", follow_redirects=False)
+    assert (content.status_code, content.json()["question"]) == (200, "q")

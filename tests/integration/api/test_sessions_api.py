@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from actograph import tensor_files
+from api import tensor_slices
 from storage import jobs
 from storage.session_files import TensorRows
 
@@ -199,8 +200,33 @@ def test_json_is_limited_to_a_sane_size(
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
     problem(service.client.get(url, params={"format": "json"}), 422, pointer="/rows", says="2 rows at a time")
     assert service.client.get(url, params={"format": "json", "rows": "0:2"}).status_code == 200
-    monkeypatch.setattr("api.tensor_slices.MAX_BYTES", 100)
-    problem(service.client.get(url), 422, pointer="/rows", says="3 rows at a time")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npy", "json"])
+def test_large_slices_are_limited_and_a_refused_one_may_come_back(
+    service: "Service", session_id: str, problem: "Problem", monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    url = f"{BASE}/{session_id}/tensors/resid_post.1"
+    whole = service.client.get(url, params={"format": form})
+    for name in ("PIECE_BYTES", "JSON_PIECE_BYTES"):
+        monkeypatch.setattr(f"api.tensor_slices.{name}", 8)
+    streamed = service.client.get(url, params={"format": form})
+    assert streamed.content == whole.content
+    assert streamed.headers["content-type"] == whole.headers["content-type"]
+    if form != "json":
+        assert streamed.headers["content-length"] == whole.headers["content-length"]
+    for _ in range(tensor_slices.MOST_STREAMED):
+        assert tensor_slices._streamed.acquire(blocking=False), "the answer above gave its place back"
+    try:
+        answer = service.client.get(url, params={"format": form})
+        problem(answer, 503, "service_unavailable", says="large slices")
+        assert int(answer.headers["retry-after"]) > 0
+        # small slices are not held up
+        assert service.client.get(url, params={"format": form, "rows": "0:1"}).status_code == 200
+    finally:
+        for _ in range(tensor_slices.MOST_STREAMED):
+            tensor_slices._streamed.release()
+    assert service.client.get(url, params={"format": form}).status_code == 200
 
 
 @pytest.mark.parametrize(

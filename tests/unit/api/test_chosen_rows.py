@@ -1,14 +1,22 @@
-"""Slices of tensors whose rows were chosen one by one, and of the summaries of rows."""
+"""Slices of tensors: of chosen rows, of summaries of rows, and larger than memory should hold."""
 
+import hashlib
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message
 
 from actograph.contract.errors import NotFound
-from api.tensor_slices import answer
+from api import tensor_slices
+from api.tensor_slices import PIECE_BYTES, Format, answer
 from storage.artifacts.store import open_store
 from storage.ids import new_session_id
 from storage.manifest import SessionManifest, StoredTensor
@@ -64,3 +72,75 @@ def test_a_session_of_consecutive_rows_has_no_row_positions(tmp_path: Path) -> N
     assert as_json(reader, "embed", "1:3")["tokens"] is None
     with pytest.raises(NotFound, match="consecutive"):
         answer(reader, "row_positions", None, "json")
+
+
+def large(folder: Path, rows: int, width: int) -> SessionReader:
+    """A session with one tensor of so many rows, in two shards."""
+    values = np.arange(rows * width, dtype="<f4").reshape(rows, width)
+    manifest = SessionManifest(
+        session_id=new_session_id(), job_id="j", sample_id="s", sample_index=0, model="m", capture={},
+        capture_sha256="0" * 64, dtype="model", prompt_tokens=rows, generated_tokens=1, seed=0, created_at=0,
+        tensors={"embed": StoredTensor(shape=(rows, width), dtype="F32")},
+    )  # fmt: skip
+    store = open_store(folder.as_uri())
+    half = rows // 2
+    with SessionWriter(store, manifest.session_id) as writer:
+        writer.write_shard([TensorRows("embed", "F32", (half, width), 0, values[:half])])
+        writer.write_shard([TensorRows("embed", "F32", (rows - half, width), half, values[half:])])
+        writer.finish(manifest, range(rows + 1))
+    return SessionReader(store, manifest.session_id)
+
+
+async def sent(response: Response, take: Callable[[bytes], None]) -> None:
+    """Everything that a server would send of the body, piece by piece."""
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            take(message.get("body", b""))
+
+    await response({"type": "http", "method": "GET", "headers": []}, receive, send)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npy"])
+def test_the_memory_of_a_slice_does_not_grow_with_its_size(tmp_path: Path, form: Format) -> None:
+    rows, width = 16_000, 1_024
+    reader = large(tmp_path, rows, width)
+    reader.rows("embed", 0, 1)  # headers are kept
+    digest, largest, size = hashlib.sha256(), 0, 0
+
+    def take(piece: bytes) -> None:
+        nonlocal largest, size
+        digest.update(piece)
+        largest, size = max(largest, len(piece)), size + len(piece)
+
+    tracemalloc.start()
+    try:
+        response = answer(reader, "embed", None, form)
+        anyio.run(sent, response, take)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == int(response.headers["content-length"]) > rows * width * 4 > 60 << 20
+    assert largest <= PIECE_BYTES
+    assert peak < 10 << 20, peak
+    head = tensor_slices._header(tensor_slices._find(reader, "embed", None), form)
+    whole = hashlib.sha256(head)
+    for low in range(0, rows, 1000):
+        whole.update(np.arange(low * width, (low + 1000) * width, dtype="<f4").tobytes())
+    assert digest.digest() == whole.digest()
+
+
+def test_a_slice_whose_client_left_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_slices, "PIECE_BYTES", 8)
+    reader = large(tmp_path, 6, 4)
+
+    def leave(piece: bytes) -> None:
+        raise OSError("the client is gone")
+
+    for _ in range(2 * tensor_slices.MOST_STREAMED):
+        with pytest.raises((OSError, ClientDisconnect, BaseExceptionGroup)):
+            anyio.run(sent, answer(reader, "embed", None, "npy"), leave)
