@@ -9,9 +9,14 @@ were in hand and finished ones had been seen since the fault before; the last jo
 API and broker are killed, the broker restarted and emptied, a worker stopped past its lease, the disk
 filled, a worker's clock shifted by a minute; on `postgres-s3` Postgres is restarted and killed and S3
 answers 503, hangs up, breaks off or is slow as well. Recovery is the time from a fault to the end of the
-last sample that anybody held when it struck; faults may overlap. Exit status 1 where anything is lost,
-duplicated, unreadable or different, was run again without having been in the hand of a victim, or is left
-over after a sweep.
+last sample that anybody held when it struck; faults may overlap.
+
+Beside the faults come changes that no running job may notice: the model is reloaded plainly, in bfloat16 and
+with another savepoint, a half-drained job is deleted and the API killed meanwhile, the broker stays down for
+a minute, the index is upgraded and one worker and the API are replaced.
+
+Exit status 1 where anything is lost, duplicated, unreadable, different, of mixed identity or not deleted, was
+run again without having been in the hand of a victim, or is left over after a sweep.
 """
 
 import argparse
@@ -27,6 +32,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from actograph.contract.resources import Job, Sample
 from bench.chaos.audit import Audit, audit_job
+from bench.chaos.changes import MODEL, SAVEPOINT
 from bench.chaos.faults import FAULTS
 from bench.chaos.mirror import local_copy
 from bench.chaos.report import Report, marks, show, summary
@@ -44,25 +50,27 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
     """Raises Stuck."""
     spec: dict[str, Any] = {
         "kind": "evaluation",
-        "model": "chaos",
+        "model": MODEL,
         "dataset": {"path": str(arguments.problems.resolve())},
         "limit": arguments.limit,
         "sampling": {"max_tokens": arguments.max_tokens},
-        "capture": {"points": ["attn_in", "mlp_in"], "layers": "all"},
+        "capture": {"points": ["attn_in", "mlp_in"], "layers": "all", "hooks": [SAVEPOINT]},
     }
     with service(
         behind,
+        spec=spec,
         model=arguments.model,
         data=arguments.problems.resolve().parent,
         workers=arguments.workers,
         threads=arguments.threads,
         lease_seconds=arguments.lease,
+        broker_down_seconds=arguments.broker_down,
     ) as (stack, client):
         chaos = Chaos(
             stack,
             client,
             spec,
-            FAULTS[arguments.stack],
+            {kind: FAULTS[arguments.stack][kind] for kind in arguments.kind or FAULTS[arguments.stack]},
             seed=arguments.seed,
             jobs_at_once=arguments.jobs_at_once,
             gap_seconds=arguments.gap,
@@ -75,7 +83,8 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
             (name, client.job(job_id), list(client.samples(job_id))) for name, job_id in chaos.jobs
         ]
         faults, silence = chaos.faults(), chaos.longest_silence()
-    audit, database, store = Audit(), behind.database, behind.store
+        audit, database, store = Audit(), behind.database, behind.store
+        audit.note("undeleted", "rows of deleted jobs or deletions that wait", stack.undeleted())
     near = local_copy(database, store, behind.home / "mirror")
     for name, job, samples in got:
         audit_job(audit, job=job, samples=samples, expected=expected[name], database=database, store=near)
@@ -92,6 +101,8 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
         faults=faults,
         audit=audit,
         jobs=len(got),
+        deleted_jobs=len(stack.deleted),
+        outages=stack.outages,
         seconds=seconds,
         longest_silence_seconds=silence,
         repeated_beyond_hand=len(repeated - victims),
@@ -116,6 +127,8 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=None, help="problems per job; default: all")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--faults", type=int, default=50)
+    kinds = sorted({kind for of_stack in FAULTS.values() for kind in of_stack})
+    parser.add_argument("--kind", action="append", choices=kinds, help="these alone; default: all")
     parser.add_argument("--minutes", type=float, default=60.0, help="inject no fault after so long")
     parser.add_argument(
         "--gap", type=float, default=1.5, help="longest pause before a fault; recovery is clearest from 60 on"
@@ -127,6 +140,9 @@ def main() -> int:
         "--jobs-at-once", type=int, default=1, help="open jobs; with more, recovery waits for a job's turn"
     )
     parser.add_argument("--lease", type=float, default=4.0, help="ACTOGRAPH_LEASE_SECONDS")
+    parser.add_argument(
+        "--broker-down", type=float, default=60.0, help="seconds for which the broker stays down"
+    )
     parser.add_argument("--home", type=Path, help="a new folder to keep; default: a temporary one")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()

@@ -1,5 +1,6 @@
 """What `bench.chaos` finds wrong: every sample of a disturbed job beside the undisturbed one's."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class Audit:
     different_scores: int = 0
     different_token_ids: int = 0
     different_activations: int = 0
+    #: sessions of a job with another identity, dtype or place of their hooks than most of it
+    mixed_identity: int = 0
+    #: rows of deleted jobs, and deletions that were never carried out
+    undeleted: int = 0
     #: samples that were claimed more than once, and how often in all
     repeated_samples: int = 0
     repeats: int = 0
@@ -42,7 +47,7 @@ class Audit:
 
     FAULTLESS = (
         "unfinished_jobs", "lost", "duplicated", "unreadable", "different_texts", "different_scores",
-        "different_token_ids", "different_activations",
+        "different_token_ids", "different_activations", "mixed_identity", "undeleted",
     )  # fmt: skip
 
     def is_clean(self) -> bool:
@@ -91,6 +96,7 @@ def audit_job(
     audit.repeated_samples += sum(n > 1 for n in attempts)
     audit.repeats += sum(n - 1 for n in attempts if n > 1)
     audit.samples += len(samples)
+    identities: Counter[str] = Counter()
     for key, sample in good.items():
         other = reference[key]
         if (sample.completion, sample.prompt, sample.finish_reason) != (
@@ -104,6 +110,21 @@ def audit_job(
             continue
         audit.sessions += 1
         _compare_sessions(audit, store, sample.session_id, other.session_id)
+        identities[_identity(store, sample.session_id)] += 1
+    usual, of_usual = next(iter(identities.most_common(1)), ("", 0))
+    found = f"{job.id}: {usual} and " + ", ".join(identities.keys() - {usual})
+    audit.note("mixed_identity", found, identities.total() - of_usual)
+
+
+def _identity(store: ArtifactStore, session_id: str) -> str:
+    """What a session says of the model that it was recorded with."""
+    try:
+        said = SessionReader(store, session_id).manifest.model_dump(mode="json")
+    except ActographError:
+        return "unreadable"
+    hooks = {name: tensor["dtype"] for name, tensor in said["tensors"].items()}
+    named = [said.get(name) for name in ("identity_sha256", "revision", "resolved_hooks")]
+    return json.dumps([*named, hooks], sort_keys=True)
 
 
 def _compare_sessions(audit: Audit, store: ArtifactStore, session_id: str, reference_id: str) -> None:
@@ -115,6 +136,10 @@ def _compare_sessions(audit: Audit, store: ArtifactStore, session_id: str, refer
             return
         if reader.manifest.tensors.keys() != reference.manifest.tensors.keys():
             audit.note("different_activations", f"{session_id}: other hooks")
+            return
+        dtypes = [{n: t.dtype for n, t in r.manifest.tensors.items()} for r in (reader, reference)]
+        if dtypes[0] != dtypes[1]:
+            audit.note("different_activations", f"{session_id}: other dtypes")
             return
         worst = max(
             float(np.abs(_rows(reader, hook) - _rows(reference, hook)).max())

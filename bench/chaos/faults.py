@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import psutil
 import redis
 
+from bench.chaos import changes
 from bench.chaos.stack import Injected, NotMidWork, Stack, Strike
 from bench.servers.faulty_proxy import Mode
 
@@ -47,7 +48,7 @@ def _stopped(stack: Stack) -> tuple[psutil.Process, list[str], list[str]]:
             raise NotMidWork("the unit ended meanwhile")
     except psutil.NoSuchProcess:
         raise NotMidWork("the worker's child is gone") from None
-    return child, held[worker_id], [sample for samples in held.values() for sample in samples]
+    return child, held[worker_id], stack.held()
 
 
 @contextmanager
@@ -87,11 +88,10 @@ def pause_child(stack: Stack) -> Injected:
 
 def _elsewhere(stack: Stack, strike: Callable[[], object]) -> Injected:
     """A fault beside the workers, while they have samples in hand; it may not cost any of them."""
-    held = stack.leased()
-    if not held:
+    waiting = stack.held()
+    if not waiting:
         raise NotMidWork("no worker has samples in hand")
     strike()
-    waiting = [sample for samples in held.values() for sample in samples]
     return Injected(in_hand=[], waiting=waiting, at=time.time())
 
 
@@ -203,6 +203,7 @@ EVERYWHERE: dict[str, tuple[Strike, int]] = {
     "SIGSTOP past lease": (pause_child, 3),
     "disk full": (fill_disk, 3),
     "clock jumps": (shift_clock, 2),
+    **changes.CHANGES,
 }
 POSTGRES_S3: dict[str, tuple[Strike, int]] = {
     "restart Postgres": (restart_postgres, 3),

@@ -8,10 +8,13 @@ from rich.table import Table
 
 from bench.chaos.audit import Audit
 from bench.chaos.faults import MARKS
+from bench.chaos.stack import Outage
 from bench.marks import Mark
 
 #: processes that the faults before killed are back after so long, also on a busy machine
 QUIET_SECONDS = 15.0
+#: of its rate before, at which a drain goes on without a broker, other faults beside it
+LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,9 @@ class Report:
     faults: list[Fault]
     audit: Audit
     jobs: int
+    deleted_jobs: int
+    #: what was drained while the broker was down
+    outages: list[Outage]
     seconds: float
     #: longest time in the disturbed part in which no sample ended
     longest_silence_seconds: float
@@ -85,6 +91,10 @@ def marks(report: Report) -> list[Mark]:
     wrong = 0.0 if report.is_clean() else 1.0
     name = f"runs on {report.stack} with a sample lost, doubled or different, {len(report.faults)} faults"
     found = [Mark(name=name, measured=wrong, at_most=0.0)]
+    if report.outages:
+        name = f"slowest drain without a broker ÷ before, of {len(report.outages)}"
+        share = min(outage.share for outage in report.outages)
+        found.append(Mark(name=name, measured=share, at_least=LEAST_SHARE))
     for kind, mark in MARKS.items():
         if seconds := alone(report, kind):
             name = f"longest recovery after {kind}, seconds, of {len(seconds)} without other faults"
@@ -109,6 +119,11 @@ def show(report: Report) -> None:
         )
     outcome = Table("", "", title="Outcome", show_header=False)
     outcome.add_row("faults, jobs, seconds", f"{len(report.faults)}, {report.jobs}, {report.seconds:.0f}")
+    outcome.add_row("deleted jobs", f"{report.deleted_jobs}")
+    for one in report.outages:
+        rates = [count / one.seconds for count in (one.samples, one.samples_before)]
+        said = f"{rates[0]:.1f}/s in {one.seconds:.0f} s, {rates[1]:.1f}/s in as many before"
+        outcome.add_row("drained without a broker", said)
     outcome.add_row("longest silence seconds", f"{report.longest_silence_seconds:.1f}")
     for name, value in asdict(report.audit).items():
         if name != "examples":

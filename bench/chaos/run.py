@@ -13,7 +13,8 @@ from rich.console import Console
 
 from actograph.client.http import Client
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import Sample, SampleStatus
+from actograph.contract.resources import JobStatus, ModelLoad, Sample, SampleStatus
+from bench.chaos.changes import AS_AT_FIRST, BROKER_DOWN, MODEL, RELOADS, delete_for_good
 from bench.chaos.report import Fault
 from bench.chaos.stack import Injected, NotMidWork, Stack, Strike, Stuck
 from bench.processes import has_ended
@@ -49,6 +50,7 @@ class Chaos:
         self._spec = spec
         self._random = random.Random(seed)
         self._jobs_at_once = jobs_at_once
+        self._is_as_at_first = False  # the model that new jobs get
         self.injected: list[tuple[str, Injected]] = []
         #: sampling, job id
         self.jobs: list[tuple[str, str]] = []
@@ -73,6 +75,16 @@ class Chaos:
             seen = self._ended()
             Console(stderr=True).print(f"{len(self.injected)}/{faults} {kind}", highlight=False)
         self._await(lambda: self._open([i for _, i in self.jobs]) == 0, "the last jobs did not end")
+        self._delete_for_good()
+
+    def _delete_for_good(self) -> None:
+        """Wait until nothing is left to be deleted; what is left after that is the audit's."""
+        self._await(self._is_ready, "the API did not come back")
+        for job_id in self._stack.deleted:
+            delete_for_good(self._client, job_id)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._stack.undeleted() and time.monotonic() < deadline:
+            time.sleep(0.2)
 
     def _kinds(self, count: int) -> list[str]:
         """Every kind once, in a random order, then at random by their weights."""
@@ -116,8 +128,10 @@ class Chaos:
 
     def _inject(self, kind: str) -> Injected:
         strike, deadline = self._faults[kind][0], time.monotonic() + PATIENCE_SECONDS
+        self._is_as_at_first = self._is_as_at_first and kind not in RELOADS
         while True:
-            self._keep_busy()
+            # a job alone might end before the broker is back
+            self._keep_busy(self._jobs_at_once + 1 if kind == BROKER_DOWN else self._jobs_at_once)
             try:
                 return strike(self._stack)
             except (NotMidWork, psutil.NoSuchProcess) as reason:  # the target may die of the fault before
@@ -127,11 +141,30 @@ class Chaos:
 
     def _submit(self, sampling: str) -> str:
         self._await(self._is_ready, "the API did not come back")
+        self._load_as_at_first()
         changes = {"max_tokens": self._spec["sampling"]["max_tokens"]} | SAMPLINGS[sampling]
         return self._client.submit(self._spec | {"sampling": changes}).id
 
-    def _keep_busy(self) -> None:
-        while self._open([job_id for _, job_id in self.jobs]) < self._jobs_at_once:
+    def _load_as_at_first(self) -> None:
+        """Undo the reloads: new jobs are to be as the undisturbed ones were."""
+        asked: ModelLoad | None = None
+
+        def is_loaded() -> bool:
+            nonlocal asked
+            try:
+                if asked is None or asked.status in (JobStatus.FAILED, JobStatus.CANCELLED):
+                    asked = self._client.load_model(MODEL, **AS_AT_FIRST)
+                asked = self._client.model_load(asked.id)
+            except ActographError:
+                return False
+            return asked.status is JobStatus.COMPLETED
+
+        if not self._is_as_at_first:
+            self._await(is_loaded, "the model was not loaded again as it was at first")
+            self._is_as_at_first = True
+
+    def _keep_busy(self, at_once: int | None = None) -> None:
+        while self._open([job_id for _, job_id in self.jobs]) < (at_once or self._jobs_at_once):
             name = list(SAMPLINGS)[len(self.jobs) % len(SAMPLINGS)]
             self.jobs.append((name, self._submit(name)))
 

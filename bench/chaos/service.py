@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from actograph.cli.stack_process import StackProcess
 from actograph.client.http import Client
+from bench.chaos.changes import MODEL
 from bench.chaos.stack import Stack
 from bench.processes import words_of
 from bench.servers import swift
@@ -99,7 +101,15 @@ def servers(stack: str, home: Path) -> Iterator[Servers]:
 
 @contextmanager
 def service(
-    behind: Servers, *, model: Path, data: Path, workers: int, threads: int, lease_seconds: float
+    behind: Servers,
+    *,
+    spec: Mapping[str, Any],
+    model: Path,
+    data: Path,
+    workers: int,
+    threads: int,
+    lease_seconds: float,
+    broker_down_seconds: float,
 ) -> Iterator[tuple[Stack, Client]]:
     """`actograph up` with the saboteur in all its processes, and a client that is patient."""
     home = behind.home
@@ -117,7 +127,7 @@ def service(
         **behind.environment,
     }
     options = [
-        f"--model=chaos={model}", f"--home={home}", "--port=0", f"--threads={threads}",
+        f"--model={MODEL}={model}", "--dtype=float32", f"--home={home}", "--port=0", f"--threads={threads}",
         f"--workers={workers}", f"--data-root={data}",
     ]  # fmt: skip
     with StackProcess(options, environment) as running, Client(running.url, retries=10) as client:
@@ -132,6 +142,10 @@ def service(
                 lease_seconds=lease_seconds,
                 full_file=full_file,
                 clock_file=clock_file,
+                client=client,
+                spec=spec,
+                broker_down_seconds=broker_down_seconds,
+                upgrades=home / "upgrades",
                 postgres=behind.postgres,
                 proxy=behind.proxy,
             ),

@@ -1,20 +1,22 @@
 """The service under fire, seen from outside, and what a fault says of itself."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import sqlalchemy as sa
 
+from actograph.client.http import Client
 from actograph.contract.resources import SampleStatus
 from bench.processes import words_of
 from bench.servers.faulty_proxy import FaultyProxy
 from bench.servers.postgres import PostgresServer
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
-from storage.models import SampleRow, WorkerRow
+from storage.models import JobRow, SampleRow, SessionRow, WorkerRow
 
 
 class NotMidWork(Exception):
@@ -23,6 +25,19 @@ class NotMidWork(Exception):
 
 class Stuck(Exception):
     """The drain does not go on by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """What was drained while the broker was down, beside as long a time before."""
+
+    seconds: float
+    samples: int
+    samples_before: int
+
+    @property
+    def share(self) -> float:
+        return self.samples / max(1, self.samples_before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +55,16 @@ class Stack:
     #: while it exists the disk is full; holds the seconds that one worker's clock is off
     full_file: Path
     clock_file: Path
+    client: Client
+    #: of the disturbed jobs
+    spec: Mapping[str, Any]
+    #: for how long the broker stays down where it is not to come back at once
+    broker_down_seconds: float
+    #: migrations of versions that are yet to come
+    upgrades: Path
+    #: jobs that were to disappear, and what was drained without a broker
+    deleted: list[str] = field(default_factory=list)
+    outages: list[Outage] = field(default_factory=list)
     #: None where the index is SQLite, and where the store is a folder
     postgres: PostgresServer | None = None
     proxy: FaultyProxy | None = None
@@ -64,8 +89,30 @@ class Stack:
         return held
 
     def held(self) -> list[str]:
-        """The samples that anybody holds."""
-        return [sample for samples in self.leased().values() for sample in samples]
+        """The samples that anybody holds, of jobs that nobody deletes."""
+        held = [sample for samples in self.leased().values() for sample in samples]
+        doomed = sa.select(SampleRow.id).where(SampleRow.job_id.in_(self.deleted))
+        with self.database.read() as session:
+            return [sample for sample in held if sample not in set(session.scalars(doomed))]
+
+    def ended_between(self, begin: float, end: float) -> int:
+        """Samples that ended in this time, Unix seconds."""
+        statement = sa.select(sa.func.count()).where(
+            SampleRow.finished_at >= begin, SampleRow.finished_at < end
+        )
+        with self.database.read() as session:
+            return int(session.execute(statement).scalar_one())
+
+    def undeleted(self) -> int:
+        """Rows of deleted jobs that the index still has, and deletions that were not carried out yet."""
+        with self.database.read() as session:
+            left = 0
+            for column in (JobRow.id, SampleRow.job_id, SessionRow.job_id):
+                left += session.scalar(sa.select(sa.func.count()).where(column.in_(self.deleted))) or 0
+            if sa.inspect(session.connection()).has_table("deletions"):
+                pending = "SELECT count(*) FROM deletions WHERE listed OR next_attempt_at IS NOT NULL"
+                left += session.scalar(sa.text(pending)) or 0
+        return left
 
     def busy_child(self) -> tuple[str, psutil.Process]:
         """A worker with samples in hand, and the process that holds its model. Raises NotMidWork."""

@@ -12,7 +12,7 @@ from worker.engine.held_rows import Point
 from worker.engine.requests import BufferOptions, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.rows import RowStream
 
-WIDTHS = (4, 4, 6, 3, 9)
+WIDTHS = (4, 4, 6, 3, 4)
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.int64, torch.float32)
 POINTS = (Point(("a", "a_again")), Point(("b",)), Point(("c",)), Point(("numbers",)), Point(("tail",)))
 TAIL = 4  # is computed from the last prompt token on
