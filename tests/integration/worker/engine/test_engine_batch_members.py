@@ -68,6 +68,7 @@ def edited(base: Edit, width: int) -> dict[str, tuple[Edit, ...]]:
         "positions": (replace(base, positions="generated"),),
         "range": (replace(base, positions=TokenRange(start=1, stop=4)),),
         "another range": (replace(base, positions=TokenRange(start=2, stop=4)),),
+        "range to come": (replace(base, positions=TokenRange(start=6, stop=30)),),
         "tokens": (replace(base, chooser=TheseTokens((0, 6))),),
         "other tokens": (replace(base, chooser=TheseTokens((1, 7))),),
         "twice": (base, base),
@@ -88,6 +89,11 @@ def test_edits_that_differ_in_one_thing_each(
     requests = [request(engine, PROMPTS[2], key, edits=edits) for key, edits in kinds.items()]
     batch = way(sampling=sampling)
     batch.assert_alone(engine, requests)
+    # a range and a list count in each one's own tokens, however long the others' prompts are
+    mixed = [
+        request(engine, PROMPTS[i % 5], key, edits=edits) for i, (key, edits) in enumerate(kinds.items())
+    ]
+    batch.assert_alone(engine, [*mixed, *mixed[::-1][1::2]])
     _, sink = batch.run(engine, requests)
     seen = [way.rows_of(sink, i, "resid_post.0")[2] for i in range(len(requests))]
     for i, one in enumerate(seen):  # each difference shows, so that a neighbour's edit would be seen

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from worker.engine import summaries
 from worker.engine.chosen_rows import ChosenRows, gather_steps
 from worker.engine.held_rows import Point
 from worker.engine.requests import BufferOptions, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.rows import RowStream
 
-WIDTHS = (4, 4, 6, 3, 4)
+WIDTHS = (4, 4, 6, 4, 4)
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.int64, torch.float32)
 POINTS = (Point(("a", "a_again")), Point(("b",)), Point(("c",)), Point(("numbers",)), Point(("tail",)))
 TAIL = 4  # is computed from the last prompt token on
@@ -54,7 +55,9 @@ class Sink:
 
 def value(point: int, sample: int, row: int) -> torch.Tensor:
     """The row that `sample` must have for token `row`; unlike every other row."""
-    return torch.arange(WIDTHS[point]) + 10.0 * row + 1000.0 * sample + 10_000.0 * point
+    made = torch.arange(WIDTHS[point]) + 10 * row + 1000 * sample + 10_000 * point
+    # a number that no float32 holds
+    return made.float() if DTYPES[point].is_floating_point else made + 2**40
 
 
 @dataclass
@@ -80,11 +83,11 @@ class Batch:
         )  # fmt: skip
         try:
             for place, p in enumerate(self.points):
-                full = torch.full((len(samples), padded, WIDTHS[p]), -999.0)
+                full = torch.full((len(samples), padded, WIDTHS[p]), -999, dtype=DTYPES[p])
                 for s, length in enumerate(self.prompts):
                     for row in range(length):
                         full[s, padded - length + row] = value(p, s, row)
-                stream.prefill(place, full[:, -(1 if p == TAIL else padded) :].to(DTYPES[p]))
+                stream.prefill(place, full[:, -(1 if p == TAIL else padded) :])
             for step in range(1, max(self.generated) + 1):
                 for s, count in enumerate(self.generated):
                     if step <= count:  # a token is known before the step that runs it
@@ -100,11 +103,11 @@ class Batch:
         return sink
 
     def _step(self, point: int, step: int) -> torch.Tensor:
-        rows = torch.full((len(self.prompts), 1, WIDTHS[point]), -999.0)
+        rows = torch.full((len(self.prompts), 1, WIDTHS[point]), -999, dtype=DTYPES[point])
         for s, length in enumerate(self.prompts):
             if step < self.generated[s]:
                 rows[s, 0] = value(point, s, length + step - 1)
-        return rows.to(DTYPES[point])
+        return rows
 
     def due(self, sample: int, point: int) -> list[int]:
         """The tokens whose rows this sample must have."""
@@ -175,8 +178,12 @@ def test_any_choices_in_any_budget(seed: int) -> None:
         RowShaping(statistics=StatisticsOptions(threshold=2000.0, rows=False), columns=slice(2)),
     ],
 )
-def test_each_choice_is_summed_up_by_itself(seed: int, shaping: RowShaping) -> None:
+def test_each_choice_is_summed_up_by_itself(
+    seed: int, shaping: RowShaping, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = random.Random(seed)
+    # a block is summed up whole, or a row or two at a time
+    monkeypatch.setattr(summaries, "_PIECE_BYTES", dice.choice([1, 500, 1 << 20]))
     samples = range(5)
     batch = Batch(
         [dice.randint(1, 9) for _ in samples],
