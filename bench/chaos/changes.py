@@ -15,6 +15,7 @@ import psutil
 
 from actograph.client.http import Client
 from actograph.contract.errors import ActographError
+from actograph.contract.resources import JobStatus
 from bench.chaos.stack import Injected, NotMidWork, Outage, Stack, Strike
 from bench.processes import has_ended, words_of
 from storage import migrate
@@ -71,15 +72,22 @@ def _held(stack: Stack) -> list[str]:
 
 
 def _reload(**options: Any) -> Strike:
-    """A client has the model loaded in another way; who asks may be told that the API is away."""
+    """A client has the model loaded in another way, and it is so loaded while the drain goes on."""
 
     def strike(stack: Stack) -> Injected:
-        held = _held(stack)
+        held, at = _held(stack), time.time()
         try:
-            stack.client.load_model(MODEL, **options)
+            asked = stack.client.load_model(MODEL, **options)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not asked.status.is_terminal() and time.monotonic() < deadline:
+                time.sleep(0.02)
+                asked = stack.client.model_load(asked.id)
         except ActographError as error:
             raise NotMidWork(f"the reload was not accepted: {error}") from None
-        return Injected(in_hand=[], waiting=held, at=time.time())
+        if asked.status is not JobStatus.COMPLETED:
+            raise NotMidWork(f"the reload did not end well: {asked.status}")
+        _held(stack)
+        return Injected(in_hand=[], waiting=held, at=at)
 
     return strike
 
