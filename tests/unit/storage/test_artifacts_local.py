@@ -148,7 +148,7 @@ def test_reads_beyond_the_end_are_refused(store: LocalStore, start: int, length:
     with pytest.raises(RangeNotSatisfiable):
         store.read(f"{SESSION}/a", start, length)
     with pytest.raises(RangeNotSatisfiable):
-        list(store.stream(f"{SESSION}/a", start, start + length))
+        next(store.stream(f"{SESSION}/a", start, start + length))  # before the first byte
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])

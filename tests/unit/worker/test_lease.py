@@ -165,3 +165,39 @@ def test_steps_keep_the_watchdog_quiet(
             held.progress(step)
             time.sleep(0.1)
     assert ended == []
+
+
+def test_the_loss_of_one_lease_leaves_the_others_their_unit(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        with database.write() as session:
+            lost = session.get(SampleRow, leases[0].id)
+            assert lost is not None
+            lost.lease_token += 1
+            before = session.get_one(SampleRow, leases[1].id).lease_until
+
+        def is_renewed() -> bool:
+            with database.read() as session:
+                return session.get_one(SampleRow, leases[1].id).lease_until > before
+
+        assert eventually(is_renewed)
+        assert not held.should_stop()
+
+
+def test_the_end_of_one_job_of_a_unit_is_told_of_that_job_alone(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    spec = job_spec_adapter.validate_python({"kind": "capture", "model": "m", "inputs": [{"prompt": "c"}]})
+    assert isinstance(spec, CaptureJobSpec)
+    with database.write() as session:
+        other = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=1).id
+        samples.insert(session, other, capture_samples(spec))
+        jobs.start(session, other)
+        more = samples.claim(session, other, worker_id="w", count=1, lease_seconds=LEASE_SECONDS)
+    with keeper(database, [*leases, *more], StopSignal(tmp_path / "stop")) as held:
+        with database.write() as session:
+            jobs.cancel(session, leases[0].job_id)
+        assert eventually(lambda: held.has_ended(leases[0].job_id))
+        assert not held.has_ended(other)
+        assert not held.should_stop()

@@ -94,6 +94,8 @@ def test_edits_that_differ_in_one_thing_each(
         request(engine, PROMPTS[i % 5], key, edits=edits) for i, (key, edits) in enumerate(kinds.items())
     ]
     batch.assert_alone(engine, [*mixed, *mixed[::-1][1::2]])
+    # all but one are steered alike
+    batch.assert_alone(engine, [*(replace(one, edits=(base,)) for one in mixed[:4]), requests[1]])
     _, sink = batch.run(engine, requests)
     seen = [way.rows_of(sink, i, "resid_post.0")[2] for i in range(len(requests))]
     for i, one in enumerate(seen):  # each difference shows, so that a neighbour's edit would be seen
