@@ -144,8 +144,11 @@ class Settings(BaseSettings):
     store_quota_bytes: int = Field(
         0, ge=0, description="Sessions and uploaded files may take so much in all; 0: no limit."
     )
-    owner_quota_bytes: int = Field(
-        0, ge=0, description="Sessions and uploaded files of one owner may take so much; 0: no limit."
+    owner_quota_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Sessions and uploaded files of one owner may take so much; 0: no limit. Default: three "
+        "quarters of the disk of a local store for each owner with a key.",
     )
     expire_after_seconds: int = Field(
         0, ge=0, description="Sessions are deleted so long after they were made; 0 keeps them."

@@ -12,7 +12,7 @@ from actograph.settings import Settings
 from api import errors, openapi
 from api.auth import Authentication, refuse_unlisted
 from api.body_limit import BodyLimit
-from api.dependencies import Services, refuse_nul
+from api.dependencies import Services, refuse_nul, use_reserve
 from api.job_ends import JobEnds
 from api.key_ring import KeyRing
 from api.live_texts import LiveTexts
@@ -93,7 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        dependencies=[Depends(refuse_unlisted), Depends(refuse_nul)],
+        dependencies=[Depends(refuse_unlisted), Depends(refuse_nul), Depends(use_reserve)],
         responses=errors.documented(401, 403, 429, 500, 503),
         redirect_slashes=False,
     )
@@ -127,6 +127,8 @@ def open_services(settings: Settings) -> Services:
             public = PublicEndpoint(url=settings.s3_public_endpoint, addressing=settings.s3_public_addressing)
         store = open_store(settings.effective_artifact_url, public)
         deployment.mark_store(database, settings.effective_artifact_url)
+        if database.reserve is not None:
+            database.reserve.restore()
     except Exception:
         database.close()
         raise

@@ -2,12 +2,20 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actograph.contract.errors import ActographError, PayloadTooLarge, RequestTimeout, ServiceBusy
+from actograph.contract.errors import (
+    ActographError,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServiceBusy,
+    StorageFull,
+)
 from actograph.settings import Settings
 from api.errors import actograph_problem
+from storage import queue_state
 
 UPLOAD_PATH = "/v1/files"
 #: what a multipart body adds to the file in it
@@ -24,6 +32,8 @@ _OTHER_BYTES = 4 << 20
 FREE_BYTES = 64 << 10
 #: memory that remains for others while one owner's bodies take the largest size
 SPARE_BYTES = 32 << 20
+#: bytes of an upload between two looks at the free disk
+LOOK_BYTES = 8 << 20
 #: a body may take so long, and a second more for each `LEAST_PACE` bytes
 BODY_SECONDS = 30.0
 LEAST_PACE = 256 << 10
@@ -75,7 +85,16 @@ class BodyLimit:
         if declared.isdigit() and int(declared) > self._limit(scope["path"]):
             await actograph_problem(too_large, scope["path"])(scope, receive, send)
             return
+        is_upload = scope["path"] == UPLOAD_PATH and scope["method"] == "POST"
+        if is_upload:
+            try:
+                self._require_room(scope, int(declared) if declared.isdigit() else 0)
+            except StorageFull as error:
+                await actograph_problem(error, scope["path"])(scope, receive, send)
+                return
         body = _Body(scope, receive, None if scope["path"] == UPLOAD_PATH else self._memory)
+        if is_upload:
+            body.require_room = lambda: self._require_room(scope)
         body.limit, body.too_large = self._limit(scope["path"]), too_large
         started = False
 
@@ -93,6 +112,12 @@ class BodyLimit:
             await self._app(scope, body.receive, guarded)
         finally:
             body.give_back()
+
+    def _require_room(self, scope: Scope, size: int = 0) -> None:
+        """Raises StorageFull if the disk is at its floor, or would be with `size` bytes more."""
+        services = getattr(scope["app"].state, "services", None) if "app" in scope else None
+        if services is not None:
+            queue_state.require_room(services.store, self._settings.disk_floor_bytes, size)
 
     def _limit(self, path: str) -> int:
         if path == UPLOAD_PATH:
@@ -125,13 +150,16 @@ class _Body:
         self._began = asyncio.get_running_loop().time()
         self._seen = self._counted = 0
         self._is_complete = False
+        #: raises StorageFull when the disk has reached its floor
+        self.require_room: Callable[[], None] | None = None
+        self._next_look = 0
         self.refusal: ActographError | None = None
 
     async def receive(self) -> Message:
         """The next message. Raises what `refusal` is from then on."""
         try:
             return await self._next()
-        except (PayloadTooLarge, ServiceBusy, RequestTimeout) as error:
+        except (PayloadTooLarge, ServiceBusy, RequestTimeout, StorageFull) as error:
             self.refusal = error
             raise
 
@@ -149,6 +177,9 @@ class _Body:
             self._is_complete = not message.get("more_body", False)
             if self._seen > self.limit:
                 raise self.too_large
+            if self.require_room is not None and self._seen >= self._next_look:
+                self._next_look = self._seen + LOOK_BYTES
+                self.require_room()
             if self._memory is not None and self._seen > FREE_BYTES:
                 self._memory.take(self._owner, self._seen - self._counted)
                 self._counted = self._seen

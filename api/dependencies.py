@@ -14,7 +14,7 @@ from actograph.settings import Settings
 from api.key_ring import KeyRing
 from api.served_models import ServedModels
 from api.structures import Structures
-from storage import ids
+from storage import disk_reserve, ids
 from storage.artifacts.store import ArtifactStore
 from storage.broker import Broker
 from storage.database import Database
@@ -77,6 +77,15 @@ async def _ring(connection: HTTPConnection) -> KeyRing:
 
 
 RingDep = Annotated[KeyRing, Depends(_ring)]
+
+
+_FREEING_PATHS = frozenset({"/v1/store/gc"})
+
+
+async def use_reserve(request: Request) -> None:
+    """Let requests that free space use the room that is kept for them on a full disk."""
+    if request.method == "DELETE" or request.url.path in _FREEING_PATHS:
+        disk_reserve.prefer()
 
 
 async def refuse_nul(request: Request) -> None:

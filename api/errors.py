@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -23,13 +23,15 @@ from actograph.contract.errors import (
     ExportChanged,
     RequestTimeout,
     ServiceUnavailable,
+    StorageFull,
     StoreDamaged,
     Unauthorized,
 )
 from actograph.contract.resources import OpenAIError, Problem, ProblemItem
 from actograph.redaction import redact
 from api.validation import InvalidFields, field_errors
-from storage import damage
+from storage import damage, disk_reserve, queue_state
+from storage.database import is_full
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ _OPENAI_TYPES = {
     429: "rate_limit_error",
     409: "conflict_error",
     503: "service_unavailable_error",
+    507: "storage_full_error",
 }
 _HTTP_CODES = {
     400: "bad_request",
@@ -142,6 +145,9 @@ async def _on_validation_error(request: Request, error: Exception) -> JSONRespon
 
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in disk_reserve.FULL:
+        return _full(request, cause)  # an upload is written to the temporary folder first
     detail = str(error.detail)
     if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
         detail = "there is nothing at this address; /openapi.json lists what there is"
@@ -156,7 +162,22 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     )
 
 
+def _full(request: Request, error: BaseException) -> JSONResponse:
+    log.error("%s %s: no room left: %s", request.method, request.url.path, error)
+    full = StorageFull(f"the disk of the service is full and nothing was stored; {queue_state.CURE}")
+    return actograph_problem(full, request.url.path)
+
+
+async def _on_os_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OSError)
+    if error.errno in disk_reserve.FULL:
+        return _full(request, error)
+    return await _on_unexpected(request, error)
+
+
 async def _on_database_error(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, DBAPIError) and is_full(error):
+        return _full(request, error)
     log.error("%s %s: the database failed: %s", request.method, request.url.path, error)
     away = ServiceUnavailable("the database does not answer; try again in a moment")
     return problem_response(
@@ -198,6 +219,7 @@ def install(app: FastAPI) -> None:
     for kind in (OperationalError, InterfaceError):
         app.add_exception_handler(kind, _on_database_error)
     app.add_exception_handler(PoolTimeout, _on_exhausted_pool)
+    app.add_exception_handler(OSError, _on_os_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unexpected)
 
@@ -218,6 +240,7 @@ _MEANINGS = {
     500: "Something went wrong inside Actograph.",
     503: "A service that this request needs cannot be reached.",
     504: "The request was not answered in time.",
+    507: "There is no room left to store this; `detail` says what to do.",
 }
 
 
@@ -245,6 +268,7 @@ _SAMPLES: Mapping[int, tuple[str, str, str | None]] = {
     ),
     500: ("internal_error", "something went wrong inside Actograph; the server's log has the reason", None),
     503: ("service_unavailable", "the database does not answer; try again in a moment", None),
+    507: ("storage_full", f"the disk of the service is full; {queue_state.CURE}", None),
     504: ("deadline_exceeded", "the request was not answered in time", None),
 }
 _HEADERS: Mapping[int, Mapping[str, Any]] = {

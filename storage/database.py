@@ -24,6 +24,7 @@ from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from storage import counters, events, ownership, postgres_engine
 from storage.clock import now
+from storage.disk_reserve import DiskReserve
 from storage.write_turns import WriteTurns
 
 __all__ = ["Database", "changed", "is_away", "now"]
@@ -80,6 +81,8 @@ class Database:
         self._turns: WriteTurns | None = None
         self._reading: sa.Engine
         self._locking: sa.Engine
+        #: room for deletions on the disk of a SQLite index
+        self.reserve: DiskReserve | None = None
         #: whose rows alone are seen; None: everybody's
         self.owner: str | None = None
         if self.is_sqlite:
@@ -96,6 +99,7 @@ class Database:
             event.listen(self.engine, "begin", _begin_sqlite)
             self._reading = self.engine.execution_options(**{_READ_ONLY: True})
             self._turns = WriteTurns(Path(self.url.database))
+            self.reserve = DiskReserve(Path(self.url.database))
         else:
             self.engine = postgres_engine.create(self.url, **pool.options())
             self._reading = postgres_engine.for_reading(self.engine)
@@ -104,6 +108,8 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that commits when the block ends and rolls back when it raises."""
+        if self.reserve is not None:
+            self.reserve.release_if_needed()
         turn = self._turns.turn() if self._turns is not None else nullcontext()
         opened = Session(self.engine, expire_on_commit=False)
         with turn, opened as session, session.begin(), self._restriction(session):
@@ -185,6 +191,13 @@ class Database:
         except (OperationalError, PoolTimeout) as error:
             raise ServiceUnavailable("the database does not answer") from error
 
+    def give_back_log(self) -> None:
+        """Shrink SQLite's write-ahead log, which keeps the size that it once had."""
+        if self.is_sqlite:
+            with self.engine.connect() as connection:
+                raw: Any = connection.connection.driver_connection
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         self.engine.dispose()
         if self._turns is not None:
@@ -209,6 +222,12 @@ def is_away(error: DBAPIError) -> bool:
     # no connection was made; a server that refuses us for good says FATAL (a wrong password, no database)
     said = str(error.orig)
     return "FATAL" not in said or any(words in said for words in _FATAL_FOR_NOW)
+
+
+def is_full(error: DBAPIError) -> bool:
+    """Whether the database's disk has no room left."""
+    name = str(getattr(error.orig, "sqlite_errorname", ""))
+    return name == "SQLITE_FULL" or getattr(error.orig, "sqlstate", None) == "53100"
 
 
 def changed(result: sa.Result[Any]) -> int:

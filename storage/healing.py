@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError, NotFound
 from actograph.settings import Settings
-from storage import bulk_insert, duties, job_control, job_queue, jobs, unserved_jobs, workers
+from storage import bulk_insert, disk_reserve, duties, job_control, job_queue, jobs, unserved_jobs, workers
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.housekeeping import Housekeeping
@@ -72,6 +72,8 @@ class Healing:
 
     def round(self) -> None:
         """Expire silent workers, end jobs that nobody ends, start the housekeeping; errors as `tick`."""
+        if self._database.reserve is not None:
+            self._database.reserve.restore()
         with ExitStack() as steps:
             # one that fails does not keep the others from their turn
             for step in (self._tell_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
@@ -88,7 +90,9 @@ class Healing:
         """One look; a service that is away is logged once, when it goes and when it is back."""
         try:
             self._also()
-            has_healed = self.tick()
+            # its few bytes of notes let housekeeping free space on a full disk
+            with disk_reserve.freeing():
+                has_healed = self.tick()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
             if not self._failing:
                 log.warning("healing waits for a service that is away: %s", error)

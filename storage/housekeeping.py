@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
-from storage import chat_retention, duties, file_expiry, idempotency, session_changes
+from storage import chat_retention, disk_reserve, duties, file_expiry, idempotency, session_changes
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.sweep import sweep_sessions
@@ -57,7 +57,10 @@ class Threads:
         try:
             with self._database.alone(f"duty-{name}") if self._database else nullcontext(True) as may_run:
                 if may_run:
-                    work()
+                    # batches and webhooks write and free nothing
+                    uses_reserve = name not in ("batches", "webhooks")
+                    with disk_reserve.freeing() if uses_reserve else nullcontext():
+                        work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
             log.warning("the %s broke off: %s", name, error)
         except Exception:

@@ -4,6 +4,7 @@ The pause is a fact about the disk. Whoever wants to know asks the store: nothin
 down that could outlive its reason, so the queue resumes by itself.
 """
 
+from actograph.contract.errors import StorageFull
 from storage.artifacts.store import ArtifactStore
 
 
@@ -17,6 +18,24 @@ def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
     return (
         f"the artifact store has {free:,} bytes free, less than the floor of {floor_bytes:,} "
         "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, and the queue goes on by itself"
+    )
+
+
+CURE = (
+    "delete sessions, jobs or files, which works on a full disk too (`actograph sessions rm`, "
+    "`actograph store gc`), or free the disk"
+)
+
+
+def require_room(store: ArtifactStore, floor_bytes: int, size: int = 0) -> None:
+    """Raises StorageFull if `size` bytes more would take the disk below the floor."""
+    free = _free_bytes(store)
+    if floor_bytes <= 0 or free is None or free - size >= floor_bytes:
+        return
+    needs = f"{size:,} bytes more" if size else "more"
+    raise StorageFull(
+        f"the artifact store has {free:,} bytes free and {needs} would not fit above the floor of "
+        f"{floor_bytes:,} (ACTOGRAPH_DISK_FLOOR_BYTES); {CURE}"
     )
 
 

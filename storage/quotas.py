@@ -6,8 +6,12 @@ total alone. Sums are taken from the index when they are asked for, so that they
 ends by itself as soon as sessions are deleted or expire.
 """
 
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -19,7 +23,17 @@ from storage import api_keys
 from storage.models import FileRow, SessionRow
 from storage.ownership import of_everyone, owner_of
 
+#: owner of everything in a service without keys, see `api.auth.caller`
+WITHOUT_KEYS = "local"
+#: of the disk, for each owner with a key
+_DEFAULT_SHARE = 0.75
+
 ADVICE = "delete sessions or files, or let sessions expire, and it goes on by itself"
+
+
+class _Disk(NamedTuple):
+    total: int
+    used: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +42,8 @@ class Quotas:
 
     total_limit: int = 0
     owner_limit: int = 0
+    #: whether `owner_limit` is the service's own choice; it is not for a service without keys
+    is_default: bool = False
     #: limits of owners whose keys name one, in place of `owner_limit`
     own_limits: Mapping[str, int] = field(default_factory=dict)
     used: Mapping[str | None, Usage] = field(default_factory=dict)
@@ -50,7 +66,11 @@ class Quotas:
         limit = self.limit_of(owner)
         if not limit or self._of(owner) < limit:
             return None
-        source = "quota_bytes of its API key" if owner in self.own_limits else "ACTOGRAPH_OWNER_QUOTA_BYTES"
+        source = "ACTOGRAPH_OWNER_QUOTA_BYTES"
+        if owner in self.own_limits:
+            source = "quota_bytes of its API key"
+        elif self.is_default:
+            source = f"three quarters of the disk; raise it with {source}, or with quota_bytes of a key"
         return f"{owner} has stored {self._of(owner):,} bytes, the quota is {limit:,} ({source}); {ADVICE}"
 
     def paused_owners(self) -> list[str]:
@@ -77,7 +97,9 @@ class Quotas:
 
     def limit_of(self, owner: str | None) -> int:
         """Bytes that an owner may store in all; 0: no limit."""
-        return 0 if owner is None else self.own_limits.get(owner, self.owner_limit)
+        if owner is None or (owner == WITHOUT_KEYS and self.is_default):
+            return 0
+        return self.own_limits.get(owner, self.owner_limit)
 
     def _of(self, owner: str | None) -> int:
         usage = self.used.get(owner)
@@ -91,14 +113,35 @@ def read(session: Session, settings: Settings, *, has_own_limits: bool = True) -
         has_own_limits: False where the caller knows that no key limits what its owner stores.
     """
     limits = _limits(session, settings, has_own_limits=has_own_limits)
-    is_limited = limits.total_limit or limits.owner_limit or limits.own_limits
+    is_limited = limits.total_limit or limits.own_limits or limits.owner_limit
+    if limits.is_default and not (limits.total_limit or limits.own_limits):
+        # nobody can have reached the limit before the disk itself holds so much
+        is_limited = _disk_usage(settings).used >= limits.owner_limit
     return replace(limits, used=usage(session)) if is_limited else limits
+
+
+def owner_limit(settings: Settings) -> int:
+    """Bytes that each owner with a key may store by default; 0: no limit."""
+    if settings.owner_quota_bytes is not None:
+        return settings.owner_quota_bytes
+    return int(_disk_usage(settings).total * _DEFAULT_SHARE)
+
+
+def _disk_usage(settings: Settings) -> _Disk:
+    """Of the disk of a local store; all zero for a store elsewhere."""
+    url = urlsplit(settings.effective_artifact_url)
+    if url.scheme == "file":
+        with suppress(OSError):
+            found = shutil.disk_usage(unquote(url.path))
+            return _Disk(found.total, found.used)
+    return _Disk(0, 0)
 
 
 def _limits(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
     return Quotas(
         total_limit=settings.store_quota_bytes,
-        owner_limit=settings.owner_quota_bytes,
+        owner_limit=owner_limit(settings),
+        is_default=settings.owner_quota_bytes is None,
         own_limits=api_keys.quotas(session) if has_own_limits else {},
     )
 
@@ -136,7 +179,7 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
         file_bytes=sum(one.file_bytes for one in owners),
         bytes=sum(one.bytes for one in owners),
         quota_bytes=settings.store_quota_bytes or None,
-        owner_quota_bytes=(quotas.limit_of(me) if me is not None else settings.owner_quota_bytes) or None,
+        owner_quota_bytes=(quotas.limit_of(me) if me is not None else quotas.owner_limit) or None,
         available_bytes=quotas.left(me),
         owners=[one.model_copy(update={"available_bytes": quotas.left(one.owner)}) for one in owners],
     )

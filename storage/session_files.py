@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from actograph import tensor_files
-from actograph.contract.errors import CaptureFailed, ServiceUnavailable
+from actograph.contract.errors import CaptureFailed, ServiceUnavailable, StorageFull
 from actograph.contract.resources import SessionFile
+from storage import disk_reserve
 from storage.artifacts.store import ArtifactStore
 from storage.checked_files import SESSION_CHUNK_BYTES, ChunkDigests, FileHasher
 from storage.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
@@ -324,7 +325,8 @@ class SessionWriter:
 
 def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:
     """The store's fault and never the sample's, which can be run again."""
-    return ServiceUnavailable(f"session {session_id} could not be written: {error}")
+    kind = StorageFull if error.errno in disk_reserve.FULL else ServiceUnavailable
+    return kind(f"session {session_id} could not be written: {error}")
 
 
 def _checked_bytes(tensor: TensorRows) -> memoryview:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import StoredObject, StoreGc
-from storage import idempotency, session_changes
+from storage import file_expiry, idempotency, session_changes
 from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.database import Database
 from storage.models import FileRow
@@ -49,6 +49,8 @@ def collect(
     deadline = time.monotonic() + seconds
     values: dict[str, int] = {}
     if phase == START:
+        database.give_back_log()
+        values["expired_files"] = 0 if dry_run else file_expiry.expire(database, store)
         values["leftovers"] = store.sweep_staging(older_than_seconds, dry_run=dry_run)
         with database.write() as session:
             values["idempotency_keys"] = idempotency.forget(session, dry_run=dry_run)

@@ -149,6 +149,7 @@ def _gc_table(pages: "Sequence[StoreGc]") -> str:
     unknown = [one for page in pages for one in page.unknown]
     rows = [
         ["expired sessions", _sum(pages, "expired_sessions"), tables.size(_sum(pages, "expired_bytes"))],
+        ["expired files", _sum(pages, "expired_files"), ""],
         ["superseded sessions and broken uploads", len(orphans), tables.size(sum(o.bytes for o in orphans))],
         ["temporary files and unfinished uploads", _sum(pages, "leftovers"), ""],
         ["old answers to idempotent requests", _sum(pages, "idempotency_keys"), ""],

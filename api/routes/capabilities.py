@@ -7,6 +7,7 @@ from actograph.contract.capabilities import Capabilities, Features, Limits, of_c
 from api.dependencies import RingDep, Services, ServicesDep
 from api.routes.models import list_models
 from api.submissions import MAX_SAMPLES
+from storage import quotas
 
 router = APIRouter(tags=["models"])
 
@@ -40,7 +41,7 @@ def _limits(services: Services) -> Limits:
         max_upload_bytes=settings.max_upload_bytes,
         max_body_bytes=settings.max_body_bytes,
         store_quota_bytes=settings.store_quota_bytes,
-        owner_quota_bytes=settings.owner_quota_bytes,
+        owner_quota_bytes=quotas.owner_limit(settings),
         samples_per_job=MAX_SAMPLES,
     )
 

@@ -11,9 +11,9 @@ from actograph.contract.resources import Deleted, File, ListPage
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
 from api import downloads
 from api.auth import caller
-from api.dependencies import After, NewestFirst, ServicesDep, known_id
+from api.dependencies import After, NewestFirst, Services, ServicesDep, known_id
 from api.errors import documented
-from storage import file_expiry, files, ids, pages, quotas
+from storage import file_expiry, files, ids, pages, queue_state, quotas
 from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
@@ -48,7 +48,7 @@ def expires_after(
     operation_id="upload_file",
     summary="Upload a file",
     response_model=File,
-    responses=documented(400, 413, 422),
+    responses=documented(400, 413, 422, 507),
 )
 def upload_file(
     services: ServicesDep,
@@ -64,7 +64,7 @@ def upload_file(
     file_id = ids.new_file_id()
     limit = services.settings.max_upload_bytes
     hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
-    pieces = hasher.passing(_chunks(file.file, limit))
+    pieces = hasher.passing(_above_floor(services, _chunks(file.file, limit)))
     size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
     try:
         with services.database.write() as session:
@@ -164,6 +164,14 @@ def _chunks(stream: BinaryIO, limit: int) -> Iterator[bytes]:
         seen += len(chunk)
         if seen > limit:
             raise PayloadTooLarge(f"the file is larger than {limit} bytes (ACTOGRAPH_MAX_UPLOAD_BYTES)")
+        yield chunk
+
+
+def _above_floor(services: Services, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces. Raises StorageFull where the disk reaches its floor."""
+    for number, chunk in enumerate(chunks):
+        if number % 8 == 0:
+            queue_state.require_room(services.store, services.settings.disk_floor_bytes, len(chunk))
         yield chunk
 
 

@@ -51,6 +51,7 @@ class StoreGc(Resource):
     dry_run: bool
     expired_sessions: int = Field(0, description="Sessions whose time was over.")
     expired_bytes: int = 0
+    expired_files: int = Field(0, description="Uploaded files whose time was over; not counted by `dry_run`.")
     orphans: list[StoredObject] = Field(
         default_factory=list, description="Superseded sessions and uploads that broke off."
     )

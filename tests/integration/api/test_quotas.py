@@ -1,5 +1,6 @@
 """Quotas on what is stored: refusals with numbers, visible pauses that end by themselves, usage by owner."""
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,3 +135,20 @@ def test_with_both_limits_the_nearer_one_refuses_and_pauses(
 def forget_messages(service: "Service") -> None:
     with redis.Redis.from_url(service.services.settings.broker_url) as client:
         client.flushdb()
+
+
+def test_owners_with_a_key_have_a_share_of_the_disk_by_default(
+    start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One owner cannot fill the disk for the others; a service without keys has no such limit."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=4000, used=3500, free=500))
+    keyed = start(settings.model_copy(update={"api_keys": KEYS, "disk_floor_bytes": 0}))
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    for size, status in ((2000, 200), (1001, 422), (1000, 200)):
+        answer = keyed.client.post("/v1/files", files={"file": ("a", b"x" * size)}, headers=headers)
+        assert answer.status_code == status, answer.text
+    raised = settings.model_copy(update={"owner_quota_bytes": 0, "api_keys": KEYS, "disk_floor_bytes": 0})
+    for free_of_limit in (raised, settings.model_copy(update={"disk_floor_bytes": 0})):
+        service = start(free_of_limit)
+        answer = service.client.post("/v1/files", files={"file": ("a", b"x" * 5000)}, headers=headers)
+        assert answer.status_code == 200, answer.text

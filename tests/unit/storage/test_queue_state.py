@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from storage.queue_state import disk_pause, writable_bytes
+from actograph.contract.errors import StorageFull
+from storage.queue_state import disk_pause, require_room, writable_bytes
 
 
 class Disk:
@@ -38,3 +39,13 @@ def test_it_pauses_below_the_floor_alone(free: Any, floor: int, paused: bool) ->
 def test_what_may_be_written_ends_at_the_floor() -> None:
     for free, writable in ((150, 50), (100, 0), (50, 0), (None, None)):
         assert writable_bytes(Disk(free), 100) == writable  # type: ignore[arg-type]
+
+
+def test_room_is_required_above_the_floor() -> None:
+    require_room(Disk(100), 90, 10)  # type: ignore[arg-type]
+    require_room(Disk(None), 90, 10)  # type: ignore[arg-type]
+    require_room(Disk(5), 0, 10)  # type: ignore[arg-type]
+    with pytest.raises(StorageFull, match=r"11 bytes more would not fit above the floor of 90 .* delete"):
+        require_room(Disk(100), 90, 11)  # type: ignore[arg-type]
+    with pytest.raises(StorageFull, match="more would not fit"):
+        require_room(Disk(89), 90)  # type: ignore[arg-type]
