@@ -70,6 +70,10 @@ def require_priority(services: Services, priority: int) -> None:
 
 ServicesDep = Annotated[Services, Depends(_services)]
 
+MixedIdentitiesQuery = Annotated[
+    bool, Query(description="Take sessions that were recorded with different models together.")
+]
+
 
 async def _ring(connection: HTTPConnection) -> KeyRing:
     ring: KeyRing = connection.app.state.key_ring

@@ -118,7 +118,8 @@ class _StreamedSlice(CheckedResponse):
 
 
 def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
-    hook = hooks.canonical(name) or name
+    # a savepoint means what it meant when the session was recorded
+    hook = reader.manifest.resolved_hooks.get(name) or hooks.canonical(name) or name
     if hook not in reader.manifest.tensors and name in reader.manifest.tensors:
         hook = name
     numbers = _numbers(reader, hook)

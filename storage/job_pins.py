@@ -3,11 +3,12 @@
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.model_identity import PinnedModel
+from actograph.contract.errors import MixedIdentities
+from actograph.contract.model_identity import PinnedModel, short
 from actograph.contract.resources import ModelStructure
 from storage import events, jobs
 from storage.database import changed
-from storage.models import JobRow, WorkerRow
+from storage.models import JobRow, SessionRow, WorkerRow
 from storage.workers import LIVE
 
 
@@ -47,6 +48,27 @@ def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences:
     if jobs.keep(session, [job_id]):
         data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
         events.append(session, job_id, "model.loaded_as_pinned", data)
+
+
+def require_one_identity(session: Session, job_id: str) -> None:
+    """Check that all sessions of a job are of one model. Only a job that an older version began has others.
+
+    Raises:
+        MixedIdentities: with the counts.
+    """
+    statement = (
+        sa.select(SessionRow.identity_sha256, sa.func.count())
+        .where(SessionRow.job_id == job_id)
+        .group_by(SessionRow.identity_sha256)
+    )
+    found = session.execute(statement).all()
+    if len(found) > 1:
+        counts = ", ".join(f"{count} with identity {short(identity)}" for identity, count in found)
+        raise MixedIdentities(
+            f"the sessions of job {job_id} were recorded with different models: {counts}; say "
+            "mixed_identities=true to take them together",
+            param="mixed_identities",
+        )
 
 
 def another_holds(session: Session, worker_id: str, pinned: PinnedModel) -> bool:

@@ -180,6 +180,17 @@ def loaded_models(session: Session) -> set[str]:
     return {name for name in session.scalars(statement) if name is not None}
 
 
+def model_loaded_last(session: Session) -> str | None:
+    """Of the models that live workers hold, the one that was loaded last."""
+    statement = (
+        sa.select(ModelRow.name)
+        .join(WorkerRow, WorkerRow.model == ModelRow.name)
+        .where(WorkerRow.status.in_(LIVE))
+        .order_by(ModelRow.loaded_at.desc())
+    )
+    return session.scalars(statement.limit(1)).first()
+
+
 def structure(session: Session, model: str) -> resources.ModelStructure | None:
     """The structure of a model that some worker has loaded at least once."""
     row = session.get(ModelRow, model)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actograph.cli import jobs, tables
-from actograph.cli.options import FormatOption, client_of
+from actograph.cli.options import FormatOption, MixedIdentitiesOption, client_of
 from actograph.cli.output import Format, emit
 from actograph.contract.errors import InvalidRequest
 
@@ -39,6 +39,7 @@ def compare(
     store_as: Annotated[
         str | None, typer.Option(metavar="NAME", help="Store the mean differences as vectors of this name.")
     ] = None,
+    mixed_identities: MixedIdentitiesOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare a job's conditions problem by problem: scores and lengths, or activations."""
@@ -47,7 +48,9 @@ def compare(
         if activations is None:
             if hooks or store_as or limit:
                 raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
-            found = client.comparison(jobs.resolve(client, job), baseline=baseline, level=level)
+            found = client.comparison(
+                jobs.resolve(client, job), baseline=baseline, level=level, mixed_identities=mixed_identities
+            )
             table = render(found)
         else:
             wanted = _request(
@@ -58,6 +61,7 @@ def compare(
                     "rows": rows,
                     "limit": limit,
                     "store_as": store_as,
+                    "mixed_identities": mixed_identities,
                 }
             )
             found = client.compare_activations(jobs.resolve(client, job), wanted)

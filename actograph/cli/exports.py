@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from actograph.cli import exit_codes, jobs
-from actograph.cli.options import FormatOption, client_of
+from actograph.cli.options import FormatOption, MixedIdentitiesOption, client_of
 from actograph.cli.output import Format, emit, note
 
 app = typer.Typer(no_args_is_help=True, help="Fetch results as files.")
@@ -35,6 +35,7 @@ def export(
         Activations,
         typer.Option(help="meta: shapes and sizes; sampled: 50 features of each row; all: every file."),
     ] = Activations.META,
+    mixed_identities: MixedIdentitiesOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Fetch a job's results folder; what broke off is taken up again. Works while the job runs."""
@@ -53,7 +54,11 @@ def export(
 
             try:
                 pulled = client.pull_results(
-                    job_id, folder, activations=activations.value, on_progress=progress
+                    job_id,
+                    folder,
+                    activations=activations.value,
+                    on_progress=progress,
+                    mixed_identities=mixed_identities,
                 )
             except KeyboardInterrupt:
                 note(f"broken off; the same command goes on in {folder}")

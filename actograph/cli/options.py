@@ -17,6 +17,9 @@ FormatOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
 NoTruncOption = Annotated[bool, typer.Option("--no-trunc", help="Print ids in full.")]
+MixedIdentitiesOption = Annotated[
+    bool, typer.Option("--mixed-identities", help="Take sessions of different models together.")
+]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to list.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="List everything, however long.")]

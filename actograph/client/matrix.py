@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph.client.optional import package
-from actograph.contract.errors import InvalidRequest
+from actograph.contract.errors import InvalidRequest, MixedIdentities
+from actograph.contract.model_identity import short
 from actograph.contract.resources import Session
 from actograph.tensor_files import Array
 
@@ -79,6 +80,7 @@ class Gathered:
 
     hook: str
     max_bytes: int
+    mixed_identities: bool = False
     skipped: list[Skipped] = field(default_factory=list)
     _pieces: deque[Piece] = field(default_factory=deque)
     _bytes: int = 0
@@ -88,10 +90,12 @@ class Gathered:
 
         Raises:
             InvalidRequest: too much for the memory that was allowed, or of another width than before.
+            MixedIdentities: recorded with another model than before, unless `mixed_identities`.
         """
         if isinstance(piece, Skipped):
             self.skipped.append(piece)
             return
+        self._check_identity(piece.session)
         self._bytes += piece.rows.nbytes
         if self._bytes > self.max_bytes:
             raise InvalidRequest(
@@ -105,6 +109,18 @@ class Gathered:
                 f"{self._pieces[0].rows.shape[1]} in others: choose one model"
             )
         self._pieces.append(piece)
+
+    def _check_identity(self, session: Session) -> None:
+        if self.mixed_identities or not self._pieces:
+            return
+        first = self._pieces[0].session
+        if session.identity_sha256 != first.identity_sha256:
+            raise MixedIdentities(
+                f"sessions {first.id} and {session.id} were recorded with different models (identities "
+                f"{short(first.identity_sha256)} and {short(session.identity_sha256)}); pass "
+                "mixed_identities=True to take them together, or choose sessions of one by the filters",
+                param="mixed_identities",
+            )
 
     def matrix(self, labels: Sequence[float]) -> Matrix:
         """The matrix of all pieces; `labels` has one for each, in their order."""

@@ -73,6 +73,9 @@ class ActivationComparisonRequest(_Sent):
         "all", description="Tokens that are averaged; `prompt`, `think`, `answer` ... are segments."
     )
     limit: int | None = Field(None, ge=1, description="Most pairs to read, first problems first.")
+    mixed_identities: bool = Field(
+        False, description="Compare sessions that were recorded with different models too."
+    )
     store_as: Name | None = Field(
         None, description="Store each hook's mean difference as a vector of this name."
     )

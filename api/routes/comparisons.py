@@ -16,11 +16,11 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.auth import caller
-from api.dependencies import ServicesDep, known_id
+from api.dependencies import MixedIdentitiesQuery, ServicesDep, known_id
 from api.errors import documented
 from api.request_body import body_of, json_body
 from api.validation import parse_body
-from storage import comparisons, jobs, sessions, vectors
+from storage import comparisons, job_pins, jobs, sessions, vectors
 from storage.models import JobRow
 from storage.pooled_activations import Direction, PairedActivations
 from storage.session_reader import SessionReader
@@ -48,11 +48,14 @@ def get_job_comparison(
     level: Annotated[float, Query(gt=0, lt=1, description="Coverage of the intervals.")] = DEFAULT_LEVEL,
     resamples: Annotated[int, Query(ge=100, le=10_000)] = DEFAULT_RESAMPLES,
     seed: Annotated[int, Query(ge=0, le=2**31 - 1, description="Of the bootstrap.")] = 0,
+    mixed_identities: MixedIdentitiesQuery = False,
 ) -> JobComparison:
     """Accuracies, McNemar's exact test, bootstrap intervals over problems, and lengths in tokens."""
     known_id(job_id, "job", "job")
     bootstrap = comparisons.Bootstrap(level=level, resamples=resamples, seed=seed)
     with services.database.read() as session:
+        if not mixed_identities:
+            job_pins.require_one_identity(session, job_id)
         conditions = comparisons.read(session, jobs.get(session, job_id), baseline=baseline)
     return conditions.compare(bootstrap)
 
@@ -79,6 +82,8 @@ def compare_job_activations(
     wanted = parse_body(ActivationComparisonRequest, body)
     with services.database.read() as session:
         row = jobs.get(session, job_id)
+        if not wanted.mixed_identities:
+            job_pins.require_one_identity(session, job_id)
         names = comparisons.condition_names(row)
         baseline = comparisons.baseline_of(names, wanted.baseline)
         condition = comparisons.require_condition(names, wanted.condition, "condition")
@@ -117,7 +122,8 @@ def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
     captured = row.hooks or []
     if not captured:
         raise InvalidRequest(f"job {row.id} has captured nothing to compare")
-    chosen = [hooks.canonical(name) or name for name in wanted] or list(captured)
+    savepoints = (row.pinned or {}).get("savepoints") or {}
+    chosen = [savepoints.get(name) or hooks.canonical(name) or name for name in wanted] or list(captured)
     for name, hook in zip(wanted, chosen, strict=False):
         if hook not in captured:
             raise InvalidRequest(

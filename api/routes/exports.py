@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import ExportChanged
-from api.dependencies import ServicesDep, known_id
+from api.dependencies import MixedIdentitiesQuery, ServicesDep, known_id
 from api.errors import documented
 from storage.export import folder, plan
 from storage.export.activations import Detail
@@ -38,6 +38,7 @@ def export_job(
         Detail,
         Query(description="meta: shapes and sizes; sampled: the first 50 features of every row."),
     ] = "meta",
+    mixed_identities: MixedIdentitiesQuery = False,
     skip: Annotated[
         int, Query(ge=0, le=2**31 - 1, description="Samples whose own files are left out; with If-Match.")
     ] = 0,
@@ -49,7 +50,7 @@ def export_job(
     under `samples/` that arrived, and its ETag as `If-Match`; 412 where the export has changed since.
     """
     known_id(job_id, "job", "job")
-    wanted = plan.prepare(services.database, job_id, activations)
+    wanted = plan.prepare(services.database, job_id, activations, mixed_identities=mixed_identities)
     etag = f'"{wanted.etag}"'
     if if_match is not None and if_match.strip() not in ("*", etag):
         raise ExportChanged

@@ -96,13 +96,22 @@ def get_model(services: ServicesDep, model: str) -> Model:
 )
 def get_model_structure(
     services: ServicesDep,
-    model: Annotated[str | None, Query(max_length=1024, description="Default: the service's model.")] = None,
+    model: Annotated[
+        str | None,
+        Query(
+            max_length=1024,
+            description="Default: the model loaded last; the service's if no worker holds one.",
+        ),
+    ] = None,
 ) -> ModelStructure:
-    """As the last worker that loaded the model found and proved it."""
-    name = services.models.default if model is None else _served(services, model)
-    if name is None:
-        raise NotFound("no model is served; set ACTOGRAPH_MODEL")
+    """As the last worker that loaded the model by request or settings found and verified it."""
     with services.database.read() as session:
+        if model is not None:
+            name: str | None = _served(services, model)
+        else:
+            name = workers.model_loaded_last(session) or services.models.default
+        if name is None:
+            raise NotFound("no model is served; set ACTOGRAPH_MODEL")
         found = services.structures.find(session, name)
     if found is None:
         raise NotFound(f"no worker has loaded {name} yet; /v1/workers shows how far they are")

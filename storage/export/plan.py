@@ -15,7 +15,7 @@ from actograph.contract.comparison import JobComparison
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import SampleStatus
 from actograph.contract.specs import JOB_KINDS
-from storage import comparisons, job_results, job_view, jobs, sessions
+from storage import comparisons, job_pins, job_results, job_view, jobs, sessions
 from storage.comparisons import Bootstrap
 from storage.database import Database, now
 from storage.export.activations import Detail
@@ -59,12 +59,20 @@ class ExportPlan:
         return SampleNames(self.task, conditions=len(self.conditions), epochs=epochs)
 
 
-def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
-    """Raises NotFound, and InvalidRequest for a job that has no samples, such as a model's load."""
+def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities: bool = False) -> ExportPlan:
+    """Plan the export of a job.
+
+    Raises:
+        NotFound: no such job.
+        InvalidRequest: the job has no samples, such as a model's load.
+        MixedIdentities: its sessions are of different models, unless `mixed_identities`.
+    """
     with database.snapshot() as session:
         row = jobs.get(session, job_id)
         if row.kind not in JOB_KINDS:
             raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
+        if not mixed_identities:
+            job_pins.require_one_identity(session, job_id)
         statement = (
             sa.select(SampleRow.position)
             .where(

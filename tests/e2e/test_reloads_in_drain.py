@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -106,8 +107,12 @@ def test_a_reload_in_the_middle_changes_nothing(lab: Lab, reload: dict[str, Any]
     assert {manifest["tensors"]["mlp_out.0"]["dtype"] for manifest in found} == {"F32"}
     assert {json.dumps(manifest["resolved_hooks"]) for manifest in found} == {'{"late": "mlp_out.0"}'}
     assert {manifest["identity_sha256"] for manifest in found} == {job.identity_sha256}
-    matrix = lab.client.job(job_id).matrix("mlp_out.0")
-    assert len(matrix) == PROBLEMS
+    matrix = lab.client.job(job_id).matrix("late")
+    assert (len(matrix), matrix.skipped) == (PROBLEMS, [])
+    assert np.array_equal(matrix.features, lab.client.job(job_id).matrix("mlp_out.0").features)
+    path = f"/v1/activations/sessions/{found[0]['session_id']}/tensors/late"
+    answer = httpx.get(lab.service.url + path, params={"rows": "0:1", "format": "json"})
+    assert answer.json()["hook"] == "mlp_out.0"
     said = [event.data["differences"] for event in lab.client.events(job_id) if "pinned" in event.event]
     assert any("dtype" in text for text in said) == ("dtype" in reload)
 

@@ -130,9 +130,13 @@ class JobHandle(resources.Job):
         """Scores per condition, of what has finished so far."""
         return await self._client.results(self.id)
 
-    async def comparison(self, *, baseline: str | None = None, level: float | None = None) -> JobComparison:
+    async def comparison(
+        self, *, baseline: str | None = None, level: float | None = None, mixed_identities: bool = False
+    ) -> JobComparison:
         """Every condition against a baseline (the first condition where not named), problem by problem."""
-        return await self._client.comparison(self.id, baseline=baseline, level=level)
+        return await self._client.comparison(
+            self.id, baseline=baseline, level=level, mixed_identities=mixed_identities
+        )
 
     async def compare_activations(
         self,
@@ -143,6 +147,7 @@ class JobHandle(resources.Job):
         baseline: str | None = None,
         limit: int | None = None,
         store_as: str | None = None,
+        mixed_identities: bool = False,
     ) -> ActivationComparison:
         """Mean activations of a condition minus the baseline's, hook by hook; see docs/comparisons.md.
 
@@ -151,18 +156,26 @@ class JobHandle(resources.Job):
             hooks: none: every hook that was captured.
             limit: most pairs to read.
             store_as: store each hook's mean difference as a vector of this name, for interventions.
+            mixed_identities: compare sessions that were recorded with different models too.
         """
         wanted = {
             "condition": condition, "rows": rows, "hooks": list(hooks), "baseline": baseline, "limit": limit,
-            "store_as": store_as,
+            "store_as": store_as, "mixed_identities": mixed_identities,
         }  # fmt: skip
         return await self._client.compare_activations(self.id, wanted)
 
     async def pull_results(
-        self, folder: str | Path, *, activations: Activations = "meta", parallel: int = 4
+        self,
+        folder: str | Path,
+        *,
+        activations: Activations = "meta",
+        parallel: int = 4,
+        mixed_identities: bool = False,
     ) -> PulledResults:
         """Its results as a folder of files; see `Client.pull_results`."""
-        return await self._client.pull_results(self.id, folder, activations=activations, parallel=parallel)
+        return await self._client.pull_results(
+            self.id, folder, activations=activations, parallel=parallel, mixed_identities=mixed_identities
+        )
 
     async def delete(self, *, include_pinned: bool = False) -> resources.Deleted:
         """Remove it, once it has ended, with its samples and sessions."""
@@ -179,12 +192,13 @@ class JobHandle(resources.Job):
         parallel: int = 8,
         max_bytes: int = 4 << 30,
         progress: bool = False,
+        mixed_identities: bool = False,
         **wanted: Unpack[SessionChoice],
     ) -> Matrix:
         """Rows of one hook over its sessions; see `Client.matrix`."""
         return await self._client.matrix(
             self, hook, rows=rows, reduce=reduce, label=label, limit=limit, parallel=parallel,
-            max_bytes=max_bytes, progress=progress, **wanted,
+            max_bytes=max_bytes, progress=progress, mixed_identities=mixed_identities, **wanted,
         )  # fmt: skip
 
     async def frame(self) -> Any:

@@ -57,10 +57,21 @@ class ResultCalls(Calls):
         return read(resources.JobResults, answer)
 
     async def comparison(
-        self, job_id: str, *, baseline: str | None = None, level: float | None = None
+        self,
+        job_id: str,
+        *,
+        baseline: str | None = None,
+        level: float | None = None,
+        mixed_identities: bool = False,
     ) -> JobComparison:
-        """Every condition of a job against a baseline (its first condition where not named)."""
-        params: Params = {"baseline": baseline, "level": level}
+        """Every condition of a job against a baseline (its first condition where not named).
+
+        Args:
+            mixed_identities: compare although sessions were recorded with different models.
+        """
+        params: Params = {
+            "baseline": baseline, "level": level, "mixed_identities": mixed_identities or None,
+        }  # fmt: skip
         answer = await self._transport.request(
             "GET", path_of("/v1/jobs", job_id, "comparison"), params=params
         )
@@ -92,6 +103,7 @@ class ResultCalls(Calls):
         activations: Activations = "meta",
         on_progress: OnProgress | None = None,
         parallel: int = 4,
+        mixed_identities: bool = False,
     ) -> PulledResults:
         """Fetch the results folder of a job; docs/results.md says what is in it.
 
@@ -104,6 +116,7 @@ class ResultCalls(Calls):
             on_progress: called with what is fetched (`samples` or `sessions`), how many are there, and
                 of how many.
             parallel: sessions that are fetched at once.
+            mixed_identities: fetch a job whose sessions were recorded with different models too.
 
         Raises:
             InvalidRequest: the folder holds something else.
@@ -116,4 +129,5 @@ class ResultCalls(Calls):
             activations=activations,
             on_progress=on_progress or (lambda _what, _done, _total: None),
             parallel=parallel,
+            mixed_identities=mixed_identities,
         )

@@ -55,6 +55,7 @@ class MatrixCalls(Calls):
         parallel: int = 8,
         max_bytes: int = 4 << 30,
         progress: bool = False,
+        mixed_identities: bool = False,
         **wanted: Unpack[SessionChoice],
     ) -> Matrix:
         """Rows of one hook over a job's sessions: features, labels, and where each row comes from.
@@ -71,12 +72,14 @@ class MatrixCalls(Calls):
             limit: most sessions to read, the oldest first.
             parallel: sessions that are read at once.
             max_bytes: most bytes of features; more is an error.
+            mixed_identities: take sessions that were recorded with different models too.
             progress: show a bar with rate and ETA on stderr, or lines where that is no terminal.
             wanted: filters of `SessionChoice`, as `condition` or `correct`.
 
         Raises:
             NotFound: no session gave a row; the message has the first reason.
             InvalidRequest: rows that cannot be told apart (a tensor stored as a mean), or over `max_bytes`.
+            MixedIdentities: sessions were recorded with different models, unless `mixed_identities`.
         """
         chosen, made = spelled_out(rows, reduce)
         if parallel < 1 or (limit is not None and limit < 1):
@@ -86,7 +89,7 @@ class MatrixCalls(Calls):
         def rows_of(session: SessionHandle) -> Piece | Skipped:
             try:
                 name = stored_name(hook, session.hooks) or stored_name(
-                    location_of.get(session.model, hook), session.hooks
+                    location_of.get(session.job_id, hook), session.hooks
                 )
                 if name is None:
                     raise absent(hook, session.hooks)
@@ -98,7 +101,7 @@ class MatrixCalls(Calls):
                     raise
                 return Skipped(session.id, error.message)
 
-        gathered, done = Gathered(hook, max_bytes), 0
+        gathered, done = Gathered(hook, max_bytes, mixed_identities), 0
         total = (self._own().session_stats(job=job, **wanted)).sessions if progress else 0
         found = self._own().sessions(order="asc", job=job, **wanted)
         with meter("reading", "sessions", min(total, limit or total), show=progress) as reached:
@@ -130,20 +133,23 @@ class MatrixCalls(Calls):
         location_of: dict[str, str],
         limit: int | None,
     ) -> Iterator[SessionHandle]:
-        """The first `limit` sessions; where their names leave a hook open, its model's structure is asked."""
+        """The first `limit` sessions; names that they leave open are looked up in their job and its model."""
         left = math.inf if limit is None else limit
         for session in sessions:
             if not left:
                 return
             left -= 1
-            if stored_name(hook, session.hooks) is None and session.model not in location_of:
-                location_of[session.model] = self._in_structure(hook, session.model)
+            if stored_name(hook, session.hooks) is None and session.job_id not in location_of:
+                location_of[session.job_id] = self._meant(hook, session)
             yield session
 
-    def _in_structure(self, hook: str, model: str) -> str:
-        """The hook of that name in a model that a worker holds, else the name as it is."""
+    def _meant(self, hook: str, session: resources.Session) -> str:
+        """The hook of that name: a savepoint of its job, a name in its model, else the name itself."""
         try:
-            return hooks.resolve(hook, self._own().structure(model))
+            pinned = (self._own().job(session.job_id)).pinned
+            if pinned is not None and hook in pinned.savepoints:
+                return pinned.savepoints[hook]
+            return hooks.resolve(hook, self._own().structure(session.model))
         except (ApiError, InvalidRequest):
             return hook
 

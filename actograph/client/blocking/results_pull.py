@@ -33,6 +33,7 @@ def pull(
     activations: Activations,
     on_progress: OnProgress,
     parallel: int,
+    mixed_identities: bool,
 ) -> PulledResults:
     """See `ResultCalls.pull_results`."""
     job = read(Job, transport.request("GET", path_of("/v1/jobs", job_id)))
@@ -44,7 +45,7 @@ def pull(
     detail = "meta" if activations == "all" else activations
     results = ResultsFolder(folder, job.id, detail, on_sample)
     on_sample(results.state.samples)
-    _fetch_archive(transport, results)
+    _fetch_archive(transport, results, mixed_identities)
     fetched = 0
     if activations == "all":
         sessions = results.sessions()
@@ -59,13 +60,13 @@ def pull(
     return results.end(fetched)
 
 
-def _fetch_archive(transport: Transport, results: ResultsFolder) -> None:
+def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
     failures = 0
     while True:
         results.begin()
         before = results.state.samples
         try:
-            _read_archive(transport, results)
+            _read_archive(transport, results, mixed_identities)
             return
         except ApiError as error:
             if error.code != ExportChanged.code:
@@ -81,7 +82,7 @@ def _fetch_archive(transport: Transport, results: ResultsFolder) -> None:
             results.save()
 
 
-def _read_archive(transport: Transport, results: ResultsFolder) -> None:
+def _read_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
     """One request, from the first sample that is not there.
 
     Raises:
@@ -89,7 +90,9 @@ def _read_archive(transport: Transport, results: ResultsFolder) -> None:
         ApiError: the service refused; `export_changed` where the job went on since.
     """
     state = results.state
-    query = {"activations": state.activations, "skip": state.samples}
+    query: dict[str, str | int] = {"activations": state.activations, "skip": state.samples}
+    if mixed_identities:
+        query["mixed_identities"] = "true"
     path = f"{path_of('/v1/jobs', state.job_id, 'export')}?{urlencode(query)}"
     headers = {"Accept-Encoding": "identity"}
     if state.etag is not None:

@@ -7,6 +7,7 @@ import pytest
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from storage import jobs, model_loads, workers
+from tests.integration.api.conftest import structure
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -99,3 +100,23 @@ def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: "Service", pro
         assert jobs.get(session, job_id).hooks == ["resid_post.2"]
     body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "capture": {"hooks": ["yours"]}}
     problem(service.client.post("/v1/jobs", json=body), 422, "unknown_hook", "/capture/hooks")
+
+
+def test_the_structure_is_that_of_the_loaded_model(service: "Service") -> None:
+    def shown(**query: str) -> str:
+        return str(service.client.get("/v1/model/structure", params=query).json()["model"])
+
+    worker_id = service.load_model()
+    assert shown() == "demo"
+    # as when a load of `other` completes: the same worker holds it in place of the former model
+    with service.database.write() as session:
+        workers.set_ready(session, worker_id, structure("other"))
+    assert shown() == "other"
+    assert shown(model="demo") == "demo"
+    with service.database.write() as session:
+        workers.set_ready(session, worker_id, structure("demo"))
+    assert shown() == "demo"
+    with service.database.write() as session:
+        workers.set_ready(session, worker_id, structure("other"))
+        workers.set_offline(session, worker_id)
+    assert shown() == "demo", "the service's own if no worker is alive"

@@ -12,7 +12,8 @@ import torch
 from actograph.client import AsyncClient, Client
 from actograph.client.optional import PackageMissing
 from actograph.contract import resources
-from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
+from actograph.contract.model_identity import ModelIdentity, PinnedModel
 
 JOB = f"job_{1:032x}"
 HOOK = "resid_post.1"
@@ -255,3 +256,26 @@ def test_progress_counts_the_sessions_that_are_read(
     assert capsys.readouterr().err == ""
     client.job(JOB).matrix(HOOK, progress=True, **wanted)
     assert f"{total}/{total}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_sessions_of_different_models_are_not_mixed_by_accident(service: Any, client: Client) -> None:
+    sessions = list(service.sessions.values())
+    for number, identity in enumerate(["a" * 64, "a" * 64, "b" * 64, "a" * 64, None]):
+        one = sessions[number].model_copy(update={"identity_sha256": identity})
+        service.sessions[one.id] = one
+    with pytest.raises(MixedIdentities, match=r"aaaaaaaaaaaa and bbbbbbbbbbbb.*mixed_identities=True"):
+        client.job(JOB).matrix(HOOK)
+    with pytest.raises(MixedIdentities, match="aaaaaaaaaaaa and unknown"):
+        client.matrix(JOB, HOOK, correct=False)
+    assert len(client.matrix(JOB, HOOK, limit=2)) == 2
+    assert len(client.job(JOB).matrix(HOOK, mixed_identities=True)) == 5
+
+
+def test_a_savepoint_is_that_of_the_job(service: Any, client: Client) -> None:
+    identity = ModelIdentity(
+        model="demo", source="demo", weights_sha256="0" * 64, dtype="float32", tokenizer_sha256="1" * 64
+    )
+    pinned = PinnedModel(identity=identity, savepoints={"late": HOOK})
+    service.jobs[JOB] = service.jobs[JOB].model_copy(update={"pinned": pinned})
+    matrix = client.matrix(JOB, "late")
+    assert np.array_equal(matrix.features, client.matrix(JOB, HOOK).features)
