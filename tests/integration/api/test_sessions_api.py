@@ -209,7 +209,7 @@ def test_large_slices_are_limited_and_a_refused_one_may_come_back(
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
     whole = service.client.get(url, params={"format": form})
     for name in ("PIECE_BYTES", "JSON_PIECE_BYTES"):
-        monkeypatch.setattr(f"api.tensor_slices.{name}", 8)
+        monkeypatch.setattr(f"api.tensor_slices.{name}", 32)  # one row
     streamed = service.client.get(url, params={"format": form})
     assert streamed.content == whole.content
     assert streamed.headers["content-type"] == whole.headers["content-type"]
