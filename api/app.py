@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from actograph import __version__, redaction
@@ -50,6 +51,10 @@ from storage.rate_limits import RateLimits
 
 log = logging.getLogger(__name__)
 
+#: threads beside those of other requests: for chats that are written to the index, and for pieces of exports
+CHAT_THREADS = 16
+EXPORT_THREADS = 2
+
 DESCRIPTION = """\
 Submit evaluation and capture jobs, follow them, and read every sample's score and activations.
 
@@ -73,6 +78,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
         app.state.key_ring = ring
+        app.state.chat_threads = CapacityLimiter(CHAT_THREADS)
+        app.state.export_threads = CapacityLimiter(EXPORT_THREADS)
         app.state.checks = health.Checks(services)
         listening = asyncio.create_task(key_changes.listen(settings.broker_url, ring.forget))
         reconciler.start()

@@ -1,4 +1,4 @@
-"""Limits on request bodies: their size by route, their pace, and the memory of all of them together."""
+"""Limits on requests: size and pace of their bodies, the memory of all of them together, places in lanes."""
 
 import asyncio
 from collections import Counter
@@ -15,6 +15,7 @@ from actograph.contract.errors import (
 )
 from actograph.settings import Settings
 from api.errors import actograph_problem
+from api.lanes import Lane, Lanes, takes_body
 from storage import queue_state
 
 UPLOAD_PATH = "/v1/files"
@@ -75,6 +76,7 @@ class BodyLimit:
         self._settings = settings
         largest = settings.max_body_bytes
         self._memory = BodyMemory(largest + SPARE_BYTES, largest)
+        self._lanes = Lanes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,6 +98,15 @@ class BodyLimit:
         if is_upload:
             body.require_room = lambda: self._require_room(scope)
         body.limit, body.too_large = self._limit(scope["path"]), too_large
+        lane = self._lanes.of(scope["method"], scope["path"])
+        if lane is not None and takes_body(scope["method"], scope["path"]):
+            body.lane = lane
+        elif lane is not None:
+            try:
+                await body.enter(lane)
+            except ServiceBusy as error:
+                await actograph_problem(error, scope["path"])(scope, receive, send)
+                return
         started = False
 
         async def guarded(message: Message) -> None:
@@ -141,6 +152,8 @@ class _Body:
 
     limit: int
     too_large: PayloadTooLarge
+    #: entered when the body is complete
+    lane: Lane | None = None
 
     def __init__(self, scope: Scope, receive: Receive, memory: BodyMemory | None) -> None:
         access = scope.get("state", {}).get("access")
@@ -153,6 +166,7 @@ class _Body:
         #: raises StorageFull when the disk has reached its floor
         self.require_room: Callable[[], None] | None = None
         self._next_look = 0
+        self._entered: Lane | None = None
         self.refusal: ActographError | None = None
 
     async def receive(self) -> Message:
@@ -183,8 +197,18 @@ class _Body:
             if self._memory is not None and self._seen > FREE_BYTES:
                 self._memory.take(self._owner, self._seen - self._counted)
                 self._counted = self._seen
+            if self._is_complete and self.lane is not None and self._entered is None:
+                await self.enter(self.lane)
         return message
 
+    async def enter(self, lane: Lane) -> None:
+        """Take a place in a lane. Raises ServiceBusy."""
+        await lane.enter(self._owner)
+        self._entered = lane
+
     def give_back(self) -> None:
+        """Free the memory and the place."""
+        if self._entered is not None:
+            self._entered.leave(self._owner)
         if self._memory is not None and self._counted:
             self._memory.give_back(self._owner, self._counted)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -17,6 +18,8 @@ from api.heap import limit_arenas
 
 #: open event streams end at once; a download may go on for so long
 GRACE_SECONDS = 5
+#: Python's own 5 ms add up: a request waits for the interpreter after each query
+SWITCH_SECONDS = 0.001
 
 
 class Server(uvicorn.Server):
@@ -74,6 +77,8 @@ def serve(
         before_first: see `Server`; where it raises OSError or EOFError the process ends.
     """
     limit_arenas()
+    # a thread that computes gives the interpreter to a request that waits for it after so long
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(settings)
     server = Server(server_config(settings, app), app, settings.stalled_client_seconds, before_first)
     try:

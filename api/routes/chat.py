@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 import anyio
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
@@ -41,6 +42,8 @@ class Call:
     services: Services
     ends: JobEnds
     texts: LiveTexts
+    #: that write: they may all wait for the index, and other requests need threads meanwhile
+    threads: CapacityLimiter
     owner: str
 
 
@@ -66,7 +69,8 @@ TEXT = Route(CompletionRequest, chat_requests.completion_spec, chat_results.comp
 
 
 async def _call(http: Request, services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Call:
-    return Call(http, services, http.app.state.job_ends, http.app.state.live_texts, by)
+    state = http.app.state
+    return Call(http, services, state.job_ends, state.live_texts, state.chat_threads, by)
 
 
 CallDep = Annotated[Call, Depends(_call)]
@@ -101,7 +105,7 @@ async def create_completion(call: CallDep, body: Body) -> Response:
 async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
     """Submit and answer, at the end or while it is generated; a client that goes away ends its job."""
     try:
-        request, running = await run_in_threadpool(_submit, call, route, body)
+        request, running = await to_thread.run_sync(_submit, call, route, body, limiter=call.threads)
         if not request.stream:
             return await _at_the_end(call, route, running)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
@@ -137,7 +141,7 @@ async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response
     finally:
         if not has_ended or services.stopping.is_set():
             with anyio.CancelScope(shield=True):
-                await run_in_threadpool(cancel, services, job_id)
+                await to_thread.run_sync(cancel, services, job_id, limiter=call.threads)
     content = await run_in_threadpool(
         lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
     )

@@ -1,8 +1,11 @@
 """Attacks on a whole service, and what its other clients notice of them."""
 
+import fcntl
 import json
+import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -31,7 +34,7 @@ def attacked(module_up: Callable[..., Any]) -> Iterator[AttackedService]:
     yield AttackedService(
         up.url,
         api_pid=up.child("api").pid,
-        api_log=up.home / "logs" / "api.log",
+        home=up.home,
         admin_key=ROOT_KEY,
         model="demo",
     )
@@ -96,7 +99,7 @@ def test_one_large_body_holds_up_nobody(
     attack.require_withstood()
 
 
-@pytest.mark.parametrize("body", [wide_texts])
+@pytest.mark.parametrize("body", [wide_texts, many_inputs])
 def test_large_bodies_that_are_valid_hold_up_nobody(
     attacked: AttackedService, body: Callable[[], bytes]
 ) -> None:
@@ -133,3 +136,81 @@ def test_aborted_bodies_write_no_tracebacks(attacked: AttackedService) -> None:
     attack.require_withstood()
     assert not [line for line in lines if "Traceback" in line or "Error" in line]
     assert len([line for line in lines if "/v1/jobs" in line or "/v1/files" in line]) <= 100
+
+
+def at_once(count: int, request: Callable[[int], httpx.Response]) -> Counter[int]:
+    """Status -> how many of so many requests that are sent at once; a 503 says when to come back."""
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(request, range(count)))
+    assert all(int(one.headers["Retry-After"]) >= 1 for one in answers if one.status_code == 503)
+    return Counter(answer.status_code for answer in answers)
+
+
+def test_estimates_with_examples_hold_up_nobody(attacked: AttackedService) -> None:
+    rows = "".join(
+        json.dumps({"question": f"What is {n} + 2?", "answer": f"#### {n + 2}"}) + "\n" for n in range(7_000)
+    )
+    with attacked.client("mallory") as mallory:
+        file = (
+            mallory.post("/v1/files", files={"file": ("rows.jsonl", rows.encode())}).raise_for_status().json()
+        )
+        spec = {
+            "kind": "evaluation",
+            "model": "demo",
+            "task": "gsm8k",
+            "dataset": {"file_id": file["id"]},
+            "num_fewshot": 5,
+            "sampling": {"max_tokens": 16},
+            "capture": {"mode": "off"},
+        }
+        with attacked.under_attack() as attack:
+            statuses = at_once(48, lambda _: mallory.post("/v1/estimate", json=spec))
+    assert statuses[200] >= 1
+    assert set(statuses) <= {200, 503}
+    attack.require_withstood()
+
+
+def store_vector(client: httpx.Client, name: str) -> httpx.Response:
+    return client.post("/v1/interventions", json={"name": name, "hook": "resid_post.0", "vector": [1.0]})
+
+
+def test_writers_that_wait_for_the_index_hold_up_no_reader(attacked: AttackedService) -> None:
+    """Something outside keeps the index for itself: whatever writes must wait, and what reads must not."""
+    with attacked.client("mallory") as mallory, ExitStack() as stack:
+        turn = stack.enter_context((attacked.home / "actograph.db-turn").open("a"))
+        writers = stack.enter_context(ThreadPoolExecutor(46))
+        with attacked.under_attack() as attack:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            waiting = [writers.submit(store_vector, mallory, f"v{number}") for number in range(46)]
+            time.sleep(5)
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            statuses = Counter(one.result().status_code for one in waiting)
+    assert statuses.keys() <= {200, 201, 503}, statuses
+    attack.require_withstood(kinds=["list"])
+
+
+def test_many_writers_hold_up_nobody(attacked: AttackedService) -> None:
+    with attacked.client("mallory") as mallory, attacked.under_attack() as attack:
+        first = at_once(46, lambda number: store_vector(mallory, f"first-{number}"))
+        second = at_once(46, lambda number: store_vector(mallory, f"second-{number}"))
+    assert (first + second).keys() <= {200, 201, 503}, first + second
+    attack.require_withstood()
+
+
+def test_exports_that_nobody_reads_hold_up_nobody(attacked: AttackedService) -> None:
+    address = urlsplit(attacked.url)
+    with attacked.client("mallory") as mallory, ExitStack() as stack:
+        spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": {"mode": "off"}}
+        inputs = [{"prompt": random.randbytes(60).hex()} for _ in range(600)]
+        job = mallory.post("/v1/jobs", json=spec | {"inputs": inputs}).raise_for_status().json()
+        while mallory.get(f"/v1/jobs/{job['id']}").json()["status"] != "completed":
+            time.sleep(0.2)
+        lines = [f"GET /v1/jobs/{job['id']}/export HTTP/1.1", "Host: localhost"]
+        request = "\r\n".join([*lines, f"Authorization: Bearer {attacked.key('mallory')}", "", ""]).encode()
+        with attacked.under_attack(least_seconds=5) as attack:
+            for _ in range(120):
+                connection = stack.enter_context(closing(socket.socket()))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect((address.hostname, address.port))
+                connection.sendall(request)
+    attack.require_withstood()

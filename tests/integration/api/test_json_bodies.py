@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from api import lanes
+
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
 
@@ -31,3 +33,14 @@ def test_pausing_needs_no_body(service: "Service") -> None:
     assert service.client.post("/v1/queue/pause").json()["paused"]
     answer = service.client.post("/v1/queue/pause", json={"reason": "noon"})
     assert answer.json()["pauses"][0]["reason"] == "noon"
+
+
+def test_what_takes_no_body_has_its_place_before_it_begins(service: "Service") -> None:
+    paths = service.client.get("/openapi.json").json()["paths"]
+    checked = 0
+    for _, method, path in lanes.table():
+        operation = paths.get(path, {}).get(method.lower())
+        if operation is not None and "deprecated" not in operation:
+            assert lanes.takes_body(method, path) == ("requestBody" in operation), (method, path)
+            checked += 1
+    assert checked > 20
