@@ -164,6 +164,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Ended chat jobs without sessions are removed after so long; 0 keeps them for good.",
     )
+    job_retention_seconds: int = Field(
+        0,
+        ge=0,
+        description="Other ended jobs without sessions are removed, samples and events included, after so "
+        "long; 0 keeps them for good.",
+    )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(
         64 << 20, gt=0, description="Largest JSON request body: that of a job. Other routes take less."

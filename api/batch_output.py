@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
@@ -22,7 +21,7 @@ from api.chat_results import ChatFailed, ChatResult
 from api.dependencies import Services
 from api.errors import openai_error
 from storage import batches, sessions
-from storage.models import BatchRow, JobRow, SessionRow
+from storage.models import BatchRow, JobRow
 
 CHUNK = 1 << 20
 #: lines whose sessions are read at once
@@ -83,7 +82,7 @@ def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
         wanted = [row.session_id for rows in page for row in rows if row.session_id]
         stored: dict[str, resources.Session] = {}
         if wanted:
-            found = session.scalars(sa.select(SessionRow).where(SessionRow.id.in_(wanted))).all()
+            found = sessions.by_ids(session, wanted)
             stored = {one.id: one for one in sessions.resources_of(session, found)}
         for rows in page:
             yield ChatResult(job=job, samples=rows, sessions=stored)

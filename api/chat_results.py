@@ -16,7 +16,7 @@ from actograph.tool_calls import ToolCall, parse_calls, text_before_calls
 from api.completion_logprobs import completion_logprobs
 from api.dependencies import Services
 from storage import jobs, samples, sessions
-from storage.models import JobRow, SampleRow, SessionRow
+from storage.models import JobRow, SampleRow
 
 #: HTTP statuses of what a sample or job fails with; all others are 500
 _STATUSES = {
@@ -72,8 +72,8 @@ def read(services: Services, job_id: str) -> ChatResult:
     with services.database.read() as session:
         job = jobs.get(session, job_id)
         rows, _ = samples.find(session, job_id, limit=job.total or 1)
-        found = [session.get(SessionRow, row.session_id) for row in rows if row.session_id]
-        stored = sessions.resources_of(session, [row for row in found if row is not None])
+        captures = sessions.by_ids(session, [row.session_id for row in rows if row.session_id])
+        stored = sessions.resources_of(session, captures)
     for row in rows:
         if row.status == SampleStatus.FAILED and row.error is not None:
             raise ChatFailed(row.error)

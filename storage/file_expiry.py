@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound
 from storage import batches, files, jobs
-from storage.artifacts.store import ArtifactStore
 from storage.database import Database, now
 from storage.models import FileRow
 
@@ -16,7 +15,7 @@ def is_any_due(session: Session) -> bool:
     return session.execute(due).first() is not None
 
 
-def expire(database: Database, store: ArtifactStore) -> int:
+def expire(database: Database) -> int:
     """Delete the files whose time is over, but for those that a job or a batch still reads; how many went."""
     with database.read() as session:
         due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).order_by(FileRow.expires_at)
@@ -31,7 +30,6 @@ def expire(database: Database, store: ArtifactStore) -> int:
             if reader_of(session, file_id) is not None:
                 continue
             files.delete(session, file_id)
-        store.delete_prefix(f"files/{file_id}")
         gone += 1
     return gone
 

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
-from storage import pages, row_locks
+from storage import deletions, pages, row_locks
 from storage.artifacts.store import ArtifactStore
 from storage.checked_files import CheckedFile, ChunkDigests
 from storage.database import now
@@ -101,9 +101,10 @@ def find(
 
 
 def delete(session: Session, file_id: str) -> None:
-    """Remove the row; the caller removes the bytes once that is committed. Raises NotFound."""
-    session.delete(lock(session, file_id))
-    session.flush()
+    """Remove the row; the stored bytes follow in the background. Raises NotFound."""
+    row = lock(session, file_id)
+    session.delete(row)
+    deletions.add(session, [{"id": row.id, "owner": row.owner, "bytes": row.bytes}])
 
 
 def _the_one(found: Sequence[FileRow], file_id: str) -> FileRow:

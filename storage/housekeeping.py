@@ -1,4 +1,4 @@
-"""Long duties of the deployment: expiry, forgotten chats, leftovers of killed writers.
+"""Long duties of the deployment: expiry, deletions, retention, leftovers of killed writers.
 
 They take long, on S3 above all, and healing must not wait for them: each runs in a thread of its own, in
 one process of the deployment at a time.
@@ -7,16 +7,18 @@ one process of the deployment at a time.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
-from storage import chat_retention, disk_reserve, duties, file_expiry, idempotency, session_changes
+from storage import deletions, disk_reserve, duties, file_expiry, idempotency, retention, session_changes
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
+from storage.deletion_drain import drain_deletions
 from storage.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,8 @@ SWEEP_EVERY_SECONDS = 24 * 3600.0
 FORGET_KEYS_EVERY_SECONDS = 600.0
 #: sessions that are deleted between two looks at whether the process ends
 EXPIRE_BATCH = 50
-#: of the time, at most, goes into looking for old chats among those that are kept for their sessions
-CHATS_SHARE = 0.02
+#: share of the time, at most, that goes into looking for old jobs among those that are kept
+SEARCH_SHARE = 0.02
 
 
 class Threads:
@@ -78,19 +80,24 @@ class Housekeeping:
         self._store = store
         self._stop = stop
         self._threads = Threads(database)
-        self._chats_due_at = float("-inf")
+        #: when old chats, and other jobs, are looked for again
+        self._old_due_at = {"chats": float("-inf"), "jobs": float("-inf")}
 
     def tick(self) -> None:
         """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
         with self._database.read() as session:
             due = session_changes.expired(session).sessions or file_expiry.is_any_due(session)
+            has_deletions = deletions.is_any_due(session)
         if due:
             self._threads.start("expiry", self._expire)
-        if self._settings.chat_retention_seconds and time.monotonic() >= self._chats_due_at:
-            self._threads.start("chats", self._forget_chats)
+        if has_deletions:
+            self._threads.start("deletions", self._delete)
+        self._start_if_old("chats", self._settings.chat_retention_seconds, self._remove_chats)
+        self._start_if_old("jobs", self._settings.job_retention_seconds, self._remove_jobs)
         if duties.take(self._database, "idempotency keys", FORGET_KEYS_EVERY_SECONDS):
             with self._database.write() as session:
                 idempotency.forget(session)
+                deletions.forget(session)
         # lists the whole store
         if duties.take(self._database, "sweep", SWEEP_EVERY_SECONDS):
             self._threads.start("sweeper", self._sweep)
@@ -101,33 +108,54 @@ class Housekeeping:
 
     def _expire(self) -> None:
         total = session_changes.Count()
-        if files := file_expiry.expire(self._database, self._store):
+        if files := file_expiry.expire(self._database):
             log.info("deleted %d expired file(s)", files)
         while not self._stop.is_set():
-            gone = session_changes.expire(self._database, self._store, limit=EXPIRE_BATCH)
+            gone = session_changes.expire(self._database, limit=EXPIRE_BATCH)
             if not gone.sessions:
                 break
             total = total + gone
         if total.sessions:
             log.info("deleted %d expired session(s), %d bytes", total.sessions, total.bytes)
 
-    def _forget_chats(self) -> None:
+    def _delete(self) -> None:
+        gone = drain_deletions(self._database, self._store, self._stop)
+        if gone.count:
+            log.info("removed the files of %d deleted object(s), %d bytes", gone.count, gone.bytes)
+
+    def _start_if_old(self, name: str, retention_seconds: int, work: Callable[[], None]) -> None:
+        if retention_seconds and time.monotonic() >= self._old_due_at[name]:
+            self._threads.start(name, work)
+
+    def _remove_chats(self) -> None:
+        seconds = self._settings.chat_retention_seconds
+        self._remove_old("chats", seconds, retention.old_chats, retention.remove_chats)
+
+    def _remove_jobs(self) -> None:
+        seconds = self._settings.job_retention_seconds
+        self._remove_old("jobs", seconds, retention.old_jobs, retention.remove_jobs)
+
+    def _remove_old(
+        self,
+        name: str,
+        seconds: int,
+        find: Callable[..., Sequence[str]],
+        remove: Callable[[Session, Sequence[str]], None],
+    ) -> None:
         total = 0
         while not self._stop.is_set():
             began = time.monotonic()
             with self._database.read() as session:
-                gone = chat_retention.forgettable(
-                    session, self._settings.chat_retention_seconds, limit=EXPIRE_BATCH
-                )
-            if not gone:
+                old = find(session, seconds, limit=EXPIRE_BATCH)
+            if not old:
                 looked = time.monotonic()
-                self._chats_due_at = looked + (looked - began) / CHATS_SHARE
+                self._old_due_at[name] = looked + (looked - began) / SEARCH_SHARE
                 break
             with self._database.write() as session:
-                chat_retention.forget(session, gone)
-            total += len(gone)
+                remove(session, old)
+            total += len(old)
         if total:
-            log.info("removed %d answered chat(s)", total)
+            log.info("removed %d ended %s", total, name)
 
     def _sweep(self) -> None:
         removed = self._store.sweep_staging(STAGING_SECONDS)

@@ -44,7 +44,9 @@ def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
 
 def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobStatus, bool]]:
     """Each job's status and whether it runs past its deadline; jobs that were deleted are not there."""
-    statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(JobRow.id.in_(job_ids))
+    statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(
+        JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None)
+    )
     found = session.execute(statement).all()
     moment = now(session)
     late = {row.id for row in found if row.deadline_at is not None and row.deadline_at < moment}

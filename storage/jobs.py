@@ -10,10 +10,10 @@ from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.model_identity import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
-from storage import counters, events, pages, row_locks, webhooks
+from storage import events, pages, row_locks, webhooks
 from storage.database import changed, now
 from storage.ids import new_job_id
-from storage.models import FileRow, JobRow, JobTagRow, SampleRow, SessionRow
+from storage.models import FileRow, JobRow, JobTagRow, SampleRow
 from storage.ownership import of_everyone
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
@@ -75,9 +75,7 @@ def create(
 def get(session: Session, job_id: str) -> JobRow:
     """Raises NotFound."""
     row = session.get(JobRow, job_id)
-    if row is None or row.status in HIDDEN:
-        raise NotFound(f"no job {job_id}")
-    return row
+    return _the_one([row] if row is not None else [], job_id)
 
 
 def find(
@@ -92,7 +90,7 @@ def find(
     order: pages.Order = "desc",
 ) -> tuple[Sequence[JobRow], bool]:
     """One page of jobs, newest first by default."""
-    statement = sa.select(JobRow)
+    statement = sa.select(JobRow).where(JobRow.deleted_at.is_(None))
     if id_prefix is not None:
         statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
     statement = statement.where(JobRow.status.not_in(HIDDEN) if status is None else JobRow.status == status)
@@ -118,7 +116,7 @@ def lock(session: Session, job_id: str) -> JobRow:
 
 def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     """The same for several jobs; those that were deleted are left out."""
-    return row_locks.lock(session, JobRow, job_ids)
+    return _not_deleted(row_locks.lock(session, JobRow, job_ids))
 
 
 def keep(session: Session, job_ids: Collection[str]) -> list[str]:
@@ -126,7 +124,7 @@ def keep(session: Session, job_ids: Collection[str]) -> list[str]:
 
     For what is written about a job by whoever does not hold it, its log above all.
     """
-    return [row.id for row in row_locks.keep(session, JobRow, job_ids)]
+    return [row.id for row in _not_deleted(row_locks.keep(session, JobRow, job_ids))]
 
 
 def start(session: Session, job_id: str) -> bool:
@@ -231,35 +229,10 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     return JobStatus(row.status)
 
 
-def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> list[str]:
-    """Remove an ended or queued job with its samples, sessions and events.
-
-    Returns the ids of its sessions: the caller removes their files once this is committed.
-
-    Raises:
-        NotFound: no such job.
-        Conflict: a worker is running it, or sessions are pinned and `include_pinned` does not say so.
-    """
-    row = _the_one(row_locks.lock(session, JobRow, [job_id], to_delete=True), job_id)
-    if row.status in (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING):
-        raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
-    # only now, since its last samples may have been committed a moment ago
-    removed = session.execute(
-        sa.select(SessionRow.id, SessionRow.bytes, SessionRow.pinned).where(SessionRow.job_id == job_id)
-    ).all()
-    pinned = sum(one.pinned for one in removed)
-    if pinned and not include_pinned:
-        raise Conflict(
-            f"{pinned} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
-        )
-    session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
-    counters.add_removed(session, "deleted", sessions=len(removed), size=sum(one.bytes for one in removed))
-    return [one.id for one in removed]
-
-
 def status_of(session: Session, job_id: str) -> JobStatus | None:
     """The job's status, None where it was deleted."""
-    value = session.execute(sa.select(JobRow.status).where(JobRow.id == job_id)).scalar_one_or_none()
+    chosen = sa.select(JobRow.status).where(JobRow.id == job_id, JobRow.deleted_at.is_(None))
+    value = session.execute(chosen).scalar_one_or_none()
     return JobStatus(value) if value is not None else None
 
 
@@ -291,10 +264,22 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
     return None
 
 
-def _the_one(found: Sequence[JobRow], job_id: str) -> JobRow:
-    if not found or found[0].status in HIDDEN:
-        raise NotFound(f"no job {job_id}")
-    return found[0]
+def lock_to_delete(session: Session, job_id: str) -> JobRow:
+    """The job, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
+    return _the_one(row_locks.lock(session, JobRow, [job_id], to_delete=True), job_id)
+
+
+def _not_deleted(rows: Sequence[JobRow]) -> list[JobRow]:
+    """Rows without those whose deletion is under way, which nobody sees any more."""
+    return [row for row in rows if row.deleted_at is None]
+
+
+def _the_one(rows: Sequence[JobRow], job_id: str) -> JobRow:
+    """The row, which exists and may be seen. Raises NotFound."""
+    for row in _not_deleted(rows):
+        if row.status not in HIDDEN:
+            return row
+    raise NotFound(f"no job {job_id}")
 
 
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from storage.service_tables import (
     ApiKeyRow,
     CounterRow,
+    DeletionRow,
     IdempotencyRow,
     QueuePauseRow,
     SchemaCompatibilityRow,
@@ -19,6 +20,7 @@ __all__ = [
     "ApiKeyRow",
     "Base",
     "CounterRow",
+    "DeletionRow",
     "IdempotencyRow",
     "QueuePauseRow",
     "SchemaCompatibilityRow",
@@ -71,6 +73,8 @@ class JobRow(Base):
     #: samples of its last units and the worker-seconds that they took, older units weighing less
     recent_samples: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
     recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
+    #: when its deletion began; its rows go in the background, see `storage.deletions`
+    deleted_at: Mapped[float | None]
 
 
 class JobTagRow(Base):

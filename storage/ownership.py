@@ -22,6 +22,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from storage.models import (
     ArtifactRow,
     BatchRow,
+    DeletionRow,
     EventRow,
     FileRow,
     JobRow,
@@ -91,7 +92,7 @@ def _narrow(state: ORMExecuteState) -> None:
 
 
 #: tables with an `owner` column
-OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow)
+OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow, DeletionRow)
 #: tables whose rows belong to the owner of the job, or of the session, that they refer to
 OF_JOB = (SampleRow, EventRow, JobSumsRow, JobTagRow, WebhookRow)
 OF_SESSION = (ArtifactRow, SessionTagRow)

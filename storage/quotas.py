@@ -2,8 +2,9 @@
 
 An owner is who submitted a job or uploaded a file, as `api.auth.caller` names them: `local`, what an API key
 names, or `key:` and the beginning of a key's digest. What was stored before there were owners counts in the
-total alone. Sums are taken from the index when they are asked for, so that they cannot drift, and a pause
-ends by itself as soon as sessions are deleted or expire.
+total alone. Deleted sessions and files count until their bytes are removed from the store. Sums are taken
+from the index when they are asked for, so that they cannot drift, and a pause ends by itself as soon as
+sessions are deleted or expire.
 """
 
 import shutil
@@ -19,7 +20,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import QuotaExceeded
 from actograph.contract.resources import StoreUsage, Usage
 from actograph.settings import Settings
-from storage import api_keys
+from storage import api_keys, deletions
 from storage.models import FileRow, SessionRow
 from storage.ownership import of_everyone, owner_of
 
@@ -150,14 +151,18 @@ def _limits(session: Session, settings: Settings, *, has_own_limits: bool = True
 def usage(session: Session) -> dict[str | None, Usage]:
     """Owner -> what they have stored."""
     found: dict[str | None, dict[str, int]] = {}
-    for row in session.execute(
-        sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes)).group_by(SessionRow.owner)
-    ):
+    counted = sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes))
+    for row in session.execute(counted.group_by(SessionRow.owner)):
         found.setdefault(row[0], {}).update(sessions=row[1], session_bytes=int(row[2]))
-    for row in session.execute(
-        sa.select(FileRow.owner, sa.func.count(), sa.func.sum(FileRow.bytes)).group_by(FileRow.owner)
-    ):
+    counted = sa.select(FileRow.owner, sa.func.count(), sa.func.sum(FileRow.bytes))
+    for row in session.execute(counted.group_by(FileRow.owner)):
         found.setdefault(row[0], {}).update(files=row[1], file_bytes=int(row[2]))
+    for owner, pending in deletions.usage(session).items():
+        numbers = found.setdefault(owner, {})
+        numbers |= {"deleting": pending.count, "deleting_bytes": pending.bytes}
+        if pending.listed:
+            numbers["sessions"] -= pending.listed
+            numbers["session_bytes"] -= pending.listed_bytes
     return {owner: Usage(owner=owner, **numbers) for owner, numbers in found.items()}
 
 
@@ -177,6 +182,8 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
         session_bytes=sum(one.session_bytes for one in owners),
         files=sum(one.files for one in owners),
         file_bytes=sum(one.file_bytes for one in owners),
+        deleting=sum(one.deleting for one in owners),
+        deleting_bytes=sum(one.deleting_bytes for one in owners),
         bytes=sum(one.bytes for one in owners),
         quota_bytes=settings.store_quota_bytes or None,
         owner_quota_bytes=(quotas.limit_of(me) if me is not None else quotas.owner_limit) or None,

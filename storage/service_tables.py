@@ -77,3 +77,28 @@ class SchemaCompatibilityRow(Base):
     __tablename__ = "schema_compatibility"
 
     oldest_code: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+
+
+class DeletionRow(Base):
+    """A job, session or file that was deleted and whose rows or stored files are still to be removed."""
+
+    __tablename__ = "deletions"
+    __table_args__ = (
+        sa.Index("ix_deletions_listed_created_at", "listed", "created_at"),
+        sa.Index("ix_deletions_next_attempt_at", "next_attempt_at"),
+    )
+
+    #: id of the job, session or file
+    id: Mapped[str] = id_key()
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: size of its stored files
+    bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    #: names of a session's stored files; null: every file under its prefix
+    names: Mapped[list[str] | None]
+    #: whether its rows are still in their own tables, hidden and counted there
+    listed: Mapped[bool]
+    created_at: Mapped[float]
+    #: failed attempts at removing the files
+    attempts: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
+    #: when the files are removed; null: no files are to be removed
+    next_attempt_at: Mapped[float | None]

@@ -11,14 +11,14 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.specs import ExpiresAfter
-from storage import counters, pages, row_locks
+from storage import counters, deletions, pages, session_removal
 from storage.database import now
-from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.models import ArtifactRow, JobRow, JobTagRow, SessionRow, SessionTagRow
 from storage.session_filter import SessionFilter
 
 __all__ = [
-    "NewSession", "SessionFilter", "delete", "file_of", "find", "get", "ids", "insert", "resources_of",
-    "totals",
+    "NewSession", "SessionFilter", "by_ids", "delete", "file_of", "find", "get", "ids", "insert",
+    "resources_of", "totals",
 ]  # fmt: skip
 
 
@@ -89,10 +89,16 @@ def insert(session: Session, new: NewSession) -> None:
 
 def get(session: Session, session_id: str) -> SessionRow:
     """Raises NotFound."""
-    row = session.get(SessionRow, session_id)
-    if row is None:
+    found = by_ids(session, [session_id])
+    if not found:
         raise NotFound(f"no session {session_id}")
-    return row
+    return found[0]
+
+
+def by_ids(session: Session, session_ids: Sequence[str]) -> Sequence[SessionRow]:
+    """Those of these sessions that exist and are not deleted."""
+    statement = sa.select(SessionRow).where(SessionRow.id.in_(session_ids), *deletions.VISIBLE)
+    return session.scalars(statement.execution_options(populate_existing=True)).all()
 
 
 def file_of(session: Session, session_id: str, name: str) -> resources.SessionFile | None:
@@ -115,7 +121,7 @@ def find(
         keys = (SessionTagRow.created_at, SessionTagRow.session_id)
     return pages.fetch(
         session,
-        wanted.narrow(sa.select(SessionRow)),
+        wanted.narrow(sa.select(SessionRow)).where(*deletions.visible(session)),
         key=keys[0],
         id_column=keys[1],
         after=after,
@@ -125,10 +131,10 @@ def find(
     )
 
 
-def ids(session: Session, wanted: SessionFilter) -> Sequence[str]:
-    """The ids of every session that fits, oldest first."""
-    statement = wanted.narrow(sa.select(SessionRow.id))
-    return session.scalars(statement.order_by(SessionRow.created_at, SessionRow.id)).all()
+def ids(session: Session, wanted: SessionFilter, *, limit: int | None = None) -> Sequence[str]:
+    """The ids of every session that matches, or of `limit` of them, oldest first."""
+    statement = wanted.narrow(sa.select(SessionRow.id)).where(*deletions.visible(session))
+    return session.scalars(statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)).all()
 
 
 def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
@@ -139,32 +145,23 @@ def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
                 sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0),
                 sa.func.coalesce(sa.func.sum(SessionRow.rows), 0),
             ).select_from(SessionRow)
-        )
+        ).where(*deletions.visible(session))
     ).one()
     return resources.SessionStats(sessions=row[0], bytes=int(row[1]), rows=int(row[2]))
 
 
 def delete(session: Session, session_id: str) -> None:
-    """Remove the row; the caller removes the files once that is committed.
+    """Remove the row; the files follow in the background.
 
     Raises:
         NotFound: no such session.
         Conflict: it is pinned.
     """
-    row_locks.lock(session, JobRow, [get(session, session_id).job_id])
-    row = session.get(SessionRow, session_id, populate_existing=True)
-    if row is None:  # somebody else was faster
-        raise NotFound(f"no session {session_id}")
-    if row.pinned:
+    session_removal.hold_jobs(session, [session_id])
+    if get(session, session_id).pinned:
         raise Conflict(f"session {session_id} is pinned; unpin it first")
-    session.execute(
-        sa.update(SampleRow)
-        .where(SampleRow.id == row.sample_id, SampleRow.session_id == session_id)
-        .values(session_id=None)
-    )
-    counters.add_removed(session, "deleted", sessions=1, size=row.bytes)
-    session.delete(row)
-    session.flush()
+    removed = session_removal.remove(session, [session_id])
+    counters.add_removed(session, "deleted", sessions=1, size=removed[0].bytes)
 
 
 def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources.Session]:

@@ -1,9 +1,9 @@
 """Clearing the store, page by page: a call does some seconds of work and says where to go on.
 
-What goes: sessions whose time is over, files of sessions that the index proves superseded, leftovers of
-writers that were killed (uploads in parts among them), and answers to old requests with an
-Idempotency-Key. What the index does not know is named and left alone, uploaded files included: no
-manifest tells whose they were.
+What goes: expired sessions, stored files of deleted sessions and uploads, files of sessions that the index
+proves superseded, leftovers of writers that were killed (uploads in parts among them), and answers to old
+requests with an Idempotency-Key. What the index does not know is named and left alone, uploaded files
+included: no manifest tells whose they were.
 """
 
 import time
@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import StoredObject, StoreGc
-from storage import file_expiry, idempotency, session_changes
+from storage import deletions, file_expiry, idempotency, session_changes
 from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.database import Database
+from storage.deletion_drain import drain_deletions
 from storage.models import FileRow
 from storage.sweep import ORPHAN_SECONDS, Sweep, id_of, sweep_batch
 
@@ -50,7 +51,7 @@ def collect(
     values: dict[str, int] = {}
     if phase == START:
         database.give_back_log()
-        values["expired_files"] = 0 if dry_run else file_expiry.expire(database, store)
+        values["expired_files"] = 0 if dry_run else file_expiry.expire(database)
         values["leftovers"] = store.sweep_staging(older_than_seconds, dry_run=dry_run)
         with database.write() as session:
             values["idempotency_keys"] = idempotency.forget(session, dry_run=dry_run)
@@ -87,10 +88,11 @@ def stored_object(prefix: StoredPrefix) -> StoredObject:
 
 
 def unknown_files(database: Database, batch: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Those of some stored uploads that the index does not know."""
+    """Those of some stored uploads that the index does not know, not even as deleted or being stored."""
+    ids = [id_of(prefix) for prefix in batch]
     with database.read() as session:
-        wanted = sa.select(FileRow.id).where(FileRow.id.in_([id_of(prefix) for prefix in batch]))
-        known = set(session.scalars(wanted))
+        known = set(session.scalars(sa.select(FileRow.id).where(FileRow.id.in_(ids))))
+        known |= deletions.pending_ids(session, ids)
     return [prefix for prefix in batch if id_of(prefix) not in known]
 
 
@@ -112,15 +114,20 @@ def _old(store: ArtifactStore, parent: str, after: str, oldest: float) -> Iterat
 def _expired(
     database: Database, store: ArtifactStore, deadline: float, *, dry_run: bool
 ) -> tuple[session_changes.Count, bool]:
-    """What has expired and goes in this page, and whether that is all."""
+    """Remove expired sessions and what was deleted; returns the former, and whether that was all."""
     if dry_run:
         with database.read() as session:
             return session_changes.expired(session), True
     total = session_changes.Count()
-    while True:
-        gone = session_changes.expire(database, store, limit=50)
+    while time.monotonic() < deadline:
+        gone = session_changes.expire(database, limit=50)
         total = total + gone
         if not gone.sessions:
-            return total, True
-        if time.monotonic() >= deadline:
-            return total, False
+            return total, _drain(database, store, deadline)
+    return total, False
+
+
+def _drain(database: Database, store: ArtifactStore, deadline: float) -> bool:
+    """Carry out deletions until the deadline; whether nothing is left that could be done now."""
+    drain_deletions(database, store, deadline=deadline)
+    return time.monotonic() < deadline

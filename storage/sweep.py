@@ -3,7 +3,8 @@
 A worker that is killed after its session's files are in place and before the index has their row
 leaves an orphan; the sample is run again and gets another session. An orphan goes only where its own
 manifest and the index together prove that nobody will miss it: the index knows the sample that the
-manifest names as completed, with another session that is in the store, or with one that a user deleted.
+manifest names as completed, with another session that is in the store, or with one that a user deleted;
+or it remembers that the job was deleted.
 Ids are 128 random bits and a completed sample is never run again. Hence an index that is new, empty,
 restored from an old copy or another service's never leads to a removal of what it does not know:
 such sessions are counted and left alone. An upload that broke off before its manifest was never a
@@ -23,7 +24,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import SampleStatus
 from actograph.settings import Settings
-from storage import migrate
+from storage import deletions, migrate
 from storage.artifacts.store import ArtifactStore, StoredPrefix, open_store
 from storage.database import Database
 from storage.models import SampleRow, SessionRow
@@ -87,10 +88,11 @@ def sweep_batch(
 
 
 def without_row(database: Database, prefixes: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Those of some prefixes of sessions that the index does not know."""
+    """Those of some prefixes of sessions that the index does not know, not even as deleted."""
+    ids = [id_of(prefix) for prefix in prefixes]
     with database.read() as session:
-        wanted = sa.select(SessionRow.id).where(SessionRow.id.in_([id_of(p) for p in prefixes]))
-        known = set(session.scalars(wanted))
+        known = set(session.scalars(sa.select(SessionRow.id).where(SessionRow.id.in_(ids))))
+        known |= deletions.pending_ids(session, ids)
     return [prefix for prefix in prefixes if id_of(prefix) not in known]
 
 
@@ -100,6 +102,8 @@ def _is_superseded(database: Database, store: ArtifactStore, session_id: str) ->
     except ActographError:
         return False  # unreadable, or deleted meanwhile
     with database.read() as session:
+        if deletions.pending_ids(session, [manifest.job_id]):
+            return True  # the job was deleted
         sample = session.get(SampleRow, manifest.sample_id)
         if sample is None or sample.job_id != manifest.job_id or sample.status != SampleStatus.COMPLETED:
             return False

@@ -39,6 +39,7 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
             tables.size(one.session_bytes),
             str(one.files),
             tables.size(one.file_bytes),
+            tables.size(one.deleting_bytes),
             _room(one.available_bytes),
         ]
         for one in found.owners
@@ -50,10 +51,11 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
             tables.size(found.session_bytes),
             str(found.files),
             tables.size(found.file_bytes),
+            tables.size(found.deleting_bytes),
             _room(found.available_bytes),
         ]
     )
-    headers = ("OWNER", "SESSIONS", "SIZE", "FILES", "FILE SIZE", "LEFT")
+    headers = ("OWNER", "SESSIONS", "SIZE", "FILES", "FILE SIZE", "DELETING", "LEFT")
     emit(tables.render(headers, rows, right=headers[1:]))
 
 

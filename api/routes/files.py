@@ -153,7 +153,6 @@ def delete_file(services: ServicesDep, file_id: str) -> Deleted:
         if reader is not None:
             raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
         files.delete(session, file_id)
-    services.store.delete_prefix(f"files/{file_id}")
     return Deleted(id=file_id, object="file")
 
 

@@ -19,6 +19,7 @@ from api.validation import parse_job_spec
 from storage import (
     forecast,
     job_control,
+    job_deletion,
     job_queue,
     job_results,
     job_shape,
@@ -159,12 +160,10 @@ def delete_job(
     job_id: str,
     include_pinned: Annotated[bool, Query(description="Even where some of its sessions are pinned.")] = False,
 ) -> Deleted:
-    """Removes the job, its samples and its sessions with all their files."""
+    """The job, its samples and its sessions are gone at once; their files are removed in the background."""
     known_id(job_id, "job", "job")
     with services.database.write() as session:
-        session_ids = jobs.delete(session, job_id, include_pinned=include_pinned)
-    for session_id in session_ids:
-        services.store.delete_prefix(f"sessions/{session_id}")
+        job_deletion.delete(session, job_id, include_pinned=include_pinned)
     return Deleted(id=job_id, object="job")
 
 

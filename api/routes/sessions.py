@@ -107,7 +107,10 @@ def delete_sessions(
     everything: EverythingQuery = False,
     include_pinned: Annotated[bool, Query(description="Delete pinned sessions too.")] = False,
 ) -> SessionDeletion:
-    """Sessions that are created while this runs stay, and so do pinned ones."""
+    """They are gone at once, and their files are removed in the background.
+
+    Pinned sessions stay, and so do those that are created while this runs.
+    """
     _require_filter(wanted, everything=everything)
     going = session_changes.deletable(wanted, include_pinned=include_pinned)
     with services.database.read() as session:
@@ -116,9 +119,7 @@ def delete_sessions(
     kept = fitting.sessions - totals.sessions
     if dry_run:
         return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes, pinned=kept)
-    gone = session_changes.delete_matching(
-        services.database, services.store, wanted, include_pinned=include_pinned
-    )
+    gone = session_changes.delete_matching(services.database, wanted, include_pinned=include_pinned)
     return SessionDeletion(dry_run=False, sessions=gone.sessions, bytes=gone.bytes, pinned=kept)
 
 
@@ -203,11 +204,10 @@ def get_session(services: ServicesDep, session_id: str) -> resources.Session:
     responses=documented(404, 409, 422),
 )
 def delete_session(services: ServicesDep, session_id: str) -> Deleted:
-    """A pinned session is refused: unpin it first."""
+    """The files are removed in the background. A pinned session is refused: unpin it first."""
     known_id(session_id, "ses", "session")
     with services.database.write() as session:
         sessions.delete(session, session_id)
-    services.store.delete_prefix(f"sessions/{session_id}")
     return Deleted(id=session_id, object="activation.session")
 
 

@@ -167,13 +167,12 @@ class Client:
 
     def delete_session(self) -> None:
         with self._services.database.write() as session:
-            sessions.delete(session, session_id := self._any_session())
-        self._services.store.delete_prefix(f"sessions/{session_id}")
+            sessions.delete(session, self._any_session())
 
     def delete_sessions(self) -> None:
         wanted = SessionFilter(tag=f"t{self._random.randint(0, 2)}")
         services, pinned = self._services, self._random.random() < 0.5
-        session_changes.delete_matching(services.database, services.store, wanted, include_pinned=pinned)
+        session_changes.delete_matching(services.database, wanted, include_pinned=pinned)
 
     def change_session(self) -> None:
         with self._services.database.write() as session:

@@ -12,17 +12,18 @@ from api.dependencies import Services
 from api.webhooks import WebhookSender
 from bench.races.world import DEAD_PID, HOST, MODEL, WorkerHere, World
 from storage import (
-    chat_retention,
     events,
     idempotency,
     job_queue,
     jobs,
     quotas,
+    retention,
     samples,
     session_changes,
     store_gc,
     workers,
 )
+from storage.deletion_drain import drain_deletions
 from storage.ids import new_worker_id
 from storage.models import SampleRow
 from storage.samples import LeasedSample
@@ -89,6 +90,7 @@ class ApiActs:
         self._acts: list[tuple[Callable[[], object], int]] = [
             (self.reconcile, 3), (self.expire_sessions, 2), (self.advance_batches, 3),
             (self.deliver_webhooks, 2), (self.forget_chats, 1), (self.clear_store, 1),
+            (self.drain_deletions, 2),
             (self.forget_keys, 1), (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
             (self.silence_workers, 1), (self.give_back, 2), (self.sum_up, 1),
         ]  # fmt: skip
@@ -111,7 +113,7 @@ class ApiActs:
         self._world.reconcilers[self._number % len(self._world.reconcilers)].reconcile_once()
 
     def expire_sessions(self) -> None:
-        session_changes.expire(self._services.database, self._services.store, limit=20)
+        session_changes.expire(self._services.database, limit=20)
 
     def advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()
@@ -121,9 +123,12 @@ class ApiActs:
 
     def forget_chats(self) -> None:
         with self._services.database.read() as session:
-            gone = chat_retention.forgettable(session, 0.2, limit=5)
+            gone = retention.old_chats(session, 0.2, limit=5)
         with self._services.database.write() as session:
-            chat_retention.forget(session, gone)
+            retention.remove_chats(session, gone)
+
+    def drain_deletions(self) -> None:
+        drain_deletions(self._services.database, self._services.store)
 
     def clear_store(self) -> None:
         store_gc.collect(self._services.database, self._services.store, dry_run=False, seconds=0.1)

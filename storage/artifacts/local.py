@@ -11,8 +11,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -112,16 +112,33 @@ class LocalStore:
         return (self.root / check_prefix(prefix)).exists()
 
     def delete_prefix(self, prefix: str) -> int:
+        freed = self._delete(prefix)
+        fsync((self.root / prefix).parent)
+        return freed
+
+    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+        failures = {}
+        for prefix in doomed:
+            try:
+                self._delete(prefix)
+            except OSError as error:
+                failures[prefix] = str(error)
+        for parent in {(self.root / prefix).parent for prefix in doomed}:
+            fsync(parent)
+        return failures
+
+    def _delete(self, prefix: str) -> int:
+        """Remove a prefix; the removal is durable once its folder is synced.
+
+        It disappears at once and as a whole. A kill leaves a name that the next call finds again, and
+        `sweep_staging` too.
+        """
         path = self.root / check_prefix(prefix)
-        # Gone from sight at once and as a whole; a kill leaves only what sweep_staging removes.
-        doomed = staging_path(path)
-        try:
-            path.rename(doomed)
-        except FileNotFoundError:
-            return 0
-        _, freed = _newest_and_bytes(doomed)
-        _remove(doomed)
-        fsync(path.parent)
+        aside = path.with_name(f"{STAGING}{path.name}-deleted")
+        freed = _remove_all(aside)  # of a call that was killed
+        with suppress(FileNotFoundError):
+            path.rename(aside)
+            freed += _remove_all(aside)
         return freed
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
@@ -330,3 +347,16 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def _remove_all(path: Path) -> int:
+    """Remove a file or folder, or raise OSError; returns the bytes that were freed."""
+    try:
+        _, freed = _newest_and_bytes(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except FileNotFoundError:  # nothing there, or removed by somebody else meanwhile
+        return 0
+    return freed

@@ -11,7 +11,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -174,21 +174,48 @@ class S3Store:
         sizes = {item["Key"]: item["Size"] for item in self._objects(prefix)}
         # The manifest first: without it the session is gone, whatever happens to the rest.
         manifests = [key for key in sizes if key.endswith(f"/{MANIFEST_LAST[0]}")]
-        self._delete(manifests)
-        self._delete([key for key in sizes if key not in manifests])
+        for keys in (manifests, [key for key in sizes if key not in manifests]):
+            for key, reason in self._delete(keys).items():
+                raise ServiceUnavailable(f"s3://{self.bucket}/{key} could not be deleted: {reason}")
         return sum(sizes.values())
 
-    def _delete(self, keys: list[str]) -> None:
+    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+        failures: dict[str, str] = {}
+        owners: dict[str, str] = {}
+        try:
+            for prefix, names in doomed.items():
+                owners |= dict.fromkeys(self._keys(prefix, names), prefix)
+        except ServiceUnavailable as error:
+            return dict.fromkeys(doomed, str(error))
+        keys = list(owners)
+        for start in range(0, len(keys), _DELETE_BATCH):
+            try:
+                kept = self._delete(keys[start : start + _DELETE_BATCH])
+            except ServiceUnavailable as error:  # the rest would fail too
+                return failures | {owners[key]: str(error) for key in keys[start:]}
+            failures |= {owners[key]: reason for key, reason in kept.items()}
+        return failures
+
+    def _keys(self, prefix: str, names: Sequence[str] | None) -> list[str]:
+        """The keys of a prefix, listed where the names of its files are not known."""
+        check_prefix(prefix)
+        if prefix.startswith("files/"):
+            return [self._key(prefix)]
+        if names is None:
+            return [item["Key"] for item in self._objects(prefix)]
+        return [self._key(f"{prefix}/{name}") for name in names]
+
+    def _delete(self, keys: list[str]) -> dict[str, str]:
+        """Delete keys, 1,000 a request; returns those that the server kept, with the reason."""
+        kept: dict[str, str] = {}
         for start in range(0, len(keys), _DELETE_BATCH):
             batch = keys[start : start + _DELETE_BATCH]
             with self._failures(batch[0]):
                 reply = self._client.delete_objects(
                     Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
                 )
-            for failed in reply.get("Errors", []):
-                raise ServiceUnavailable(
-                    f"s3://{self.bucket}/{failed.get('Key')} could not be deleted: {failed.get('Message')}"
-                )
+            kept |= {str(failed.get("Key")): str(failed.get("Message")) for failed in reply.get("Errors", [])}
+        return kept
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
         prefix, newest, size, complete = "", 0.0, 0, False

@@ -6,7 +6,7 @@ made; anything else is refused before it comes near a path.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -161,6 +161,17 @@ class ArtifactStore(Protocol):
 
     def delete_prefix(self, prefix: str) -> int:
         """Remove all files of a prefix; the bytes that were freed, 0 where there was nothing."""
+        ...
+
+    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+        """Remove all files of many prefixes, durably; those that are gone already are fine.
+
+        Args:
+            doomed: prefix -> the names of its files, where they are known; an S3 store need not list them.
+
+        Returns:
+            prefix -> the reason, of the prefixes of which something is still stored.
+        """
         ...
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:

@@ -24,7 +24,7 @@ from storage.export.plan import ExportPlan
 from storage.export.records import full, json_file, json_line, line
 from storage.export.trajectories import turns
 from storage.manifest import MANIFEST_NAME, SessionManifest
-from storage.models import SampleRow, SessionRow
+from storage.models import SampleRow
 from storage.session_reader import SessionReader
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def _samples(plan: ExportPlan, database: Database) -> Iterator[tuple[Sample, res
             if len(found) != len(wanted):
                 raise NotFound(f"job {plan.job.id} was deleted while it was exported")
             ids = [sample.session_id for sample in found if sample.session_id is not None]
-            rows = session.scalars(sa.select(SessionRow).where(SessionRow.id.in_(ids))).all()
+            rows = sessions.by_ids(session, ids)
             held = {item.id: item for item in sessions.resources_of(session, rows)}
         for sample in found:
             yield sample, held.get(sample.session_id or "")

@@ -10,12 +10,13 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
 from actograph.contract.tool_use import ToolMessage, ToolUse
 from storage import pages
-from storage.models import SampleRow
+from storage.models import JobRow, SampleRow
 
 
 def get(session: Session, sample_id: str) -> SampleRow:
     """Raises NotFound."""
-    row = session.get(SampleRow, sample_id)
+    of_job = sa.and_(JobRow.id == SampleRow.job_id, JobRow.deleted_at.is_(None))
+    row = session.scalars(sa.select(SampleRow).join(JobRow, of_job).where(SampleRow.id == sample_id)).first()
     if row is None:
         raise NotFound(f"no sample {sample_id}")
     return row

@@ -15,11 +15,13 @@ class Usage(Resource):
     session_bytes: int = 0
     files: int = Field(0, description="Uploaded files.")
     file_bytes: int = 0
+    deleting: int = Field(0, description="Deleted sessions and files that are still to be removed.")
+    deleting_bytes: int = Field(0, description="Their size, which counts in the quotas until then.")
     available_bytes: int | None = Field(None, description="What the quotas leave; null: no limit.")
 
     @property
     def bytes(self) -> int:
-        return self.session_bytes + self.file_bytes
+        return self.session_bytes + self.file_bytes + self.deleting_bytes
 
 
 class StoreUsage(Resource):
@@ -30,6 +32,8 @@ class StoreUsage(Resource):
     session_bytes: int
     files: int
     file_bytes: int
+    deleting: int = Field(0, description="Deleted sessions and files that are still to be removed.")
+    deleting_bytes: int = Field(0, description="Their size, which counts in the quotas until then.")
     bytes: int
     quota_bytes: int | None = Field(None, description="Of all owners together; null: no limit.")
     owner_quota_bytes: int | None = Field(None, description="Of each owner; null: no limit.")

@@ -28,6 +28,7 @@ from api.app import create_app
 from api.dependencies import Services
 from storage import job_queue, migrate, samples, sessions, workers
 from storage.database import Database
+from storage.deletion_drain import drain_deletions
 from storage.ids import new_session_id, new_worker_id
 from storage.manifest import SessionManifest, StoredTensor
 from storage.models import JobRow, SampleRow
@@ -188,6 +189,10 @@ class Service:
             jobs = session.execute(sa.select(sa.func.count()).select_from(JobRow)).scalar_one()
             rows = session.execute(sa.select(sa.func.count()).select_from(SampleRow)).scalar_one()
         return jobs, rows, self.messages()
+
+    def drain(self) -> None:
+        """Remove the stored files of what was deleted, as the service does in the background."""
+        drain_deletions(self.database, self.services.store)
 
     def claim(self, job_id: str, count: int = 1, lease_seconds: float = 60) -> list[LeasedSample]:
         """Samples as a worker takes them."""

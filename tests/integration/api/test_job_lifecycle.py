@@ -159,6 +159,8 @@ def test_deleting_a_job_removes_its_samples_sessions_and_their_files(
     assert all(store.exists(f"sessions/{i}") for i in [*ids, kept_session])
     answer = service.client.delete(f"/v1/jobs/{gone}")
     assert answer.json() == {"id": gone, "object": "job", "deleted": True}
+    assert [store.exists(f"sessions/{i}") for i in ids] == [True, True]
+    service.drain()
     assert [store.exists(f"sessions/{i}") for i in ids] == [False, False]
     for path in (f"/v1/jobs/{gone}", f"/v1/jobs/{gone}/samples", f"/v1/jobs/{gone}/events",
                  f"/v1/activations/sessions/{ids[0]}"):  # fmt: skip

@@ -83,6 +83,10 @@ def test_the_queue_pauses_at_the_quota_of_all_and_goes_on_once_there_is_room(
     assert "ACTOGRAPH_STORE_QUOTA_BYTES" in queue["paused_reason"]
     assert "1,000" in service.client.get(f"/v1/jobs/{job_id}").json()["paused_reason"]
     service.client.delete(f"/v1/activations/sessions/{session_id}")
+    usage = service.client.get(USAGE).json()
+    assert (usage["sessions"], usage["deleting"], usage["bytes"]) == (0, 1, usage["deleting_bytes"])
+    assert service.client.get("/v1/queue").json()["paused"] is True  # its bytes are still stored
+    service.drain()
     assert service.next_job() == job_id
     assert service.client.get("/v1/queue").json()["paused"] is False
     assert service.client.get(f"/v1/jobs/{job_id}").json()["paused_reason"] is None
@@ -103,6 +107,7 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     shown = service.client.get(USAGE, headers=me).json()
     assert shown["owners"][0]["available_bytes"] == 0
     service.client.delete(f"/v1/activations/sessions/{session_id}", headers=me)
+    service.drain()
     assert service.next_job() == full
 
 

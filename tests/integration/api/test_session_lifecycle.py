@@ -41,7 +41,7 @@ def show(service: "Service", session_id: str) -> dict[str, Any]:
 
 
 def expire(service: "Service") -> int:
-    return session_changes.expire(service.database, service.services.store).sessions
+    return session_changes.expire(service.database).sessions
 
 
 def test_a_job_says_when_its_sessions_expire(service: "Service", make: Make) -> None:
@@ -88,6 +88,7 @@ def test_what_has_expired_goes_and_the_jobs_log_says_so(service: "Service", make
     assert expire(service) == 0
     assert service.client.get(f"{BASE}/{gone}").status_code == 404
     store = service.services.store
+    service.drain()
     assert not store.exists(f"sessions/{gone}")
     assert all(store.exists(f"sessions/{i}") for i in (pinned, prolonged, other))
     job_id = show(service, pinned)["job_id"]
@@ -132,6 +133,7 @@ def test_pinned_sessions_outlive_deletions(service: "Service", make: Make, probl
     service.client.patch(f"{BASE}/{pinned}", json={"pinned": True})
     job_id = show(service, pinned)["job_id"]
     assert service.client.delete(f"/v1/jobs/{job_id}", params={"include_pinned": True}).status_code == 200
+    service.drain()
     assert not service.services.store.exists(f"sessions/{pinned}")
 
 
@@ -199,6 +201,7 @@ def test_a_dry_run_tells_what_the_deletion_does(
     assert done["sessions"] + done["pinned"] == fitting["sessions"]
     assert before["sessions"] - after["sessions"] == done["sessions"]
     assert before["bytes"] - after["bytes"] == done["bytes"]
+    service.drain()
     assert len(list(service.services.store.list_prefixes("sessions"))) == after["sessions"]
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy as sa
 
 from actograph.settings import Settings
 from storage.artifacts.local import LocalStore
 from storage.ids import new_session_id
+from storage.models import DutyRow
 from storage.session_files import TensorRows, session_prefix
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ def test_superseded_sessions_go_by_themselves(
     assert kept is not None
     assert stored(store) == {orphan, unknown, kept}
     age_all(store, 2 * 3600)
+    with service.database.write() as session:
+        session.execute(sa.delete(DutyRow))  # a day later
     start(settings)  # the first round is made at once
     wait_for(lambda: not store.exists(session_prefix(orphan)))
     wait_for(lambda: "are not in the index and are left alone" in caplog.text)

@@ -325,6 +325,7 @@ def test_deleting_a_session_removes_row_and_files_once(
     sample = service.client.get(f"{BASE}/{session_id}").json()
     answer = service.client.delete(url)
     assert answer.json() == {"id": session_id, "object": "activation.session", "deleted": True}
+    service.drain()
     assert not service.services.store.exists(f"sessions/{session_id}")
     problem(service.client.delete(url), 404, "not_found")
     for tail in ("", "/manifest", "/tensors/resid_post.1", "/files/manifest.json"):
@@ -348,6 +349,9 @@ def test_bulk_deletion_counts_first_and_takes_only_what_fits(
     assert all(store.exists(f"sessions/{i}") for i in others)
     done = service.client.delete(BASE, params={"job_id": job_id}).json()
     assert done == {**dry, "dry_run": False}
+    assert service.client.get(f"{BASE}/stats", params={"job_id": job_id}).json()["sessions"] == 0
+    assert service.client.get(f"{BASE}/{others[0]}").status_code == 404
+    service.drain()
     assert not any(store.exists(f"sessions/{i}") for i in others)
     assert store.exists(f"sessions/{session_id}")
     again = service.client.delete(BASE, params={"job_id": job_id}).json()

@@ -47,6 +47,7 @@ def test_a_file_is_stored_listed_downloaded_and_deleted(
     assert (part.status_code, part.content) == (206, data[10:20])
     assert len(stored_files(settings)) == 2
     assert service.client.delete(url).json() == {"id": file["id"], "object": "file", "deleted": True}
+    service.drain()
     assert len(stored_files(settings)) == 1
     for answer in (service.client.delete(url), service.client.get(url), service.client.get(f"{url}/content")):
         problem(answer, 404, "not_found")

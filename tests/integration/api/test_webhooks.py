@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from actograph.settings import Settings
 from bench.servers.receiver import Receiver
-from storage import jobs
+from storage import job_deletion
 from storage.models import WebhookRow
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def test_a_deleted_job_tells_nobody(start: "Start", told: Settings, receiver: Re
     job_id = service.submit(webhook={"url": receiver.url})
     service.client.post(f"/v1/jobs/{job_id}/cancel")
     with service.database.write() as session:
-        jobs.delete(session, job_id)
+        job_deletion.delete(session, job_id)
         assert session.scalars(sa.select(WebhookRow)).all() == []
 
 

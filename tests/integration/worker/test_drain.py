@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import counters, gauges, job_results, job_view, jobs, samples
+from storage import counters, gauges, job_deletion, job_results, job_view, jobs, samples
 from storage.counters import Counter
 from storage.session_files import SessionReader
 from worker.stop_signal import StopSignal
@@ -266,7 +266,7 @@ def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
             row = jobs.get(session, job_id)
             row.status = JobStatus.CANCELLED
             session.flush()
-            jobs.delete(session, job_id)
+            job_deletion.delete(session, job_id)
 
     run_until(bench, job_id, remove)
     assert bench.status(job_id) is None

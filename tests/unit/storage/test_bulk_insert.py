@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import NotFound, ServiceUnavailable
 from actograph.contract.resources import JobStatus
 from actograph.contract.specs import CaptureJobSpec
-from storage import bulk_insert, job_queue, jobs, samples
+from storage import bulk_insert, job_deletion, job_queue, jobs, samples
 from storage.database import Database
 from storage.models import JobRow, SampleRow
 from storage.samples import NewSample
@@ -99,7 +99,7 @@ def test_a_job_appears_as_a_whole(
                     assert job_queue.queue_positions(session) == {}
                     assert job_queue.unended(session) == []
                     assert not samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
-                    for act in (jobs.get, jobs.lock, jobs.cancel, jobs.delete, jobs.end_if_done):
+                    for act in (jobs.get, jobs.lock, jobs.cancel, job_deletion.delete, jobs.end_if_done):
                         with pytest.raises(NotFound):
                             act(session, job_id)
             yield sample

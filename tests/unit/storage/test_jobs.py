@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import events, files, job_queue, job_results, job_view, jobs, samples, sessions
+from storage import events, files, job_deletion, job_queue, job_results, job_view, jobs, samples, sessions
 from storage.database import Database
 from storage.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from storage.samples import LeasedSample, NewSample, SampleResult
@@ -242,7 +242,7 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(database: Database, su
     tables = (JobRow, JobTagRow, SampleRow, SessionRow, ArtifactRow, EventRow)
     before = [count(database, table) for table in tables]
     with database.write() as session:
-        jobs.delete(session, gone)
+        job_deletion.delete(session, gone)
     assert [count(database, table) for table in tables] == [1, 1, 1, 1, 1, before[5] // 2]
     with database.read() as session:
         assert jobs.status_of(session, gone) is None
@@ -257,11 +257,11 @@ def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Subm
     with database.write() as session:
         jobs.get(session, job_id).status = state
     with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-        jobs.delete(session, job_id)
+        job_deletion.delete(session, job_id)
     assert status(database, job_id) == state
 
 
-@pytest.mark.parametrize("call", [jobs.get, jobs.cancel, jobs.delete, jobs.end_if_done])
+@pytest.mark.parametrize("call", [jobs.get, jobs.cancel, job_deletion.delete, jobs.end_if_done])
 def test_an_unknown_job_is_not_found(database: Database, call: Callable[..., object]) -> None:
     with pytest.raises(NotFound), database.write() as session:
         call(session, UNKNOWN)

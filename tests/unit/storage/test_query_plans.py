@@ -13,12 +13,15 @@ from actograph.contract.resources import JobStatus
 from storage import (
     batches,
     chat_batches,
+    deletions,
     events,
     files,
     forecast,
     job_control,
+    job_deletion,
     job_queue,
     jobs,
+    retention,
     samples,
     sessions,
     vectors,
@@ -67,7 +70,10 @@ OTHERS: dict[str, Query] = {
     "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
     "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),
     "end": jobs.end_if_done,
-    "deletion": jobs.delete,
+    "deletion": job_deletion.delete,
+    "due deletions": lambda session, job: deletions.is_any_due(session),
+    "visible sessions": lambda session, job: deletions.visible(session),
+    "old jobs": lambda session, job: retention.old_jobs(session, 0, limit=10),
 }
 
 

@@ -67,7 +67,7 @@ def things(keyed: "Keyed") -> Things:
     keyed.load_model()
     alice = keyed.headers(keyed.make_key("submit", owner="alice"))
     reader = keyed.headers(keyed.make_key("read", owner="alice"))
-    bob = keyed.headers(keyed.make_key("submit"))
+    bob = keyed.headers(keyed.make_key("submit", owner="bob"))
     spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}, {"prompt": "Bye"}]}
     spec |= {"conditions": [{"name": "a"}, {"name": "b"}], "tags": ["night"]}
     job = keyed.client.post("/v1/jobs", json=spec, headers=alice)

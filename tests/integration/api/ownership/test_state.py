@@ -11,9 +11,12 @@ from storage.models import (
     ApiKeyRow,
     Base,
     CounterRow,
+    DutyRow,
     IdempotencyRow,
     ModelRow,
+    ModelTokenizerRow,
     QueuePauseRow,
+    SchemaCompatibilityRow,
     WebhookRow,
     WorkerRow,
 )
@@ -27,10 +30,11 @@ pytestmark = pytest.mark.integration
 ADMIN_ONLY = {"get_key", "update_key", "revoke_key", "delete_key"}
 #: tables whose rows are nobody's, or whose queries name the owner themselves
 SHARED_BY_ALL: set[type[Any]] = {
-    WorkerRow, ModelRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow,
+    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow, DutyRow,
+    SchemaCompatibilityRow,
 }  # fmt: skip
 #: rows that requests of anybody change
-CHANGING = {"api_keys", "counters", "workers", "idempotency_keys"}
+CHANGING = {"api_keys", "counters", "duties", "workers", "idempotency_keys"}
 
 
 def writing_routes(keyed: "Keyed") -> list[tuple[str, str, dict[str, Any]]]:

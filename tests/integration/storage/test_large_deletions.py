@@ -1,0 +1,190 @@
+"""Deletions of 100,000 sessions are answered at once, and hide them at once."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+import sqlalchemy as sa
+
+from actograph.contract.errors import NotFound
+from actograph.contract.specs import SessionUpdate
+from storage import deletions, ids, job_deletion, jobs, migrate, session_changes, sessions
+from storage.artifacts.local import LocalStore
+from storage.database import Database
+from storage.deletion_drain import drain_deletions
+from storage.models import (
+    ArtifactRow,
+    DeletionRow,
+    EventRow,
+    JobRow,
+    SampleRow,
+    SessionRow,
+    SessionTagRow,
+)
+from storage.sessions import SessionFilter
+
+pytestmark = pytest.mark.integration
+
+COUNT = 100_000
+#: of the answer, on a machine that is busy with other tests
+MOST_SECONDS = 5.0
+KEPT = 10
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
+        migrate.upgrade(opened)
+    else:
+        opened = Database(request.getfixturevalue("postgres_url"))
+    yield opened
+    opened.close()
+
+
+#: rows of one job, made by the database itself; {n} numbers them
+ROWS = """
+INSERT INTO samples (id, job_id, position, sample_index, condition, epoch, status, lease_token, lease_until,
+                     attempts, input, session_id)
+    SELECT {smp}, :job, n, n, '', 0, 'completed', 1, 0, 1, '{{}}', {ses} FROM {numbers};
+INSERT INTO sessions (id, job_id, sample_id, sample_index, condition, epoch, model, created_at, prompt_tokens,
+                      generated_tokens, rows, bytes, dtype, hooks, owner, pinned)
+    SELECT {ses}, :job, {smp}, n, '', 0, 'demo', n, 2, 2, 4, 1000, 'F32', '{{}}', :owner, {false}
+    FROM {numbers};
+INSERT INTO artifacts (session_id, name, bytes, sha256) SELECT {ses}, 'manifest.json', 500, '' FROM {numbers};
+INSERT INTO artifacts (session_id, name, bytes, sha256) SELECT {ses}, 'a.safetensors', 500, '' FROM {numbers};
+INSERT INTO session_tags (session_id, tag, created_at) SELECT {ses}, 't', n FROM {numbers};
+INSERT INTO events (job_id, event, created_at, data)
+    SELECT :job, 'job.progress', n, '{{}}' FROM {numbers} WHERE n % 10 = 0;
+"""
+
+
+def add_job(database: Database, count: int, owner: str = "alice") -> str:
+    """An ended job with so many sessions; nothing of them is stored."""
+    job_id = ids.new_job_id()
+    row = {"id": job_id, "kind": "capture", "status": "completed", "model": "demo", "spec": {}, "priority": 5}
+    row |= {"total": count, "completed": count, "failed": 0, "created_at": 1.0, "owner": owner}
+    own = job_id[4:26]
+    numbers = f"(WITH RECURSIVE c(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM c WHERE n < {count - 1}) "
+    text = ROWS.format(
+        smp=f"'smp_{own}' || (1000000000 + n)",
+        ses=f"'ses_{own}' || (1000000000 + n)",
+        numbers=f"{numbers}SELECT n FROM c) AS numbers",
+        false="false",
+    )
+    with database.engine.begin() as connection:
+        connection.execute(sa.insert(cast(sa.Table, JobRow.__table__)), row)
+        for statement in text.strip().split(";\n"):
+            found = {"job": job_id, "owner": owner}
+            used = {name: value for name, value in found.items() if f":{name}" in statement}
+            connection.execute(sa.text(statement.rstrip(";")), used)
+        if not database.is_sqlite:
+            connection.execute(sa.text("ANALYZE"))
+    return job_id
+
+
+def counts(database: Database) -> dict[str, int]:
+    tables = (JobRow, SampleRow, SessionRow, ArtifactRow, SessionTagRow, EventRow, DeletionRow)
+    with database.read() as session:
+        return {
+            table.__tablename__: session.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+            for table in tables
+        }
+
+
+def test_a_job_of_100_000_sessions(database: Database, tmp_path: Path) -> None:
+    job_id, kept = add_job(database, COUNT), add_job(database, KEPT, owner="bob")
+    began = time.perf_counter()
+    with database.write() as session:
+        job_deletion.delete(session, job_id)
+    took = time.perf_counter() - began
+    sys.stdout.write(
+        f"DELETE of a job of {COUNT:,} sessions on {database.engine.dialect.name}: {took:.2f} s\n"
+    )
+    assert took < MOST_SECONDS
+    with database.read() as session:
+        with pytest.raises(NotFound):
+            jobs.get(session, job_id)
+        assert [row.id for row in jobs.find(session)[0]] == [kept]
+        assert sessions.totals(session, SessionFilter()).sessions == KEPT
+        assert len(sessions.find(session, SessionFilter(), limit=100)[0]) == KEPT
+        usage = deletions.usage(session)
+        assert (usage["alice"].count, usage["alice"].bytes) == (COUNT, COUNT * 1000)
+    before, longest = counts(database), longest_write(database)
+    drain_some(database, tmp_path)
+    left_over = counts(database)
+    assert 0 < before["samples"] - left_over["samples"] < COUNT / 10
+    assert longest[0] < MOST_SECONDS
+    with database.read() as session:
+        pending = deletions.usage(session)["alice"]
+        assert (pending.count, pending.bytes) == (left_over["samples"] - KEPT, 1000 * pending.count)
+        assert len(sessions.find(session, SessionFilter(tag="t"), limit=100)[0]) == KEPT
+
+
+def test_100_000_sessions_by_a_filter(database: Database, tmp_path: Path) -> None:
+    job_id, kept = add_job(database, COUNT), add_job(database, KEPT, owner="bob")
+    with database.write() as session:
+        pinned = session.scalars(sa.select(SessionRow.id).where(SessionRow.job_id == job_id).limit(3)).all()
+        assert session_changes.update(session, pinned, SessionUpdate(pinned=True)) == 3
+    began = time.perf_counter()
+    # without a filter: only the restriction keeps the others' from going
+    gone = session_changes.delete_matching(database.restricted_to("alice"), SessionFilter())
+    took = time.perf_counter() - began
+    sys.stdout.write(f"DELETE of {COUNT:,} sessions on {database.engine.dialect.name}: {took:.2f} s\n")
+    assert took < MOST_SECONDS
+    assert (gone.sessions, gone.bytes) == (COUNT - 3, (COUNT - 3) * 1000)
+    with database.read() as session:
+        left = sessions.ids(session, SessionFilter())
+        assert set(pinned) < set(left)
+        assert len(left) == KEPT + 3
+        hidden = session.scalars(sa.select(SessionRow.id).where(SessionRow.id.not_in(left)).limit(2)).all()
+        for session_id in hidden:
+            with pytest.raises(NotFound):
+                sessions.get(session, session_id)
+        assert len(sessions.find(session, SessionFilter(tag="t"), limit=100)[0]) == KEPT + 3
+    with database.write() as session:
+        assert session_changes.update(session, hidden, SessionUpdate(pinned=True)) == 0
+    # a second request finds nothing more
+    assert session_changes.delete_matching(database, SessionFilter(job_id=job_id)).sessions == 0
+    drain_some(database, tmp_path)
+    left_over = counts(database)
+    assert 0 < COUNT + KEPT - left_over["sessions"] < COUNT / 10
+    assert left_over["samples"] == COUNT + KEPT
+    with database.read() as session:
+        without = sa.select(sa.func.count()).where(SampleRow.session_id.is_(None))
+        assert session.execute(without).scalar_one() == COUNT + KEPT - left_over["sessions"]
+        assert jobs.get(session, kept).completed == KEPT
+
+
+def drain_some(database: Database, folder: Path) -> None:
+    """A few slices, after which the process is stopped."""
+    stop = threading.Event()
+    store = LocalStore(folder)
+    batches: list[int] = []
+
+    class Stopping(LocalStore):
+        def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+            batches.append(len(doomed))
+            if len(batches) == 3:
+                stop.set()
+            return store.delete_many(doomed)
+
+    drain_deletions(database, Stopping(folder), stop)
+    assert len(batches) == 3
+
+
+def longest_write(database: Database) -> list[float]:
+    """Seconds of the longest transaction from now on."""
+    longest = [0.0]
+    begun: list[float] = []
+    sa.event.listen(database.engine, "begin", lambda _: begun.append(time.perf_counter()))
+
+    def end(_: sa.Connection) -> None:
+        longest[0] = max(longest[0], time.perf_counter() - begun[-1])
+
+    sa.event.listen(database.engine, "commit", end)
+    return longest
