@@ -1,0 +1,36 @@
+"""A real worker whose device is lost in every batch that holds a prompt with the word "poison".
+
+python -m tests.integration.worker.failing_worker
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench import null_worker
+from bench.null_engine import NullEngine
+from worker.__main__ import main
+from worker.engine.requests import Generation, GenerationRequest
+
+
+class FailingEngine(NullEngine):
+    """The null engine on a device that breaks."""
+
+    _is_lost = False
+
+    def generate(self, requests: Sequence[GenerationRequest], **options: Any) -> list[Generation]:
+        texts = [self.model.tokenizer.decode(request.prompt_ids) for request in requests]
+        if self._is_lost or any("poison" in text for text in texts):
+            # as on a GPU: once the context is corrupted, every later call fails too
+            self._is_lost = True
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return super().generate(requests, **options)
+
+
+# the child process imports this module again
+null_worker.NullEngine = FailingEngine  # type: ignore[misc,attr-defined]
+
+if __name__ == "__main__":
+    sys.exit(main())

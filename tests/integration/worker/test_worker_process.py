@@ -1,0 +1,219 @@
+"""A worker as a process of its own, with its parent and child: a lost device, and a Redis that is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from actograph.contract.resources import JobStatus
+from actograph.contract.specs import job_spec_adapter
+from storage import jobs, migrate, samples
+from storage.broker import Broker
+from storage.database import Database
+from storage.models import SampleRow, WorkerRow
+from storage.sample_expansion import capture_samples
+from worker.exit_status import DEVICE_LOST
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import RedisProcess
+
+pytestmark = pytest.mark.integration
+
+REPO = Path(__file__).resolve().parents[3]
+MODEL = "null"
+UNIT_SAMPLES = 4
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
+    migrate.upgrade(opened)
+    yield opened
+    opened.close()
+
+
+class Worker:
+    """A worker's parent process and what it writes."""
+
+    def __init__(self, home: Path, broker_url: str, module: str, **environment: str) -> None:
+        self._log = home / "worker.log"
+        self._environment = {
+            **os.environ,
+            "ACTOGRAPH_HOME": str(home),
+            "ACTOGRAPH_BROKER_URL": broker_url,
+            "ACTOGRAPH_MODEL": f"{MODEL}=null/null",
+            "ACTOGRAPH_DISK_FLOOR_BYTES": "0",
+            "ACTOGRAPH_IDLE_POLL_SECONDS": "0.5",
+            "ACTOGRAPH_LEASE_SECONDS": "30",
+            "BENCH_UNIT_SAMPLES": str(UNIT_SAMPLES),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPO),
+            **environment,
+        }
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module], cwd=home, env=self._environment, stdout=log, stderr=log
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    def end(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(120)
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    made: list[Worker] = []
+
+    def run(broker_url: str, module: str = "bench.null_worker", **environment: str) -> Worker:
+        made.append(Worker(tmp_path, broker_url, module, **environment))
+        return made[-1]
+
+    yield run
+    for worker in made:
+        if worker.process.poll() is None:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def submit(database: Database, prompts: list[str], **changes: Any) -> str:
+    body = {
+        "kind": "capture",
+        "model": MODEL,
+        "inputs": [{"prompt": prompt} for prompt in prompts],
+        "capture": {"mode": "off"},
+        "sampling": {"max_tokens": 2},
+    }
+    spec: Any = job_spec_adapter.validate_python(body | changes)
+    with database.write() as session:
+        row = jobs.create(session, kind="capture", model=MODEL, spec=spec, hooks=[], total=len(prompts))
+        samples.insert(session, row.id, capture_samples(spec))
+    return row.id
+
+
+def wait_for(condition: Callable[[], bool], worker: Worker, seconds: float = 180) -> float:
+    """Seconds until the condition held."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, worker.log[-4000:]
+        assert worker.process.poll() is None, worker.log[-4000:]
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def completed(database: Database, job_id: str) -> int:
+    with database.read() as session:
+        return jobs.get(session, job_id).completed
+
+
+def is_completed(database: Database, job_id: str) -> bool:
+    with database.read() as session:
+        return jobs.status_of(session, job_id) is JobStatus.COMPLETED
+
+
+def test_a_lost_device_costs_its_process_and_only_the_sample_at_fault_fails(
+    database: Database, start: Start, redis_url: str
+) -> None:
+    job_id = submit(database, ["one", "two", "poison", "four", "five", "six"])
+    worker = start(redis_url, "tests.integration.worker.failing_worker")
+    wait_for(lambda: is_completed(database, job_id), worker)
+    with database.read() as session:
+        rows = session.scalars(
+            sa.select(SampleRow).where(SampleRow.job_id == job_id).order_by(SampleRow.position)
+        ).all()
+        assert [row.status for row in rows] == ["completed"] * 2 + ["failed"] + ["completed"] * 3
+        error = rows[2].error
+        assert error is not None
+        assert error["type"] == "device_lost"
+        assert "device-side assert" in error["message"]
+        gone = session.scalars(sa.select(WorkerRow).where(WorkerRow.error.is_not(None))).all()
+        processes = session.scalars(sa.select(WorkerRow.pid)).all()
+    assert [row.error["type"] for row in gone if row.error] == ["device_lost"] * 2, "together, then alone"
+    assert len(set(processes)) == 3
+    assert f"exitcode {DEVICE_LOST}" in worker.log
+    assert worker.end() == 0
+
+
+def test_a_drain_goes_on_while_redis_is_down_and_goes_by_messages_afterwards(
+    database: Database,
+    start: Start,
+    redis_process: "Callable[[], RedisProcess]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = redis_process()
+    # slices of one unit each, so that the drain asks for its next turn all the time
+    worker = start(server.url, BENCH_UNIT_SECONDS="0.05", ACTOGRAPH_SLICE_SECONDS="0.01")
+    long = submit(database, ["word"] * 4000)
+    wait_for(lambda: completed(database, long) >= 2 * UNIT_SAMPLES, worker)
+
+    def rate(seconds: float) -> float:
+        before, began = completed(database, long), time.monotonic()
+        time.sleep(seconds)
+        return (completed(database, long) - before) / (time.monotonic() - began)
+
+    with_redis = rate(5)
+    server.stop()
+    without_redis = rate(5)
+    with capsys.disabled():
+        print(f"\nsamples/s with Redis {with_redis:.1f}, without {without_redis:.1f}")  # noqa: T201
+    assert without_redis > with_redis / 2
+    urgent = submit(database, ["now"], priority=0)
+    wait_for(lambda: is_completed(database, urgent), worker, 60)
+    assert not is_completed(database, long)
+    server.start()
+    broker = Broker(server.url, database)
+    wait_for(lambda: "Redis takes messages again" in worker.log, worker)
+    again = submit(database, ["again"], priority=0)
+    assert broker.wake(again, 0)
+    wait_for(lambda: is_completed(database, again), worker, 60)
+    broker.close()
+    assert worker.end() == 0
+    with database.read() as session:
+        left = session.scalars(sa.select(SampleRow.status).where(SampleRow.job_id == long).distinct()).all()
+    assert set(left) == {"completed", "pending"}, "nothing stays leased"
+
+
+def test_a_worker_that_starts_and_ends_without_redis_runs_jobs(database: Database, start: Start) -> None:
+    job_id = submit(database, ["word"] * 3)
+    worker = start("redis://127.0.0.1:1/0")
+    wait_for(lambda: is_completed(database, job_id), worker)
+    assert worker.end() == 0
+
+
+def test_a_redis_without_memory_costs_the_worker_nothing_but_its_messages(
+    database: Database, start: Start, redis_process: "Callable[[], RedisProcess]"
+) -> None:
+    server = redis_process()
+    job_id = submit(database, ["word"] * 3)
+    broker = Broker(server.url, database)
+    queued = submit(database, ["with a message"])
+    with redis.Redis.from_url(server.url) as client:
+        for _ in range(20):
+            assert broker.wake(queued, 5, "actograph.run.null")
+        client.config_set("maxmemory", 1)
+        worker = start(server.url)
+        for waiting in (job_id, queued):
+            wait_for(lambda job=waiting: is_completed(database, job), worker)  # type: ignore[misc]
+        wait_for(lambda: broker.messages() == 0, worker)
+        later = submit(database, ["later"])
+        assert not broker.wake(later, 5)
+        assert "maxmemory" in (broker.trouble or "")
+        wait_for(lambda: is_completed(database, later), worker, 60)
+    broker.close()
+    assert worker.end() == 0
+    assert worker.log.count("Traceback") == 0, worker.log[-4000:]
