@@ -30,7 +30,7 @@ class FailingEngine(NullEngine):
 
 
 # the child process imports this module again
-null_worker.NullEngine = FailingEngine  # type: ignore[misc,attr-defined]
+null_worker.NullEngine = FailingEngine  # type: ignore[attr-defined]
 
 if __name__ == "__main__":
     sys.exit(main())

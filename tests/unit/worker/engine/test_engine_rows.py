@@ -332,7 +332,8 @@ def test_memory_does_not_grow_with_max_tokens(tokens: int) -> None:
     assert sink.peak <= 20_000
 
 
-def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait() -> None:
+def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.engine.rows._STOP_PATIENCE_SECONDS", 0.0)
     sink = Chunks(delay=0.05)
     stopped = threading.Event()
     stream = RowStream(
@@ -360,7 +361,11 @@ def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait() -> None:
     assert len(sink.calls) < 20
 
 
-def test_a_cancel_at_the_very_end_is_told() -> None:
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_cancel_at_the_very_end_drops_rows_only_where_the_sink_is_too_slow(
+    monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr("worker.engine.rows._STOP_PATIENCE_SECONDS", patience)
     sink = Chunks(delay=0.3)
     stream = RowStream(
         (Point(("a",)),),
@@ -377,7 +382,7 @@ def test_a_cancel_at_the_very_end_is_told() -> None:
     stream.prefill(0, torch.zeros(1, 1, 4))
     for _ in range(4):
         stream.decode([torch.zeros(1, 1, 4)])
-    assert stream.finish((5,)) is False
+    assert stream.finish((5,)) is (patience > 0)
     stream.close()
     assert not stream._thread.is_alive()
 

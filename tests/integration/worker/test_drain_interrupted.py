@@ -1,0 +1,89 @@
+"""Finished samples of a batch are kept when its job is cancelled or its worker stopped."""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from actograph.contract.resources import JobStatus, SampleStatus
+from storage import jobs
+from storage.session_files import SessionReader
+from worker.stop_signal import StopSignal
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+CAPTURE = {"points": ["resid_post"], "layers": "all"}
+DRAWN = {"temperature": 1.0, "seed": 3}
+
+
+@pytest.fixture
+def job_id(bench: "Bench", slow: list[float]) -> str:
+    """A job of two samples that run together: the first ends at a stop string, the second goes on."""
+    plain = bench.submit(inputs=[{"prompt": "one two"}], sampling={"max_tokens": 12, **DRAWN})
+    bench.drain().run_slice(plain)
+    slow.clear()
+    return bench.submit(
+        inputs=[{"prompt": "one two"}, {"prompt": "three four"}],
+        capture=CAPTURE,
+        sampling={"max_tokens": 1900, "stop": [bench.samples(plain)[0].completion], **DRAWN},
+    )
+
+
+def interrupt(bench: "Bench", job_id: str, steps: list[float], act: Callable[[], None]) -> None:
+    """Run a slice, and act once the first sample must have ended."""
+
+    def wait_and_act() -> None:
+        pause = threading.Event()
+        while len(steps) < 40:
+            pause.wait(0.01)
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    bench.drain().run_slice(job_id)
+    thread.join()
+
+
+def check_first(bench: "Bench", job_id: str) -> None:
+    """The first sample is complete, and its session is whole."""
+    first = bench.samples(job_id)[0]
+    assert first.status is SampleStatus.COMPLETED
+    assert first.session_id is not None and first.prompt_tokens and first.generated_tokens
+    reader = SessionReader(bench.store, first.session_id)
+    reader.verify()
+    assert len(reader.token_ids()) == first.prompt_tokens + first.generated_tokens
+    assert bench.stored_sessions() == bench.indexed_sessions()
+
+
+def test_a_cancelled_job_keeps_the_finished_samples_of_its_last_batch(
+    bench: "Bench", slow: list[float], job_id: str
+) -> None:
+    def cancel() -> None:
+        with bench.database.write() as session:
+            jobs.cancel(session, job_id)
+
+    interrupt(bench, job_id, slow, cancel)
+    check_first(bench, job_id)
+    assert bench.status(job_id) is JobStatus.CANCELLED
+    assert bench.samples(job_id)[1].status is SampleStatus.CANCELLED
+    with bench.database.read() as session:
+        assert jobs.get(session, job_id).completed == 1
+    assert len(bench.stored_sessions()) == 1
+
+
+def test_a_stopped_worker_keeps_the_finished_samples_of_its_last_batch(
+    bench: "Bench", slow: list[float], job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.2)
+    interrupt(bench, job_id, slow, bench.stop.set)
+    check_first(bench, job_id)
+    second = bench.samples(job_id)[1]
+    assert (second.status, second.attempts) == (SampleStatus.PENDING, 0)
+    assert bench.broker.woken == [(job_id, 5)]
+    bench.stop = StopSignal.create(bench.settings.home)
+    with bench.database.write() as session:
+        jobs.cancel(session, job_id)

@@ -1,0 +1,152 @@
+"""Errors that nobody foresaw fail their own sample or job, with the trace in the log."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from actograph.contract.resources import JobStatus
+from storage import job_control, sessions
+from worker.exit_status import DEVICE_LOST
+from worker.runners.evaluation import EvaluationRunner
+from worker.slices import Slices
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = pytest.mark.integration
+
+CAPTURE = {"points": ["resid_post"], "layers": [0]}
+
+
+class Bug(Exception):
+    """No error of ours."""
+
+
+def failing_on_second(real: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    """`real`, but raises for the second sample of the job, which `place` finds in the arguments."""
+
+    def faulty(*args: Any, **more: Any) -> Any:
+        if place(*args).sample_index == 1:
+            raise Bug("nobody foresaw this")
+        return real(*args, **more)
+
+    return faulty
+
+
+def second_fails_alone(bench: "Bench", job_id: str, caplog: pytest.LogCaptureFixture, doing: str) -> None:
+    assert bench.status(job_id) is JobStatus.COMPLETED
+    done = bench.samples(job_id)
+    assert [str(sample.status) for sample in done] == ["completed", "failed"] + ["completed"] * 3
+    assert [sample.attempts for sample in done] == [1] * 5
+    error = done[1].error
+    assert error is not None
+    assert error.type == "internal_error"
+    assert "Bug" in error.message and "nobody foresaw this" in error.message and doing in error.message
+    assert "Traceback" in caplog.text and "in faulty" in caplog.text
+    assert bench.stored_sessions() == bench.indexed_sessions()
+    assert len(bench.indexed_sessions()) == 4
+
+
+@pytest.mark.parametrize(("method", "doing"), [("prompt", "prompted"), ("score", "scored")])
+def test_a_bug_in_a_runner_fails_its_sample(
+    bench: "Bench",
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    doing: str,
+) -> None:
+    real = getattr(EvaluationRunner, method)
+    monkeypatch.setattr(EvaluationRunner, method, failing_on_second(real, lambda _runner, lease, *_: lease))
+    job_id = bench.submit(capture=CAPTURE)
+    bench.drain(batch_size=5).run_slice(job_id)
+    second_fails_alone(bench, job_id, caplog, doing)
+
+
+def test_a_bug_in_closing_a_session_fails_its_sample(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from worker.recording import UnitRecorder
+
+    real = UnitRecorder._manifest
+    monkeypatch.setattr(
+        UnitRecorder,
+        "_manifest",
+        failing_on_second(real, lambda recorder, index, *_: recorder._samples[index]),
+    )
+    job_id = bench.submit(capture=CAPTURE)
+    bench.drain(batch_size=5).run_slice(job_id)
+    second_fails_alone(bench, job_id, caplog, "stored")
+
+
+def test_a_result_that_the_index_refuses_fails_its_sample(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "storage.sessions.insert", failing_on_second(sessions.insert, lambda _session, new: new)
+    )
+    job_id = bench.submit(capture=CAPTURE)
+    bench.drain(batch_size=5).run_slice(job_id)
+    second_fails_alone(bench, job_id, caplog, "stored")
+
+
+def test_a_job_that_cannot_be_made_ready_fails_at_the_third_attempt_of_any_process(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = bench.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slices, "_runner", failing_on_second(lambda: None, lambda *_: _Second()))
+        for number in range(3):
+            assert bench.status(job_id) in (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
+            bench.drain(f"wrk_{number:032x}").run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.FAILED
+    assert caplog.text.count("in faulty") == 3
+    assert bench.broker.woken == []
+    with bench.database.write() as session:
+        row = job_control.retry(session, job_id)
+        assert row.error is None
+    bench.drain().run_slice(job_id)
+    assert bench.status(job_id) is JobStatus.COMPLETED
+
+
+class _Second:
+    sample_index = 1
+
+
+def test_scoring_and_prompting_that_take_longer_than_the_stall_limit_in_all_are_no_stall(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    bench.end_process = ended.append
+    for method in ("prompt", "score"):
+        real = getattr(EvaluationRunner, method)
+
+        def slowly(*args: Any, real: Callable[..., Any] = real) -> Any:
+            time.sleep(0.8)
+            return real(*args)
+
+        monkeypatch.setattr(EvaluationRunner, method, slowly)
+    job_id = bench.submit()
+    bench.drain(batch_size=5, stall_seconds=2.5).run_slice(job_id)
+    assert ended == []
+    assert bench.status(job_id) is JobStatus.COMPLETED
+
+
+def test_a_device_that_is_lost_while_the_job_is_made_ready_ends_the_process(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(*_: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Slices, "_runner", lose)
+    ended: list[int] = []
+    bench.end_process = ended.append
+    job_id = bench.submit()
+    for number in range(3):
+        with caplog.at_level(logging.CRITICAL), pytest.raises(torch.AcceleratorError):
+            bench.drain(f"wrk_{number:032x}").run_slice(job_id)
+    assert ended == [DEVICE_LOST] * 3
+    assert bench.status(job_id) is JobStatus.FAILED
