@@ -31,7 +31,16 @@ def _bind_nothing(*_: Any, **__: Any) -> None:
     """Messages go to queues by name; kombu's table of bindings, which takes a write, is not needed."""
 
 
+def _no_size(*_: Any, **__: Any) -> int:
+    """Nobody reads the length of a declared queue, which kombu asks for in a transaction.
+
+    Redis refuses every transaction while it has no memory left.
+    """
+    return 0
+
+
 def install() -> None:
     """For every connection to a Redis broker that this process makes."""
     transport.Channel.QoS = Unacknowledged
+    transport.Channel._size = _no_size  # type: ignore[method-assign]
     transport.Channel._queue_bind = _bind_nothing  # type: ignore[method-assign]
