@@ -8,6 +8,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from api.submissions import Submission
 from storage import dataset_sources, model_tokenizers
 from storage.dataset_sources import Uploads
 from storage.samples import NewSample
+from storage.session_reader import DigestCache
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +39,15 @@ _COUNTER = Path(__file__).with_name("token_counter.py")
 
 Prompt = dict[str, Any]
 
+#: numbers of tokens by the sha256 of tokenizer and prompts
+_known: DigestCache[list[int | None]] = DigestCache(50_000)
+
 
 def measure(services: Services, submission: Submission) -> tuple[PromptTokens, str] | str:
     """Prompt lengths and how they were measured; or, as a text alone, why they cannot be measured."""
     with services.database.read() as session:
-        definition = model_tokenizers.definition(session, submission.spec.model)
-    if definition is None:
+        tokenizer = model_tokenizers.stored_sha256(session, submission.spec.model)
+    if tokenizer is None:
         return "no worker has stored the tokenizer of this model"
     characters = list(characters_of(submission))
     if not characters:
@@ -51,8 +56,8 @@ def measure(services: Services, submission: Submission) -> tuple[PromptTokens, s
     longest = characters.index(max(characters))
     chosen = sorted({*spread, longest})
     try:
-        prompts = _prompts(services, submission, chosen)
-        counts = _count(prompts, definition)
+        prompts = json.dumps(_prompts(services, submission, chosen)).encode()
+        counts = _counts(services, submission.spec.model, tokenizer, prompts)
     except (ActographError, OSError, subprocess.SubprocessError, ValueError) as error:
         log.warning("prompts of model %s cannot be counted: %s", submission.spec.model, error)
         return f"the prompts could not be tokenized ({type(error).__name__})"
@@ -159,7 +164,23 @@ def _chat(messages: Sequence[Any], *, thinking: bool, add_generation_prompt: boo
     }
 
 
-def _count(prompts: Sequence[Prompt], definition: bytes) -> list[int | None]:
+def _counts(services: Services, model: str, tokenizer: str, prompts: bytes) -> list[int | None]:
+    """Tokens of each prompt, counted once for the same prompts and tokenizer.
+
+    Raises:
+        OSError, subprocess.SubprocessError, ValueError: see `_count`.
+    """
+    digest = sha256(tokenizer.encode() + prompts).hexdigest()
+    counts = _known.get(digest)
+    if counts is None:
+        with services.database.read() as session:
+            definition = model_tokenizers.definition(session, model)
+        counts = _count(prompts, definition or b"")
+        _known.put(digest, counts, len(counts))
+    return counts
+
+
+def _count(prompts: bytes, definition: bytes) -> list[int | None]:
     """Tokens of each prompt, counted in a process of its own; see `api.token_counter`.
 
     Raises:
@@ -167,7 +188,7 @@ def _count(prompts: Sequence[Prompt], definition: bytes) -> list[int | None]:
     """
     ended = subprocess.run(
         [sys.executable, "-P", "-s", str(_COUNTER)],
-        input=json.dumps(prompts).encode() + b"\n" + definition,
+        input=prompts + b"\n" + definition,
         capture_output=True,
         timeout=_TIMEOUT_SECONDS,
         check=True,

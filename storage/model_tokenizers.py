@@ -26,14 +26,18 @@ def keep(session: Session, model: str, definition: Mapping[str, Any]) -> None:
     """
     text = json.dumps(definition, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
     digest = sha256(text).hexdigest()
-    known = session.scalar(sa.select(ModelTokenizerRow.sha256).where(ModelTokenizerRow.model == model))
-    if known != digest:
+    if stored_sha256(session, model) != digest:
         _keep(session, [{"model": model, "sha256": digest, "definition": zlib.compress(text)}])
 
 
 def drop(session: Session, model: str) -> None:
     """Forget a model's tokenizer: the one that is loaded now cannot be stored."""
     session.execute(sa.delete(ModelTokenizerRow).where(ModelTokenizerRow.model == model))
+
+
+def stored_sha256(session: Session, model: str) -> str | None:
+    """sha256 of the definition; None if no worker has stored one."""
+    return session.scalar(sa.select(ModelTokenizerRow.sha256).where(ModelTokenizerRow.model == model))
 
 
 def definition(session: Session, model: str) -> bytes | None:
