@@ -27,10 +27,14 @@ _held: list[Any] = []
 
 
 class FullDisk(io.FileIO):
-    """A file whose bytes find no room while the disk is full."""
+    """A file whose bytes find no room while the disk is full, if it is one of the disk in question."""
+
+    def __init__(self, file: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(file, *arguments, **options)
+        self._on_disk = not isinstance(file, int) and os.fspath(file).startswith(_DISK)
 
     def write(self, data: Any, /) -> int:
-        if os.path.exists(_FULL):  # noqa: PTH110 (pathlib opens files through us)
+        if self._on_disk and os.path.exists(_FULL):  # noqa: PTH110 (pathlib opens files through us)
             _open(f"{_FULL}.hit", "ab").close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data)
@@ -72,5 +76,6 @@ def _has_wrong_clock() -> bool:
 if _FULL and _DISK:
     io.open = _open_on_disk
     builtins.open = _open_on_disk
+    io.FileIO = FullDisk  # type: ignore[misc]
 if _CLOCK and _has_wrong_clock():
     time.time = _wrong_time
