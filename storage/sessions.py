@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from pydantic import TypeAdapter
@@ -22,6 +22,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_INSERT, _INSERT_TAGS, _INSERT_FILES = (
+    sa.insert(cast(sa.Table, row.__table__)) for row in (SessionRow, SessionTagRow, ArtifactRow)
+)
 _hooks = TypeAdapter(dict[str, resources.TensorInfo])
 
 
@@ -50,41 +53,56 @@ class NewSession:
     expires_after: Any = None
 
 
-def insert(session: Session, new: NewSession) -> None:
-    """Add a session; its job gives it its owner, its tags and the time of its expiry."""
-    job = session.get_one(JobRow, new.job_id)
+def insert(session: Session, *new: NewSession) -> None:
+    """Add sessions, with one statement for each table. Their job gives them owner, tags and expiry."""
+    if not new:
+        return
     moment = now(session)
-    session.add(
-        SessionRow(
-            id=new.id,
-            job_id=new.job_id,
-            sample_id=new.sample_id,
-            sample_index=new.sample_index,
-            condition=new.condition,
-            epoch=new.epoch,
-            model=new.model,
-            created_at=moment,
-            prompt_tokens=new.prompt_tokens,
-            generated_tokens=new.generated_tokens,
-            rows=new.rows,
-            bytes=sum(f.bytes for f in new.files),
-            dtype=new.dtype,
-            hooks={name: info.model_dump() for name, info in new.hooks.items()},
-            correct=new.correct,
-            identity_sha256=new.identity_sha256,
-            owner=job.owner,
-            expires_at=_expiry(new.expires_after or job.spec.get("expires_after"), moment),
-        )
-    )
     session.flush()
-    tags = session.scalars(sa.select(JobTagRow.tag).where(JobTagRow.job_id == new.job_id)).all()
-    session.add_all(
-        SessionTagRow(session_id=new.id, tag=tag, created_at=moment)
-        for tag in dict.fromkeys([*tags, *new.tags])
-    )
-    session.add_all(
-        ArtifactRow(session_id=new.id, name=f.name, bytes=f.bytes, sha256=f.sha256) for f in new.files
-    )
+    tags: dict[str, list[str]] = {}
+    of_jobs = sa.select(JobTagRow.job_id, JobTagRow.tag).where(JobTagRow.job_id.in_({n.job_id for n in new}))
+    for job_id, tag in session.execute(of_jobs):
+        tags.setdefault(job_id, []).append(tag)
+    connection = session.connection()
+    connection.execute(_INSERT, [_values(session.get_one(JobRow, n.job_id), n, moment) for n in new])
+    tag_rows = [
+        {"session_id": n.id, "tag": tag, "created_at": moment}
+        for n in new
+        for tag in dict.fromkeys([*tags.get(n.job_id, ()), *n.tags])
+    ]
+    if tag_rows:
+        connection.execute(_INSERT_TAGS, tag_rows)
+    file_rows = [
+        {"session_id": n.id, "name": f.name, "bytes": f.bytes, "sha256": f.sha256}
+        for n in new
+        for f in n.files
+    ]
+    if file_rows:
+        connection.execute(_INSERT_FILES, file_rows)
+
+
+def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
+    return {
+        "id": new.id,
+        "job_id": new.job_id,
+        "sample_id": new.sample_id,
+        "sample_index": new.sample_index,
+        "condition": new.condition,
+        "epoch": new.epoch,
+        "model": new.model,
+        "created_at": moment,
+        "prompt_tokens": new.prompt_tokens,
+        "generated_tokens": new.generated_tokens,
+        "rows": new.rows,
+        "bytes": sum(f.bytes for f in new.files),
+        "dtype": new.dtype,
+        "hooks": {name: info.model_dump() for name, info in new.hooks.items()},
+        "correct": new.correct,
+        "identity_sha256": new.identity_sha256,
+        "owner": job.owner,
+        "expires_at": _expiry(new.expires_after or job.spec.get("expires_after"), moment),
+        "pinned": False,
+    }
 
 
 def get(session: Session, session_id: str) -> SessionRow:

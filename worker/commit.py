@@ -15,6 +15,7 @@ from storage.counters import Counter
 from storage.database import Database, is_away
 from storage.models import JobRow
 from storage.samples import SampleResult
+from storage.sessions import NewSession
 from worker.outcome import Interrupted, Outcome
 from worker.recording import Provenance
 from worker.unforeseen import unforeseen
@@ -139,8 +140,11 @@ def _commit_of_job(
     away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded | Interrupted)]
     samples.release(session, [o.lease for o in away])
     samples.give_back(session, [o.lease for o in away])
-    ended = [o for o in outcomes if o not in away and not samples.is_committed(session, o.lease)]
-    lost = [o for o in ended if not _commit(session, o, provenance)]
+    committed = samples.committed(session, [o.lease for o in outcomes])
+    ended = [o for o in outcomes if o not in away and o.lease.id not in committed]
+    recorded: list[NewSession] = []
+    lost = [o for o in ended if not _commit(session, o, provenance, recorded)]
+    sessions.insert(session, *recorded)
     samples.give_back(session, [o.lease for o in lost])
     kept = [o for o in ended if o not in lost]
     if kept:
@@ -179,21 +183,25 @@ def _prompt_tokens(outcome: Outcome) -> int:
     return len(outcome.generation.prompt_ids) if outcome.generation else 0
 
 
-def _commit(session: Session, outcome: Outcome, provenance: Provenance | None) -> bool:
-    """Write one sample's result under its lease; False where the lease is lost."""
+def _commit(
+    session: Session, outcome: Outcome, provenance: Provenance | None, recorded: list[NewSession]
+) -> bool:
+    """Write one sample's result under its lease, and append its session; False if the lease is lost."""
     try:
         if outcome.error is not None:
             text = outcome.prompt.text if outcome.prompt else None
             samples.fail(session, outcome.lease, outcome.error, text)
             return True
-        _complete(session, outcome, provenance)
+        _complete(session, outcome, provenance, recorded)
     except LeaseLost as error:
         logger.warning("%s", error)
         return False
     return True
 
 
-def _complete(session: Session, outcome: Outcome, provenance: Provenance | None) -> None:
+def _complete(
+    session: Session, outcome: Outcome, provenance: Provenance | None, sessions_of_unit: list[NewSession]
+) -> None:
     prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
     if prompt is None or generation is None or scores is None:
         raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
@@ -215,5 +223,4 @@ def _complete(session: Session, outcome: Outcome, provenance: Provenance | None)
     if recorded is not None and provenance is not None:
         verdict = next(iter(scores.values()), None)
         correct = verdict.value == 1.0 if verdict else None
-        new = recorded.as_new(outcome.lease, provenance, correct)
-        sessions.insert(session, new)
+        sessions_of_unit.append(recorded.as_new(outcome.lease, provenance, correct))

@@ -9,7 +9,7 @@ from storage.samples.insertion import INSERT_CHARACTERS, NewSample, characters_o
 from storage.samples.leases import LeasedSample, give_back, lock_jobs, release, renew
 from storage.samples.lists import find, get, resource
 from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up
-from storage.samples.results import SampleResult, complete, fail, is_committed
+from storage.samples.results import SampleResult, committed, complete, fail
 
 __all__ = [
     "ALONE_AFTER_ATTEMPTS",
@@ -20,6 +20,7 @@ __all__ = [
     "SampleResult",
     "characters_of",
     "claim",
+    "committed",
     "complete",
     "fail",
     "find",
@@ -28,7 +29,6 @@ __all__ = [
     "give_up",
     "insert",
     "is_any_pending",
-    "is_committed",
     "lock_jobs",
     "next_input",
     "next_position",

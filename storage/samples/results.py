@@ -76,11 +76,10 @@ def fail(session: Session, lease: LeasedSample, error: ActographError, prompt: s
         raise LeaseLost(f"sample {lease.id}: lease token {lease.token} is no longer valid")
 
 
-def is_committed(session: Session, lease: LeasedSample) -> bool:
-    """Whether a result was stored under this very lease: its commit's answer may have been lost."""
-    statement = sa.select(SampleRow.id).where(
-        SampleRow.id == lease.id,
-        SampleRow.lease_token == lease.token,
-        SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+def committed(session: Session, leases: Sequence[LeasedSample]) -> set[str]:
+    """Samples whose result was stored under these very leases: the answer to a commit may be lost."""
+    tokens = {lease.id: lease.token for lease in leases}
+    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
+        SampleRow.id.in_(tokens), SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED))
     )
-    return session.execute(statement).first() is not None
+    return {row.id for row in session.execute(statement) if row.lease_token == tokens[row.id]}
