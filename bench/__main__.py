@@ -75,6 +75,13 @@ PROGRAMS = (
         limit_minutes=10,
     ),
     Program(
+        module="full_index",
+        arguments=("--full", "100000", "--rounds", "10"),
+        quick=("--full", "20000", "--rounds", "2"),
+        minutes=4,
+        limit_minutes=15,
+    ),
+    Program(
         module="overhead",
         arguments=("--seconds", "5", "--rounds", "100"),
         quick=("--rate", "50", "--seconds", "1", "--rounds", "10", "--apis", "1"),

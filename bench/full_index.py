@@ -143,10 +143,10 @@ def main() -> None:
             server = PostgresServer()
             server.create()
             stack.callback(server.remove)
-            for name in ("small", "full"):
+            for name in ("small_index", "full_index"):
                 with server.connect() as connection:
                     connection.execute(f"CREATE DATABASE {name}".encode())
-            urls = [server.database_url(name) for name in ("small", "full")]
+            urls = [server.database_url(name) for name in ("small_index", "full_index")]
         small, full = (
             stack.enter_context(opened(url, shape, home))
             for url, shape, home in zip(urls, shapes, homes, strict=True)

@@ -15,8 +15,8 @@ from storage.models import JobRow, SampleRow, WorkerRow
 from storage.ownership import of_everyone
 
 #: jobs that are looked at: those behind so many are not foretold
-MOST_JOBS = 500
-#: ended jobs among which one like a job that has not begun is sought
+MOST_JOBS = 200
+#: latest ended jobs of a kind and model among which one like a job that has not begun is sought
 MOST_ENDED = 100
 
 
@@ -101,16 +101,10 @@ def _costs(session: Session, active: Sequence[_Job]) -> dict[tuple[str, str, int
         if job.seconds_per_sample is not None:
             known[job.likeness] = job.seconds_per_sample
     wanted = {job.likeness for job in active if job.seconds_per_sample is None} - set(known)
-    if wanted:
-        models = {model for model, _, _ in wanted}
-        ended = _read(
-            session,
-            JobRow.model.in_(models),
-            JobRow.status.not_in(jobs.ACTIVE),
-            JobRow.recent_samples > 0,
-            by_turn=False,
-        )
-        for job in reversed(ended):
+    # by kind, since an index has the jobs of a kind in the order of time
+    for model, kind in sorted({(model, kind) for model, kind, _ in wanted}):
+        of_kind = (JobRow.kind == kind, JobRow.model == model, JobRow.status.not_in(jobs.ACTIVE))
+        for job in reversed(_read(session, *of_kind, by_turn=False)):
             if job.likeness in wanted and job.seconds_per_sample is not None:
                 known[job.likeness] = job.seconds_per_sample
     return known
