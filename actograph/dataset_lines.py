@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 MAX_LINE_BYTES = 4_000_000
 #: Values of one row, columns that no task reads included.
-MAX_ROW_VALUES = 500_000
+MAX_ROW_VALUES = 250_000
 #: Shorter JSON takes little memory whatever it holds.
 _SHORT_BYTES = 1 << 14
 #: Memory of a JSON object in Python, and of any other value with its place in a list.

@@ -187,9 +187,9 @@ def test_a_row_of_too_many_values_is_refused_before_it_is_decoded() -> None:
 
 
 def test_large_rows_hold_their_share_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = MemoryBudget(30 << 20, wait_seconds=0.05)
+    budget = MemoryBudget(18 << 20, wait_seconds=0.05)
     monkeypatch.setattr(memory_budget, "DATASETS", budget)
-    large = line(junk=[[] for _ in range(200_000)])
+    large = line(junk=[[] for _ in range(120_000)])
     rows = stream_rows(JsonRecords([large, large]))
     next(rows)
     with pytest.raises(ServiceBusy, match="a row of the dataset needs") as caught:
