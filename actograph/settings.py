@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
     max_body_bytes: int = Field(
-        64 << 20, gt=0, description="Largest JSON request body: that of a job. Other routes take less."
+        32 << 20, gt=0, description="Largest JSON request body: that of a job. Other routes take less."
     )
     stalled_client_seconds: float = Field(
         600.0,

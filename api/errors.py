@@ -255,7 +255,7 @@ _SAMPLES: Mapping[int, tuple[str, str, str | None]] = {
     412: (ExportChanged.code, ExportChanged().message, None),
     413: (
         "payload_too_large",
-        "the request body is larger than 67108864 bytes (ACTOGRAPH_MAX_BODY_BYTES)",
+        "the request body is larger than 33554432 bytes (ACTOGRAPH_MAX_BODY_BYTES)",
         None,
     ),
     415: ("unsupported_media_type", "send the body as JSON, with Content-Type: application/json", None),

@@ -64,8 +64,17 @@ def test_connections_that_send_half_a_request_hold_up_nobody(attacked: AttackedS
     attack.require_withstood()
 
 
-def junk() -> bytes:
-    return b'{"junk": [' + b"[]," * 20_000_000 + b"[]]}"
+def junk(count: int) -> bytes:
+    return b'{"junk": [' + b"[]," * count + b"[]]}"
+
+
+def longest_junk() -> bytes:
+    return junk(20_000_000)
+
+
+def largest_junk() -> bytes:
+    """No larger than a job's body may be, so that its values are what is refused."""
+    return junk(10_000_000)
 
 
 def unknown_keys() -> bytes:
@@ -76,7 +85,7 @@ def wide_texts() -> bytes:
     """Valid, and each text takes four times its size in memory."""
     text = "a" * 600_000 + "\N{BALLOON}"
     spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": {"mode": "off"}}
-    return json.dumps(spec | {"inputs": [{"prompt": text}] * 100}, ensure_ascii=False).encode()
+    return json.dumps(spec | {"inputs": [{"prompt": text}] * 50}, ensure_ascii=False).encode()
 
 
 def many_inputs() -> bytes:
@@ -85,11 +94,11 @@ def many_inputs() -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/v1/estimate", "/v1/chat/completions", "/v1/interventions"])
-@pytest.mark.parametrize("body", [junk, unknown_keys])
+@pytest.mark.parametrize("body", [longest_junk, largest_junk, unknown_keys])
 def test_one_large_body_holds_up_nobody(
     attacked: AttackedService, body: Callable[[], bytes], path: str
 ) -> None:
-    """60 MB of empty lists, and 640,000 unknown keys, from a key that may only read where that is enough."""
+    """60 MB and 30 MB of empty lists, and 640,000 unknown keys; estimates are sent by a key that may only read."""
     sent, role = body(), "read" if path == "/v1/estimate" else "submit"
     with attacked.under_attack() as attack, attacked.client("mallory", role) as mallory:
         began = time.monotonic()

@@ -77,7 +77,8 @@ def index_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def settings(tmp_path: Path, migrated: Path, redis_url: str, index_url: str) -> Settings:
     home = tmp_path / "home"
-    (home / "data").mkdir(parents=True)
+    home.mkdir(mode=0o700)  # an open one is closed, and that is said
+    (home / "data").mkdir()
     shutil.copy(migrated, home / "actograph.db")
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
