@@ -21,7 +21,7 @@ from transformers import (
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import DeviceKey, DeviceMap
-from worker.engine import placement
+from worker.engine import checkpoint_check, placement
 from worker.engine.handoffs import Handoffs, restore
 
 # nnsight takes a `-v` of our own command line for its debug switch
@@ -200,6 +200,7 @@ def load_model(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
+        checkpoint_check.check_numbers(name, source, revision)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -214,6 +215,10 @@ def load_model(
         ) from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
+    try:
+        checkpoint_check.check_weights(name, source, config, revision)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
     if device_map is not None:
         placement.check_devices(device_map)
         if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
