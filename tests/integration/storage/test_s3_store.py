@@ -276,3 +276,16 @@ def test_a_missing_bucket_is_named_as_the_reason(s3_environment: None) -> None:
 def test_a_server_that_is_gone(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     assert all("cannot be used" in m for m in refusals(S3Store("bucket", attempts=1)))
+
+
+def test_an_upload_in_parts_reports_its_progress(store: S3Store) -> None:
+    reported: list[None] = []
+    with store.stage(SESSION) as stage:
+        with stage.create("activations.safetensors") as file:
+            file.write(bytes(2 * PART_BYTES + 1))
+        with stage.create("manifest.json") as file:
+            file.write(b"{}")
+        stage.on_progress = lambda: reported.append(None)
+        stage.commit()
+    assert len(reported) >= 3
+    assert store.size(f"{SESSION}/activations.safetensors") == 2 * PART_BYTES + 1

@@ -13,9 +13,9 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from actograph.contract.resources import JobStatus
+from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
-from storage import jobs, migrate, samples
+from storage import jobs, migrate, samples, workers
 from storage.broker import Broker
 from storage.database import Database
 from storage.models import SampleRow, WorkerRow
@@ -188,10 +188,22 @@ def test_a_drain_goes_on_while_redis_is_down_and_goes_by_messages_afterwards(
     assert set(left) == {"completed", "pending"}, "nothing stays leased"
 
 
-def test_a_worker_that_starts_and_ends_without_redis_runs_jobs(database: Database, start: Start) -> None:
+def test_a_worker_without_redis_and_api_runs_jobs_and_heals(database: Database, start: Start) -> None:
     job_id = submit(database, ["word"] * 3)
-    worker = start("redis://127.0.0.1:1/0")
+    late = submit(database, ["word"], model="nobody's", deadline_seconds=1000)
+    with database.write() as session:
+        jobs.get(session, late).deadline_at = 1.0
+        workers.register(session, "wrk_silent", hostname="elsewhere", pid=1, model=MODEL)
+        session.get_one(WorkerRow, "wrk_silent").heartbeat_at = time.time() - 120
+    worker = start("redis://127.0.0.1:1/0", ACTOGRAPH_RECONCILE_SECONDS="0.5")
     wait_for(lambda: is_completed(database, job_id), worker)
+
+    def is_healed() -> bool:
+        with database.read() as session:
+            silent = session.get_one(WorkerRow, "wrk_silent").status
+            return (jobs.status_of(session, late), silent) == (JobStatus.FAILED, WorkerStatus.OFFLINE)
+
+    wait_for(is_healed, worker, 60)
     assert worker.end() == 0
 
 
