@@ -98,7 +98,7 @@ def many_inputs() -> bytes:
 def test_one_large_body_holds_up_nobody(
     attacked: AttackedService, body: Callable[[], bytes], path: str
 ) -> None:
-    """60 MB and 30 MB of empty lists, and 640,000 unknown keys; estimates are sent by a key that may only read."""
+    """60 MB and 30 MB of empty lists, and 640,000 unknown keys; a key that may only read sends estimates."""
     sent, role = body(), "read" if path == "/v1/estimate" else "submit"
     with attacked.under_attack() as attack, attacked.client("mallory", role) as mallory:
         began = time.monotonic()
