@@ -21,7 +21,7 @@ from actograph.contract.errors import ActographError, NotFound, ServiceUnavailab
 from api import batch_input, batch_output, job_insertion
 from api.batch_lines import InvalidBatch
 from api.dependencies import Services
-from storage import batches, files, ids, jobs, webhooks
+from storage import batches, deletions, files, ids, jobs, webhooks
 from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkDigests, ChunkHasher
 from storage.models import BatchRow, JobRow
 
@@ -157,6 +157,7 @@ class BatchKeeper:
                 return  # another process was faster; its files are these
             for stored in (output, errors):
                 if stored is not None:
+                    deletions.end_storing(session, stored.file_id)
                     files.insert(
                         session,
                         file_id=stored.file_id,
@@ -180,6 +181,8 @@ class BatchKeeper:
         file_id = ids.file_id_of(f"{row.id} {name}")
         hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
         pieces = hasher.passing(chain([first], chunks))
+        with self._services.database.write() as session:  # should this process die, the bytes go
+            deletions.begin_storing(session, file_id, row.owner, 0)
         size, sha256 = self._services.store.put_stream(f"files/{file_id}", pieces)
         return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256, hasher.chunks)
 

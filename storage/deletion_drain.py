@@ -18,7 +18,7 @@ from storage import job_deletion, session_removal
 from storage.artifacts.store import ArtifactStore
 from storage.clock import now
 from storage.database import Database
-from storage.models import DeletionRow, SessionRow
+from storage.models import DeletionRow, FileRow, SessionRow
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +106,10 @@ def _remove_files(database: Database, store: ArtifactStore, drained: Drained) ->
         statement = sa.select(*columns).where(due, DeletionRow.listed == sa.false())
         statement = statement.order_by(DeletionRow.next_attempt_at, DeletionRow.id).limit(BATCH)
         doomed = [_Doomed(*row) for row in session.execute(statement)]
+        alive = _with_row(session, [one.id for one in doomed])
     if not doomed:
         return False
-    failures = store.delete_many({_prefix(one.id): one.names for one in doomed})
+    failures = store.delete_many({_prefix(one.id): one.names for one in doomed if one.id not in alive})
     gone = [one for one in doomed if _prefix(one.id) not in failures]
     failed = [one for one in doomed if _prefix(one.id) in failures]
     with database.write() as session:
@@ -124,9 +125,19 @@ def _remove_files(database: Database, store: ArtifactStore, drained: Drained) ->
     if failed:
         reason = failures[_prefix(failed[0].id)]
         log.warning("%d deleted objects are still stored and are tried again: %s", len(failed), reason)
-    drained.count += len(gone)
-    drained.bytes += sum(one.bytes for one in gone)
+    removed = [one.bytes for one in gone if one.id not in alive]
+    drained.count += len(removed)
+    drained.bytes += sum(removed)
     return bool(gone)
+
+
+def _with_row(session: Session, ids: Sequence[str]) -> set[str]:
+    """Those of these sessions and files that have a row after all, stored twice for example: they stay."""
+    return {
+        one
+        for table in (SessionRow, FileRow)
+        for one in session.scalars(sa.select(table.id).where(table.id.in_(ids)))
+    }
 
 
 def _prefix(identifier: str) -> str:

@@ -119,15 +119,11 @@ def _expired(
         with database.read() as session:
             return session_changes.expired(session), True
     total = session_changes.Count()
-    while time.monotonic() < deadline:
-        gone = session_changes.expire(database, limit=50)
+    while (gone := session_changes.expire(database, limit=50)).sessions:
         total = total + gone
-        if not gone.sessions:
-            return total, _drain(database, store, deadline)
-    return total, False
-
-
-def _drain(database: Database, store: ArtifactStore, deadline: float) -> bool:
-    """Carry out deletions until the deadline; whether nothing is left that could be done now."""
-    drain_deletions(database, store, deadline=deadline)
-    return time.monotonic() < deadline
+        if time.monotonic() >= deadline:
+            return total, False
+    drained = drain_deletions(database, store, deadline=deadline)
+    with database.read() as session:
+        # what another process removes at the moment, or the store refuses, is not waited for
+        return total, drained.count == 0 or not deletions.is_any_due(session)

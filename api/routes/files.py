@@ -1,9 +1,11 @@
 """/v1/files in OpenAI's form: datasets and batches that clients upload, and what batches came to."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
@@ -13,7 +15,7 @@ from api import downloads
 from api.auth import caller
 from api.dependencies import After, NewestFirst, Services, ServicesDep, known_id
 from api.errors import documented
-from storage import file_expiry, files, ids, pages, queue_state, quotas
+from storage import deletions, file_expiry, files, ids, pages, queue_state, quotas
 from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
@@ -65,9 +67,12 @@ def upload_file(
     limit = services.settings.max_upload_bytes
     hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
     pieces = hasher.passing(_above_floor(services, _chunks(file.file, limit)))
-    size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
+    with services.database.write() as session:  # should this process die, the bytes go
+        deletions.begin_storing(session, file_id, by, file.size or 0)
     try:
+        size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
         with services.database.write() as session:
+            deletions.end_storing(session, file_id)
             row = files.insert(
                 session,
                 file_id=file_id,
@@ -80,7 +85,8 @@ def upload_file(
                 chunks=hasher.chunks,
             )
     except BaseException:
-        services.store.delete_prefix(f"files/{file_id}")
+        with suppress(SQLAlchemyError), services.database.write() as session:
+            deletions.give_up_storing(session, file_id)
         raise
     return files.resource(row)
 

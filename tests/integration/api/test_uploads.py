@@ -154,3 +154,22 @@ def test_unknown_and_malformed_ids_are_not_found(service: "Service", problem: "P
         service.client.delete(f"/v1/files/{bad}"),
     ):
         problem(answer, 404, "not_found")
+
+
+def test_an_upload_that_fails_after_its_bytes_leaves_nothing(
+    service: "Service", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the index is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("storage.files.insert", fail)
+        assert upload(service, b"x" * 1000).status_code == 500
+    assert len(stored_files(settings)) == 1
+    usage = service.client.get("/v1/activations/stats").json()
+    assert (usage["files"], usage["deleting"], usage["bytes"] >= 1000) == (0, 1, True)
+    service.drain()
+    assert stored_files(settings) == []
+    assert upload(service, b"x" * 1000).status_code == 200
+    service.drain()
+    assert len(stored_files(settings)) == 1

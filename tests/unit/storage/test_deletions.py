@@ -363,3 +363,13 @@ def test_a_removal_that_was_killed_half_way_is_finished(database: Database, stor
         files.delete(session, file_id)
     drain_deletions(database, store)
     assert stored_ids(store) == set()
+
+
+def test_a_file_that_got_its_row_after_all_is_not_removed(database: Database, store: FlakyStore) -> None:
+    file_id = add_file(database, store)
+    with database.write() as session:
+        deletions.begin_storing(session, file_id, None, SIZE)
+        deletions.give_up_storing(session, file_id)
+    assert drain_deletions(database, store).count == 0
+    assert stored_ids(store) == {file_id} == listed_ids(database)
+    assert pending_ids(database) == set()
