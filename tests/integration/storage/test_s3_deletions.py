@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
 
 from storage import deletions, migrate, quotas
 from storage.artifacts.s3 import S3Store
@@ -45,9 +46,9 @@ def watch(store: S3Store, refused: set[int]) -> list[str]:
     """Every request to the store from now on; those of these numbers are answered 503."""
     seen: list[str] = []
 
-    def send(request: Any, **_: Any) -> AWSResponse | None:
+    def send(request: Any, **_: Any) -> Any:
         seen.append(f"{request.method} {request.url.rpartition('?')[2] if '?' in request.url else ''}")
-        return AWSResponse(request.url, 503, {}, _Refused()) if len(seen) - 1 in refused else None
+        return AWSResponse(request.url, 503, HTTPHeaders(), _Refused()) if len(seen) - 1 in refused else None
 
     store._client.meta.events.register("before-send.s3", send)
     return seen
