@@ -19,6 +19,8 @@ from storage.session_reader import SessionReader
 
 #: activations of another batch: fp32, see docs/architecture.md
 ABSOLUTE_TOLERANCE = 1e-4
+#: the same of a hook's largest value, where float32 rounds more coarsely
+RELATIVE_TOLERANCE = 1e-5
 
 
 @dataclass
@@ -141,16 +143,21 @@ def _compare_sessions(audit: Audit, store: ArtifactStore, session_id: str, refer
         if dtypes[0] != dtypes[1]:
             audit.note("different_activations", f"{session_id}: other dtypes")
             return
-        worst = max(
-            float(np.abs(_rows(reader, hook) - _rows(reference, hook)).max())
-            for hook in reader.manifest.tensors
-        )
+        found = [_difference(reader, reference, hook) for hook in reader.manifest.tensors]
     except ActographError as error:
         audit.note("unreadable", str(error))
         return
+    worst = max(difference for difference, _ in found)
     audit.largest_activation_difference = max(audit.largest_activation_difference, worst)
-    if not worst <= ABSOLUTE_TOLERANCE:
+    if not all(difference <= allowed for difference, allowed in found):
         audit.note("different_activations", f"{session_id}: {worst}")
+
+
+def _difference(reader: SessionReader, reference: SessionReader, hook: str) -> tuple[float, float]:
+    """The largest difference of a hook's values, and what rounding may make."""
+    values, wanted = _rows(reader, hook), _rows(reference, hook)
+    allowed = max(ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE * float(np.abs(wanted).max()))
+    return float(np.abs(values - wanted).max()), allowed
 
 
 def _rows(reader: SessionReader, hook: str) -> Any:
