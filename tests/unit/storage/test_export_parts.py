@@ -2,7 +2,8 @@
 
 from actograph.contract.resources import ConditionResults, Job, JobStatus, Progress, Sample, SampleStatus
 from actograph.contract.specs import EvaluationSpec
-from storage.export import records
+from actograph.contract.tool_use import ToolMessage
+from storage.export import records, trajectories
 from storage.export.of_condition import runs
 
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "max_tokens": 64, "stop": ["Q:"]}
@@ -63,3 +64,17 @@ def test_a_line_of_the_dataset_says_what_its_own_sample_is() -> None:
         other = records.line(base.model_copy(update={name: value}), "gsm8k_0004")
         assert {key for key in said if said[key] != other[key]} == {name}
         assert other[name] == value
+
+
+def test_of_several_turns_the_last_alone_says_how_the_sample_ended() -> None:
+    said = [("assistant", "a"), ("tool", "1"), ("assistant", "b"), ("tool", "2"), ("assistant", "c")]
+    sample = Sample(
+        id="smp_1", job_id="job_1", index=0, status=SampleStatus.COMPLETED, input={}, prompt="Q",
+        completion="c", finish_reason="stop", attempts=1,
+        messages=[ToolMessage.model_validate({"role": role, "content": text}) for role, text in said],
+    )  # fmt: skip
+    turns = list(trajectories.turns(sample, None))
+    assert [(turn["role"], turn.get("finish_reason")) for turn in turns] == [
+        ("prompt", None), ("assistant", None), ("tool", None), ("assistant", None), ("tool", None),
+        ("assistant", "stop"),
+    ]  # fmt: skip
