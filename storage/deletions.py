@@ -79,7 +79,11 @@ def list_sessions(session: Session, chosen: sa.Select[tuple[str]]) -> list[int]:
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     insert = dialect.insert(_TABLE).from_select(_COLUMNS, source, include_defaults=False)
     insert = insert.on_conflict_do_nothing(index_elements=["id"])
-    return list(session.connection().execute(insert.returning(_TABLE.c.bytes)).scalars())
+    sizes = list(session.connection().execute(insert.returning(_TABLE.c.bytes)).scalars())
+    if dialect is postgresql:
+        # the table is empty nearly always; by statistics of that, readers would scan it for each session
+        session.connection().execute(sa.text("ANALYZE deletions"))
+    return sizes
 
 
 def visible(session: Session) -> tuple[sa.ColumnElement[bool], ...]:
