@@ -11,7 +11,9 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -24,9 +26,8 @@ from actograph.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, Lines, json_
 MAX_REPORTED = 10
 #: of the rows of one job together
 MAX_HELD_CHARS = 1 << 29
-#: Shorter rows are decoded without waiting for a turn.
-_LONG_BYTES = 1 << 10
-_turns = threading.Lock()
+#: A decoder pauses after this much work, for as long as it worked and at most this long.
+_WORK_SECONDS, _PAUSE_SECONDS = 0.005, 0.05
 #: what rows of GSM8K's form have
 GSM8K_COLUMNS = ("question", "answer")
 
@@ -215,6 +216,7 @@ def _nonblank(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 def _decoded(lines: Iterator[bytes]) -> Iterator[object]:
     """The JSON value of each line, or the reason (an `InvalidDataset`) why there is none."""
+    pace = _Pace()
     for line in lines:
         cost = json_cost(line)
         if len(line) > MAX_LINE_BYTES:
@@ -223,16 +225,38 @@ def _decoded(lines: Iterator[bytes]) -> Iterator[object]:
             yield InvalidDataset(f"the line holds more than {MAX_ROW_VALUES} values")
         else:
             with memory_budget.DATASETS.hold(cost.bytes, "a row of the dataset"):
-                yield _parse(line)
+                with pace.work():
+                    record = _parse(line)
+                yield record
+
+
+class _Pace:
+    """Leaves other threads their share of the interpreter, which a decoder holds for a whole line.
+
+    One thread of a process decodes at a time, and each pauses after a few milliseconds of work.
+    """
+
+    _turn = threading.Lock()
+
+    def __init__(self) -> None:
+        self._worked = 0.0
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        with self._turn:
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._worked += time.perf_counter() - began
+                if self._worked > _WORK_SECONDS:
+                    time.sleep(min(self._worked, _PAUSE_SECONDS))
+                    self._worked = 0.0
 
 
 def _parse(line: bytes) -> object:
     try:
-        if len(line) < _LONG_BYTES:
-            return json.loads(line.decode("utf-8"))
-        # One thread at a time: many at once would leave other threads no share of the interpreter.
-        with _turns:
-            return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return InvalidDataset(f"not UTF-8 (byte {error.start})")
     except json.JSONDecodeError as error:

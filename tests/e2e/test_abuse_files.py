@@ -1,6 +1,7 @@
 """Attacks with datasets, uploads and stored files, and what other clients notice of them."""
 
 import io
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ from bench.attack import AttackedService
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
 ROOT_KEY = "the-admins-own-key"
+SIZE = 47_000_000
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,38 @@ def in_turns(client: httpx.Client, spec: dict[str, Any], times: int) -> list[int
 
     with ThreadPoolExecutor(times) as pool:
         return list(pool.map(send, range(times)))
+
+
+def submit(client: httpx.Client, file_id: str) -> int:
+    return client.post("/v1/jobs", json=evaluation(file_id)).status_code
+
+
+def rows_with_junk(values: int) -> bytes:
+    row = json.dumps({"question": "q", "answer": "#### 1", "junk": [[]] * values}).encode() + b"\n"
+    return row * (SIZE // len(row))
+
+
+@pytest.mark.parametrize("values", [5_000, 120_000])
+def test_columns_that_no_task_reads(attacked: AttackedService, values: int) -> None:
+    with attacked.client("mallory") as mallory:
+        file_ids = [upload(mallory, rows_with_junk(values)) for _ in range(4)]
+        mallory.timeout = httpx.Timeout(300)
+        with attacked.under_attack() as attack, ThreadPoolExecutor(4) as pool:
+            statuses = list(pool.map(lambda file_id: submit(mallory, file_id), file_ids))
+        assert set(statuses) <= {202, 503}
+        assert 202 in statuses
+        clear(mallory)
+    attack.require_withstood()
+
+
+def test_blank_lines(attacked: AttackedService) -> None:
+    with attacked.client("mallory") as mallory:
+        for name in ("rows.jsonl", "rows.csv"):
+            file_id = upload(mallory, b"\n" * 48_000_000, name)
+            with attacked.under_attack() as attack:
+                assert in_turns(mallory, evaluation(file_id), 4) == [422] * 4
+            attack.require_withstood()
+        clear(mallory)
 
 
 def one_page() -> bytes:
