@@ -3,7 +3,7 @@
 import secrets
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import pairwise
@@ -118,10 +118,10 @@ def test_the_manifest_is_uploaded_last(store: S3Store, monkeypatch: pytest.Monke
     order = []
     upload = store.upload
 
-    def recorded(key: str, path: Path) -> None:
+    def recorded(key: str, path: Path, on_progress: Callable[[], None]) -> None:
         assert not store.exists(SESSION)
         order.append(path.name)
-        upload(key, path)
+        upload(key, path, on_progress)
 
     monkeypatch.setattr(store, "upload", recorded)
     put(store, z=b"1", a=b"2")
@@ -132,10 +132,10 @@ def test_the_manifest_is_uploaded_last(store: S3Store, monkeypatch: pytest.Monke
 def test_an_upload_that_fails_leaves_nothing(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = store.upload
 
-    def failing(key: str, path: Path) -> None:
+    def failing(key: str, path: Path, on_progress: Callable[[], None]) -> None:
         if path.name == "manifest.json":
             raise ServiceUnavailable("the network is gone")
-        upload(key, path)
+        upload(key, path, on_progress)
 
     monkeypatch.setattr(store, "upload", failing)
     with pytest.raises(ServiceUnavailable):
