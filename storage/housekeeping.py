@@ -1,4 +1,4 @@
-"""Long duties of the deployment: expiry, deletions, retention, leftovers of killed writers.
+"""Long duties of the deployment: expiry, deletions, retention, what killed writers left.
 
 They take long, on S3 above all, and healing must not wait for them: each runs in a thread of its own, in
 one process of the deployment at a time.
@@ -9,13 +9,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
-from storage import deletions, disk_reserve, duties, file_expiry, idempotency, retention, session_changes
+from storage import (
+    deletions,
+    disk_reserve,
+    duties,
+    file_expiry,
+    idempotency,
+    rescoring,
+    retention,
+    session_changes,
+)
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.deletion_drain import drain_deletions
@@ -59,8 +69,8 @@ class Threads:
         try:
             with self._database.alone(f"duty-{name}") if self._database else nullcontext(True) as may_run:
                 if may_run:
-                    # batches and webhooks write and free nothing
-                    uses_reserve = name not in ("batches", "webhooks")
+                    # these write and free nothing
+                    uses_reserve = name not in ("batches", "webhooks", "rescoring")
                     with disk_reserve.freeing() if uses_reserve else nullcontext():
                         work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
@@ -88,10 +98,13 @@ class Housekeeping:
         with self._database.read() as session:
             due = session_changes.expired(session).sessions or file_expiry.is_any_due(session)
             has_deletions = deletions.is_any_due(session)
+            rescored = rescoring.unsettled(session)
         if due:
             self._threads.start("expiry", self._expire)
         if has_deletions:
             self._threads.start("deletions", self._delete)
+        if rescored:
+            self._threads.start("rescoring", partial(self._settle, rescored))
         self._start_if_old("chats", self._settings.chat_retention_seconds, self._remove_chats)
         self._start_if_old("jobs", self._settings.job_retention_seconds, self._remove_jobs)
         if duties.take(self._database, "idempotency keys", FORGET_KEYS_EVERY_SECONDS):
@@ -122,6 +135,10 @@ class Housekeeping:
         gone = drain_deletions(self._database, self._store, self._stop)
         if gone.count:
             log.info("removed the files of %d deleted object(s), %d bytes", gone.count, gone.bytes)
+
+    def _settle(self, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
+            rescoring.settle(self._database, job_id)
 
     def _start_if_old(self, name: str, retention_seconds: int, work: Callable[[], None]) -> None:
         if retention_seconds and time.monotonic() >= self._old_due_at[name]:

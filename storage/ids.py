@@ -40,6 +40,10 @@ def new_webhook_id() -> str:
     return f"evt_{secrets.token_hex(16)}"
 
 
+def new_scoring_id() -> str:
+    return f"scoring_{secrets.token_hex(16)}"
+
+
 def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(16)}"
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, column_property, mapped_column
 
 from storage.service_tables import (
     ApiKeyRow,
@@ -13,7 +13,7 @@ from storage.service_tables import (
     QueuePauseRow,
     SchemaCompatibilityRow,
 )
-from storage.table_base import ID_LENGTH, Base, id_key, partial_index
+from storage.table_base import ID_LENGTH, SCORES, Base, id_key, partial_index, scoring_of
 
 __all__ = [
     "ID_LENGTH",
@@ -38,6 +38,7 @@ class JobRow(Base):
         sa.Index("ix_jobs_owner_created_at_id", "owner", "created_at", "id"),
         sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
         sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
+        partial_index("ix_jobs_scoring", "scoring", where="scoring IS NOT NULL"),
     )
 
     id: Mapped[str] = id_key()
@@ -75,6 +76,9 @@ class JobRow(Base):
     recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
     #: when its deletion began; its rows go in the background, see `storage.deletions`
     deleted_at: Mapped[float | None]
+    #: scorings whose scores are being staged, and whose staged ones are in force, see `storage.rescoring`
+    staged_scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class JobTagRow(Base):
@@ -124,8 +128,11 @@ class SampleRow(Base):
     prompt_tokens: Mapped[int | None]
     generated_tokens: Mapped[int | None]
     seed: Mapped[int | None] = mapped_column(sa.BigInteger)
-    #: metric key -> {value, answer}
-    scores: Mapped[dict[str, Any] | None]
+    #: metric key -> {value, answer}; read `scores`
+    stored_scores: Mapped[dict[str, Any] | None] = mapped_column("scores", SCORES)
+    #: scores of the scoring of this id, which take the place of the stored ones once it is the job's
+    scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    staged_scores: Mapped[dict[str, Any] | None] = mapped_column(SCORES, deferred=True)
     #: how tools were used, and the turns after the prompt; null without tools
     tool_use: Mapped[dict[str, Any] | None]
     messages: Mapped[list[dict[str, Any]] | None]
@@ -135,6 +142,14 @@ class SampleRow(Base):
     session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
+
+    #: the scores in force
+    scores: Mapped[dict[str, Any] | None] = column_property(
+        sa.case(
+            (sa.and_(scoring.is_not(None), scoring == scoring_of(JobRow.__table__, job_id)), staged_scores),
+            else_=stored_scores,
+        )
+    )
 
 
 class SessionRow(Base):

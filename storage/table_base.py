@@ -14,6 +14,8 @@ NAMING = {
 }
 
 ID_LENGTH = 64
+#: said in so many words, since an expression takes the types of its columns before annotations are read
+SCORES = sa.JSON(none_as_null=True)
 
 
 class Base(DeclarativeBase):
@@ -34,3 +36,8 @@ def partial_index(name: str, *columns: str, where: str) -> sa.Index:
     """An index of some rows alone. A query uses it if it repeats the condition with literal values."""
     condition = sa.text(where)
     return sa.Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
+
+
+def scoring_of(jobs: sa.FromClause, job_id: Any) -> sa.ScalarSelect[str | None]:
+    """The scoring in force of a sample's job; a table, since ownership is for the statement around it."""
+    return sa.select(jobs.c.scoring).where(jobs.c.id == job_id).correlate_except(jobs).scalar_subquery()

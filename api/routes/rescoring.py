@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     openapi_extra=body_of("RescoreRequest"),
 )
 def rescore_job(services: ServicesDep, job_id: str, body: Annotated[bytes, Depends(json_body)]) -> JobResults:
-    """Results, samples and the sessions' `correct` change together; the first scorer gives the verdict.
+    """Results and samples change at once, then the sessions' `correct`, by the first scorer's verdict.
 
     Scores of other scorers are kept. Doing it twice changes nothing more.
     """

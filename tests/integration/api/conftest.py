@@ -40,6 +40,7 @@ from worker.pauses import Pauses
 ON_BOTH = {
     "test_job_submission", "test_job_lifecycle", "test_event_stream", "test_reconciler", "test_service_state",
     "test_export_api", "test_sessions_api", "test_session_sweep", "test_uploads", "test_batches_api",
+    "test_rescoring",
 }  # fmt: skip
 
 MODEL = "demo"

@@ -172,7 +172,7 @@ def test_results_after_new_scorers(database: Database, job_id: str) -> None:
         scores = {KEYS[0]: {"value": 1.0, "answer": "1"}}
         completed = SampleRow.status == "completed"
         session.execute(
-            sa.update(SampleRow).where(SampleRow.job_id == job_id, completed).values(scores=scores)
+            sa.update(SampleRow).where(SampleRow.job_id == job_id, completed).values(stored_scores=scores)
         )
     after = job_results.current(database, job_id)
     assert after == whole(database, job_id)
