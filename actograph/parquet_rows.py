@@ -108,7 +108,7 @@ class ParquetRecords:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """What pyarrow finds wrong with a file, as an InvalidDataset."""
+    """Turn errors of pyarrow into InvalidDataset."""
     import pyarrow
 
     try:

@@ -1,4 +1,4 @@
-"""What requests take in a full index, beside a small one.
+"""Times of requests in a full index, beside a small one.
 
     python -m bench.full_index --json bench/results/full-index-sqlite.json
     python -m bench.full_index --postgres --json bench/results/full-index-postgres.json

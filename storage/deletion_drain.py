@@ -132,7 +132,7 @@ def _remove_files(database: Database, store: ArtifactStore, drained: Drained) ->
 
 
 def _with_row(session: Session, ids: Sequence[str]) -> set[str]:
-    """Those of these sessions and files that have a row after all, stored twice for example: they stay."""
+    """Ids of sessions and files that have a row after all, stored twice for example: they stay."""
     return {
         one
         for table in (SessionRow, FileRow)

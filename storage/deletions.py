@@ -155,7 +155,7 @@ def usage(session: Session) -> dict[str | None, Pending]:
 
 
 def pending_ids(session: Session, ids: Sequence[str]) -> set[str]:
-    """Those of these ids that have an entry."""
+    """Ids among these that have an entry."""
     return set(session.scalars(sa.select(DeletionRow.id).where(DeletionRow.id.in_(ids))))
 
 

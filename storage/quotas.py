@@ -129,7 +129,7 @@ def owner_limit(settings: Settings) -> int:
 
 
 def _disk_usage(settings: Settings) -> _Disk:
-    """Of the disk of a local store; all zero for a store elsewhere."""
+    """Sizes of a local store's disk; all zero for a store elsewhere."""
     url = urlsplit(settings.effective_artifact_url)
     if url.scheme == "file":
         with suppress(OSError):

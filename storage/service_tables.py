@@ -34,7 +34,7 @@ class CounterRow(Base):
 
 
 class IdempotencyRow(Base):
-    """What was answered to a request with an Idempotency-Key; no answer yet means in flight."""
+    """Answer to a request with an Idempotency-Key; no answer yet means in flight."""
 
     __tablename__ = "idempotency_keys"
 

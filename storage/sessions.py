@@ -114,7 +114,7 @@ def get(session: Session, session_id: str) -> SessionRow:
 
 
 def by_ids(session: Session, session_ids: Sequence[str]) -> Sequence[SessionRow]:
-    """Those of these sessions that exist and are not deleted."""
+    """Rows of these sessions; deleted ones are left out."""
     statement = sa.select(SessionRow).where(SessionRow.id.in_(session_ids), *deletions.VISIBLE)
     return session.scalars(statement.execution_options(populate_existing=True)).all()
 

@@ -88,7 +88,7 @@ def stored_object(prefix: StoredPrefix) -> StoredObject:
 
 
 def unknown_files(database: Database, batch: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Those of some stored uploads that the index does not know, not even as deleted or being stored."""
+    """Stored uploads that the index does not know, not even as deleted or being stored."""
     ids = [id_of(prefix) for prefix in batch]
     with database.read() as session:
         known = set(session.scalars(sa.select(FileRow.id).where(FileRow.id.in_(ids))))

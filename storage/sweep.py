@@ -88,7 +88,7 @@ def sweep_batch(
 
 
 def without_row(database: Database, prefixes: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Those of some prefixes of sessions that the index does not know, not even as deleted."""
+    """Prefixes of sessions that the index does not know, not even as deleted."""
     ids = [id_of(prefix) for prefix in prefixes]
     with database.read() as session:
         known = set(session.scalars(sa.select(SessionRow.id).where(SessionRow.id.in_(ids))))

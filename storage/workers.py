@@ -181,7 +181,7 @@ def loaded_models(session: Session) -> set[str]:
 
 
 def model_loaded_last(session: Session) -> str | None:
-    """Of the models that live workers hold, the one that was loaded last."""
+    """The model loaded last among those that live workers hold."""
     statement = (
         sa.select(ModelRow.name)
         .join(WorkerRow, WorkerRow.model == ModelRow.name)

@@ -118,7 +118,7 @@ class BatchMemory:
 
     @property
     def certain(self) -> int:
-        """What the batch takes at least where the model is; rows may leave as they come."""
+        """Least memory of the batch on the model's device, in bytes; rows may leave as they come."""
         return self.cache + self.logits + self.activations + self.attention + self.summaries + self.scored
 
     @property

@@ -119,7 +119,7 @@ def audit_job(
 
 
 def _identity(store: ArtifactStore, session_id: str) -> str:
-    """What a session says of the model that it was recorded with."""
+    """Identity of the model that a session was recorded with, from its manifest."""
     try:
         said = SessionReader(store, session_id).manifest.model_dump(mode="json")
     except ActographError:

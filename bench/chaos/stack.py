@@ -29,7 +29,7 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """What was drained while the broker was down, beside as long a time before."""
+    """Samples drained while the broker was down, beside an equal time before."""
 
     seconds: float
     samples: int

@@ -129,7 +129,7 @@ def submit_chat(bench: "Bench", name: str) -> str:
 
 
 def kept(bench: "Bench", sample: Sample) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a session's manifest says of the sample, and its tensors with their tokens."""
+    """The sample's part of the manifest, and its tensors with their tokens."""
     assert sample.session_id is not None
     reader = SessionReader(bench.store, sample.session_id)
     reader.verify()
@@ -208,7 +208,7 @@ def test_each_line_of_a_batch_is_what_it_is_alone(bench: "Bench") -> None:
 
 
 def test_each_difference_is_seen(bench: "Bench") -> None:
-    """What is compared above differs between the lines, so that a neighbour's would be noticed."""
+    """Compared values differ between the lines, so a neighbour's value would be noticed."""
     job_id = submit_lines(bench, list(LINES))
     run_all(bench, job_id)
     seen: dict[str, Any] = {}

@@ -134,7 +134,7 @@ def stored_ids(store: LocalStore) -> set[str]:
 
 
 def listed_ids(database: Database) -> set[str]:
-    """What a reader finds."""
+    """Ids that a reader sees."""
     with database.read() as session:
         return {*sessions.ids(session, SessionFilter()), *session.scalars(sa.select(FileRow.id))}
 

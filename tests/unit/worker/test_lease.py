@@ -210,7 +210,7 @@ def test_the_thread_outlives_any_error_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What fails is the look for an end: leases are renewed all the same."""
+    """Leases are renewed although the look for an end fails."""
     looks: list[None] = []
 
     def fail(*_: object) -> None:

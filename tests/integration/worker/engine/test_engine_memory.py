@@ -62,7 +62,7 @@ def test_the_plan_shrinks_with_what_a_sample_needs(engine_of: Callable[[str], En
 
 
 def held_at_most(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the writer holds after each item that it takes."""
+    """Bytes that the writer holds after each item."""
     seen: list[int] = []
     add = HeldRows.add
 

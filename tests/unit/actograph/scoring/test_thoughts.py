@@ -1,4 +1,4 @@
-"""What of a completion was thought, and what was said."""
+"""Thoughts and answers of completions."""
 
 import pytest
 
