@@ -12,7 +12,7 @@ from actograph import __version__
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, NotFound, StoreDamaged
 from actograph.contract.resources import Sample, SampleStatus
-from storage import samples, sessions
+from storage import damage, samples, sessions
 from storage.artifacts.store import ArtifactStore
 from storage.database import Database
 from storage.export import activations
@@ -110,6 +110,8 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
                 yield from _sample_files(tar, plan, sample, name, held)
                 yield from tar.flush()
             totals.count(sample, held)
+            if isinstance(held.error, StoreDamaged):
+                damage.record(database, held.error)
         yield from tar.add_spool("dataset.jsonl", dataset)
         for name in of_conditions:
             for file in lm_eval[name].files(totals.origin, plan.exported_at):

@@ -113,6 +113,38 @@ def test_small_parquet_files_that_stand_for_gigabytes(attacked: AttackedService)
     attack.require_withstood()
 
 
+def test_flipped_bytes_are_never_served(attacked: AttackedService) -> None:
+    with attacked.client("mallory") as mallory:
+        chat = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "What is 2 + 2?"}],
+            "capture": {"points": ["resid_post"], "layers": "all"},
+            "max_tokens": 8,
+        }
+        session_id = mallory.post("/v1/chat/completions", json=chat).raise_for_status().json()["session_id"]
+        file_id = upload(mallory, b'{"question": "q", "answer": "#### 1"}\n' * 1000)
+        stored = next(attacked.home.rglob(f"{session_id}/activations.safetensors"))
+        for path, at in ((stored, -7), (next(attacked.home.rglob(file_id)), 100)):
+            data = bytearray(path.read_bytes())
+            data[at] ^= 1
+            path.write_bytes(data)
+        session = f"/v1/activations/sessions/{session_id}"
+        hook = list(mallory.get(session).json()["hooks"])[-1]
+        reads = [
+            f"{session}/files/{stored.name}",
+            f"{session}/tensors/{hook}?rows=0:1",
+            f"/v1/files/{file_id}/content",
+        ]
+        with attacked.under_attack() as attack, ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(mallory.get, reads * 20))
+            assert in_turns(mallory, evaluation(file_id), 2) == [500, 500]
+        assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {
+            (500, "store_damaged")
+        }
+        clear(mallory)
+    attack.require_withstood()
+
+
 def clear(client: httpx.Client) -> None:
     """Cancel and delete what the attacker has."""
     for job in client.get("/v1/jobs", params={"limit": 100}).json()["data"]:

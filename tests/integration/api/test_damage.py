@@ -128,6 +128,16 @@ def test_a_changed_manifest_is_not_served(service: "Service", session_id: str, p
     assert recorded(service, session_id)[0] == 3
 
 
+def test_an_export_records_damage(service: "Service", session_id: str) -> None:
+    path = path_of(service, session_id)
+    flip(path, path.stat().st_size - 300)
+    job_id = service.client.get(f"{BASE}/{session_id}").json()["job_id"]
+    answer = service.client.get(f"/v1/jobs/{job_id}/export", params={"activations": "sampled"})
+    assert answer.status_code == 200
+    count, log = recorded(service, session_id)
+    assert (count, [event["session_id"] for event in log]) == (1, [session_id])
+
+
 def test_a_session_of_an_earlier_version_is_served_and_checked_whole(
     service: "Service", session_id: str, url: str
 ) -> None:
