@@ -5,12 +5,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from api.reconciler import Reconciler
 from storage import job_control, jobs, queue_pause, samples, sessions
+from storage.models import SessionRow
 from storage.session_files import TensorRows
 from storage.sweep import sweep_sessions
 
@@ -143,7 +145,7 @@ def test_what_a_killed_worker_left_of_a_retried_sample_is_swept(service: "Servic
     orphan = service.finish(killed, tensors=TENSORS)
     with service.database.write() as session:  # as if the worker had died before its commit
         row = samples.get(session, killed.id)
-        sessions.delete(session, orphan or "")
+        session.execute(sa.delete(SessionRow).where(SessionRow.id == orphan))
         row.status, row.session_id, row.error = "failed", None, {"type": "worker_lost", "message": "gone"}
         job = jobs.get(session, job_id)
         job.status, job.completed, job.failed = "failed", 0, 1
