@@ -276,9 +276,9 @@ def test_processes_whose_parent_is_killed_leave_the_address(run: Run) -> None:
 
 def test_importing_the_application_loads_nothing_heavy() -> None:
     program = (
-        "import sys, time; started = time.perf_counter(); import api.app; "
+        "import sys, time; import api.app; "
         "heavy = {'torch', 'transformers', 'nnsight', 'datasets', 'boto3', 'botocore'} & set(sys.modules); "
-        "print(sorted(heavy), time.perf_counter() - started)"
+        "print(sorted(heavy), time.process_time())"
     )
     times = []
     for _ in range(3):
@@ -288,5 +288,5 @@ def test_importing_the_application_loads_nothing_heavy() -> None:
         heavy, _, seconds = ended.stdout.strip().rpartition(" ")
         assert heavy == "[]"
         times.append(float(seconds))
-    # about half a second on an idle machine; the best of three, as others may use it too
+    # CPU time, about a second with the interpreter; the best of three, as others may use the machine too
     assert min(times) < 3
