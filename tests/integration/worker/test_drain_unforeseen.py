@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
 from storage import job_control, sessions
+from storage.sessions import NewSession
 from worker.exit_status import DEVICE_LOST
 from worker.runners.evaluation import EvaluationRunner
 from worker.slices import Slices
@@ -85,9 +87,14 @@ def test_a_bug_in_closing_a_session_fails_its_sample(
 def test_a_result_that_the_index_refuses_fails_its_sample(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(
-        "storage.sessions.insert", failing_on_second(sessions.insert, lambda _session, new: new)
-    )
+    insert = sessions.insert
+
+    def faulty(session: Session, *new: NewSession) -> None:
+        if any(made.sample_index == 1 for made in new):
+            raise Bug("nobody foresaw this")
+        insert(session, *new)
+
+    monkeypatch.setattr("storage.sessions.insert", faulty)
     job_id = bench.submit(capture=CAPTURE)
     bench.drain(batch_size=5).run_slice(job_id)
     second_fails_alone(bench, job_id, caplog, "stored")

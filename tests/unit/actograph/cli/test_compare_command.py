@@ -83,7 +83,7 @@ def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
     sent = json.loads(service.seen[-1].body)
     assert sent == {
         "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "rows": "answer",
-        "limit": 10, "store_as": "mood",
+        "limit": 10, "store_as": "mood", "mixed_identities": False,
     }  # fmt: skip
     lines = out.splitlines()
     assert lines[0] == "kind - plain, rows: answer, 10 pairs (1 without such rows)"
@@ -118,7 +118,7 @@ def test_the_same_from_a_job_in_python(service: Any, run: Run) -> None:
         assert job.comparison(baseline="plain") == service.comparison
         assert json.loads(service.seen[-2].body) == {
             "condition": "kind", "rows": "answer", "hooks": ["resid_post.1"], "baseline": None, "limit": None,
-            "store_as": "kind",
+            "store_as": "kind", "mixed_identities": False,
         }  # fmt: skip
         assert job.delete().deleted
         assert list(client.jobs()) == []
