@@ -32,7 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wa
 
 
 #: a test that waits for longer waits in vain: seconds by tier, fixtures that start servers included
-TIME_LIMITS = {"unit": 90, "integration": 240, "e2e": 900}
+TIME_LIMITS = {"unit": 150, "integration": 600, "e2e": 900}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
