@@ -128,10 +128,11 @@ class Chaos:
 
     def _inject(self, kind: str) -> Injected:
         strike, deadline = self._faults[kind][0], time.monotonic() + PATIENCE_SECONDS
-        self._is_as_at_first = self._is_as_at_first and kind not in RELOADS
         while True:
             # a job alone might end before the broker is back
             self._keep_busy(self._jobs_at_once + 1 if kind == BROKER_DOWN else self._jobs_at_once)
+            # after `_keep_busy`, which may undo the reloads before
+            self._is_as_at_first = self._is_as_at_first and kind not in RELOADS
             try:
                 return strike(self._stack)
             except (NotMidWork, psutil.NoSuchProcess) as reason:  # the target may die of the fault before
