@@ -7,6 +7,7 @@ filter.
 """
 
 import json
+import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -78,7 +79,7 @@ class InspectLog:
             header["error"] = _error(error.message if error else "the job failed")
         self._summaries.write(b"]" if self._logged else b"[]")
         self._write("_journal/start.json", start)
-        with self._zip.open("summaries.json", "w") as out:
+        with self._zip.open(self._entry("summaries.json"), "w") as out:
             for piece in self._summaries.chunks():
                 out.write(piece)
         self._write("header.json", header)
@@ -97,7 +98,13 @@ class InspectLog:
         return sha256(f"{what}:{self._run.job.id}:{self._run.condition.name}".encode()).hexdigest()
 
     def _write(self, name: str, value: Any) -> None:
-        self._zip.writestr(name, _json(value))
+        self._zip.writestr(self._entry(name), _json(value), compresslevel=1)
+
+    def _entry(self, name: str) -> zipfile.ZipInfo:
+        """An entry that carries the time of the job, so that an export can be made again byte by byte."""
+        entry = zipfile.ZipInfo(name, time.gmtime(self._run.job.created_at)[:6])
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        return entry
 
     def _spec(self, origin: Origin) -> dict[str, Any]:
         run, job, spec = self._run, self._run.job, self._run.spec
