@@ -40,7 +40,7 @@ from actograph.dataset_formats import format_of
 from actograph.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.rows import row_form
-from api import interventions, outlook, task_files, webhooks
+from api import interventions, outlook, task_files, webhook_targets
 from api.dependencies import Services
 from api.outlook import Outlook
 from storage import dataset_sources, files, row_spool
@@ -142,7 +142,7 @@ def with_defaults(services: Services, spec: S) -> S:
     """
     changes: dict[str, Any] = {
         "model": services.models.require(spec.model),
-        "webhook": webhooks.check(services.settings, spec.webhook),
+        "webhook": webhook_targets.check(services.settings, spec.webhook),
     }
     if isinstance(spec, CaptureJobSpec) and spec.capture is None:
         changes["capture"] = CaptureSpec()

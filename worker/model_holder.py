@@ -21,8 +21,9 @@ from worker.engine import weight_files
 from worker.engine.attention_memory import pair_bytes
 from worker.engine.engine import Engine
 from worker.engine.kv_cache import kv_bytes_per_token
+from worker.engine.loaded import LoadedModel
 from worker.engine.memory import capacity, memory_snapshot
-from worker.engine.model import LoadedModel, load_model
+from worker.engine.model import load_model
 from worker.engine.placement import weights_by_device
 from worker.engine.weight_files import Stamp
 

@@ -25,7 +25,7 @@ from storage import vectors
 from storage.manifest import AppliedIntervention
 from worker import row_choice
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
+from worker.engine.requests import Edit
 from worker.engine.row_chooser import RowChooser
 from worker.segments import Markup, markup_of
 

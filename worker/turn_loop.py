@@ -14,8 +14,8 @@ from worker.engine.requests import (
     GenerationRequest,
     RowChunk,
     RowSink,
+    SummedRows,
 )
-from worker.engine.statistics import SummedRows
 from worker.outcome import Outcome, by_sampling
 from worker.recording import UnitRecorder
 from worker.runners.runner import Prompt, Runner

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
-from api import webhooks
+from api import webhook_targets
 from api.answered_once import IdempotencyKey, Keep, answered_once
 from api.auth import caller
 from api.batch_keeper import BatchKeeper
@@ -46,7 +46,7 @@ def create_batch(
     """
     request = parse_body(BatchRequest, body)
     require_priority(services, request.priority)
-    webhook = webhooks.check(services.settings, request.webhook)
+    webhook = webhook_targets.check(services.settings, request.webhook)
     request = request.model_copy(update={"webhook": webhook})
 
     def create(keep: Keep) -> StoredAnswer:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actograph.contract.estimate import item_bytes
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 
 #: implementations that are told lengths and build no matrix of pairs
 _WITHOUT_MATRIX = ("flash_attention", "flex_attention")

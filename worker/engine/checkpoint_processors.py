@@ -16,7 +16,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 
 #: options of `generate` that leave to us what is made here
 LEFT_TO_US: dict[str, Any] = {"repetition_penalty": None, "no_repeat_ngram_size": None, "min_length": None}

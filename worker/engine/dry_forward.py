@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import place_of
-from worker.engine.model import LoadedModel
 from worker.engine.trial import tried
 
 # The dry batch: sizes that no head count or width is likely to share

@@ -17,7 +17,7 @@ from worker.engine import memory
 from worker.engine.generate import Generate, OnBatch
 from worker.engine.hook_reads import HookReads
 from worker.engine.learned_limit import LearnedLimit
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 from worker.engine.prefill import Prefill
 from worker.engine.request_checks import check_requests
 from worker.engine.requests import (

@@ -13,9 +13,9 @@ from worker.engine.generation_inputs import generation_inputs
 from worker.engine.held_rows import Point
 from worker.engine.interventions import Editor
 from worker.engine.learned_limit import LearnedLimit
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import place_of
 from worker.engine.logprobs import LogprobRecorder
-from worker.engine.model import LoadedModel
 from worker.engine.point_reader import PointReader
 from worker.engine.prompt_scores import PromptScores, with_scores
 from worker.engine.request_edits import editor_of

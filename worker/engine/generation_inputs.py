@@ -7,8 +7,8 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.checkpoint_processors import LEFT_TO_US, processors_of
+from worker.engine.loaded import LoadedModel
 from worker.engine.logprobs import AfterChoice, LogprobRecorder
-from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
 from worker.engine.penalties import Penalties, changes_logits
 from worker.engine.requests import GenerationRequest

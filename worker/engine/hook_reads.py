@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from actograph.contract.errors import UnknownHook
 from worker.engine.held_rows import Point
-from worker.engine.interventions import Edit
+from worker.engine.requests import Edit
 from worker.engine.structure import Discovery
 
 

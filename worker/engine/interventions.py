@@ -15,38 +15,14 @@ import torch
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed, InterventionFailed
-from actograph.contract.interventions import NamedPositions, Op, TokenRange
+from actograph.contract.interventions import NamedPositions, TokenRange
 from worker.engine.locations import place_of
+from worker.engine.requests import Edit
 from worker.engine.row_chooser import FollowedChoice, RowChooser
 
 _NEVER = 1 << 40
 
 Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Edit:
-    """One intervention, ready for a model."""
-
-    hook: str  # canonical name or module location
-    op: Op
-    coefficient: float = 1.0
-    vector: torch.Tensor | None = None  # float32 [width], on the CPU
-    positions: NamedPositions | TokenRange = "all"
-    chooser: RowChooser | None = None  # instead of `positions`, for tokens that need not be consecutive
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What edits have in common that are made as one; their choosers may differ from row to row."""
-        vector = None if self.vector is None else id(self.vector)
-        return (self.hook, self.op, self.coefficient, vector, self.positions, self.chooser is None)
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Such an edit is left out, so that not even the sign of a zero changes."""
-        if self.op in ("add", "project_out"):
-            return self.coefficient == 0.0
-        return self.op == "scale" and self.coefficient == 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 
 _SHORT, _LONG = 4, 8
 _measured: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()

@@ -11,8 +11,8 @@ import torch
 from worker.engine.comparison import adds_up, adds_up_scaled, same
 from worker.engine.dry_forward import Visit
 from worker.engine.findings import Findings
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import place_of
-from worker.engine.model import LoadedModel
 
 # Words in the class names of a layer's children
 _ATTENTION = ("attention", "attn")

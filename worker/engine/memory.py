@@ -15,7 +15,7 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.kv_cache import kv_bytes_per_token
 from worker.engine.learned_limit import LearnedLimit
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 
 # The arithmetic is the contract's, so that the service answers and refuses by the same numbers
 CPU_BATCH_CAP = batch_memory.CPU_BATCH_CAP

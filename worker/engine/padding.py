@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 from worker.engine.requests import GenerationRequest
 
 

@@ -13,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.model_loads import Device, DeviceKey, DeviceMap
+from actograph.contract.model_loads import DeviceKey, DeviceMap
 from worker.engine import memory
+from worker.engine.devices import as_device, compute_device, kept_on
 
 #: share of a GPU that weights may take for `auto` to leave the others alone: caches and rows want room
 _ALONE = 0.6
@@ -58,24 +59,6 @@ def _weights_bytes(config: PretrainedConfig, dtype: Any) -> int:
     return sum(int(p.numel()) for p in model.parameters()) * size
 
 
-def kept_on(model: Any) -> Mapping[str, Device]:
-    """Module path -> where accelerate keeps it; empty for a model on one device."""
-    return getattr(model, "hf_device_map", None) or {}
-
-
-def compute_device(model: Any, path: str) -> torch.device:
-    """Where the module at `path` computes, wherever its weights are kept."""
-    module = model.get_submodule(path)
-    for part in (module, *module.modules()):
-        hook = part.__dict__.get("_hf_hook")
-        for one in getattr(hook, "hooks", (hook,)):  # accelerate's sequence of several
-            device = getattr(one, "execution_device", None)
-            if device is not None:
-                return _device(device)
-    found: torch.device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    return found
-
-
 def weights_by_device(model: Any) -> dict[Any, int]:
     """Bytes of the weights that each device keeps: GPU number, `cpu` or `disk` -> bytes."""
     kept = kept_on(model)
@@ -83,7 +66,7 @@ def weights_by_device(model: Any) -> dict[Any, int]:
     for name, parameter in model.named_parameters():
         place: Any = next((kept[path] for path in _above(name) if path in kept), parameter.device)
         if place != "disk":
-            device = _device(place)
+            device = as_device(place)
             place = "cpu" if device.type == "cpu" else device.index or 0
         found[place] = found.get(place, 0) + parameter.numel() * parameter.element_size()
     return found
@@ -124,7 +107,3 @@ def refuse_what_cannot_work(name: str, model: Any, device_map: DeviceMap) -> Non
                     f"{name}: device_map splits {layer} over {', '.join(sorted(map(str, devices)))}; the "
                     "residual stream inside a layer cannot cross devices, so keep each layer on one"
                 )
-
-
-def _device(device: Any) -> torch.device:
-    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)

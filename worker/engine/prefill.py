@@ -11,16 +11,17 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.layer_order import LayerOrder, chunks_of
 from worker.engine import ladder, memory, tracing
 from worker.engine.held_rows import Point
-from worker.engine.interventions import Edit, Editor
+from worker.engine.interventions import Editor
 from worker.engine.layer_chunks import Errors, LayerChunks
 from worker.engine.learned_limit import LearnedLimit
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import place_of
-from worker.engine.model import LoadedModel
 from worker.engine.padding import padded_inputs
 from worker.engine.point_reader import PointReader
 from worker.engine.request_edits import editor_of
 from worker.engine.requests import (
     BufferOptions,
+    Edit,
     Generation,
     GenerationRequest,
     Positions,

@@ -17,8 +17,8 @@ from actograph.contract.batch_memory import SCORED_PIECE_BYTES, scored_token_byt
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
 from worker.engine.handoffs import run_unseen
 from worker.engine.interventions import Editor
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import place_of
-from worker.engine.model import LoadedModel
 from worker.engine.padding import left_padded
 from worker.engine.requests import Generation, GenerationRequest, TokenLogprobs
 

@@ -17,8 +17,8 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
 from worker.engine.dry_forward import DryForward, first_tensor
 from worker.engine.generation_inputs import generation_inputs
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import Place, place_of
-from worker.engine.model import LoadedModel
 from worker.engine.padding import padded_inputs
 from worker.engine.requests import GenerationRequest
 from worker.engine.stopping import RowTracker

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from worker.engine.interventions import Edit, Editor
-from worker.engine.model import LoadedModel
-from worker.engine.requests import GenerationRequest
+from worker.engine.interventions import Editor
+from worker.engine.loaded import LoadedModel
+from worker.engine.requests import Edit, GenerationRequest
 
 
 def _every(edit: Edit) -> bool:

@@ -8,13 +8,49 @@ from typing import Literal, Protocol
 import torch
 
 from actograph.contract.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
-from worker.engine.interventions import Edit
+from actograph.contract.interventions import NamedPositions, Op, TokenRange
 from worker.engine.row_chooser import RowChooser
-from worker.engine.statistics import SummedRows
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Reduce = Literal["none", "mean", "max", "last"]
+
+
+#: a summary of rows by the name of its part: [1, 1, width or 1]
+Summary = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Edit:
+    """One intervention, ready for a model."""
+
+    hook: str  # canonical name or module location
+    op: Op
+    coefficient: float = 1.0
+    vector: torch.Tensor | None = None  # float32 [width], on the CPU
+    positions: NamedPositions | TokenRange = "all"
+    chooser: RowChooser | None = None  # instead of `positions`, for tokens that need not be consecutive
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What edits have in common that are made as one; their choosers may differ from row to row."""
+        vector = None if self.vector is None else id(self.vector)
+        return (self.hook, self.op, self.coefficient, vector, self.positions, self.chooser is None)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Such an edit is left out, so that not even the sign of a zero changes."""
+        if self.op in ("add", "project_out"):
+            return self.coefficient == 0.0
+        return self.op == "scale" and self.coefficient == 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SummedRows:
+    """What is known of some rows of one hook of one sample, on the host."""
+
+    count: int
+    summaries: tuple[Summary, ...]  # of each summariser, [1, 1, width or 1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

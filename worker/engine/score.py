@@ -7,7 +7,7 @@ import torch
 
 from worker.engine import ladder, memory, tracing
 from worker.engine.learned_limit import LearnedLimit
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 from worker.engine.padding import padded_inputs
 from worker.engine.prompt_scores import PromptScores, with_scores
 from worker.engine.request_edits import editor_of

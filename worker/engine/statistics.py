@@ -13,18 +13,10 @@ from typing import Protocol
 
 import torch
 
-Summary = dict[str, torch.Tensor]
+from worker.engine.requests import Summary
 
 #: statistics of a channel, by the name under which they are stored
 STATISTICS = ("count", "mean", "variance", "min", "max", "rms", "kurtosis", "over")
-
-
-@dataclass(frozen=True, slots=True)
-class SummedRows:
-    """What is known of some rows of one hook of one sample, on the host."""
-
-    count: int
-    summaries: tuple[Summary, ...]  # of each summariser, [1, 1, width or 1]
 
 
 class Summariser(Protocol):

@@ -21,8 +21,8 @@ from worker.engine.comparison import same
 from worker.engine.dry_forward import DryForward, Visit, dry_forward
 from worker.engine.findings import Findings
 from worker.engine.layer_points import find_in_layer
+from worker.engine.loaded import LoadedModel
 from worker.engine.locations import place_of
-from worker.engine.model import LoadedModel
 from worker.engine.rehearsal import Rehearsal, rehearse
 
 _PADDED = "its rows depend on the padding of a batch, while the model's answer does not"

@@ -6,9 +6,9 @@ import torch
 
 from actograph.contract.errors import CaptureFailed
 from worker.engine.held_rows import Point
-from worker.engine.requests import EarlierRows, Reduce, RowChunk, RowShaping
+from worker.engine.requests import EarlierRows, Reduce, RowChunk, RowShaping, Summary, SummedRows
 from worker.engine.row_writer import stored_dtype
-from worker.engine.statistics import Last, Max, Mean, Statistics, Summariser, Summary, SummedRows
+from worker.engine.statistics import Last, Max, Mean, Statistics, Summariser
 
 #: of one float64 copy of the rows in hand; a longer block is summed up in pieces
 _PIECE_BYTES = 32 << 20

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from nnsight.intervention.interleaver import EarlyStopException, Mediator
 
-from worker.engine.model import LoadedModel
+from worker.engine.loaded import LoadedModel
 
 
 class Observer(Protocol):

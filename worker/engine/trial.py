@@ -6,8 +6,8 @@ from typing import TypeVar
 import torch
 
 from actograph.contract.errors import ModelRefused
+from worker.engine.loaded import LoadedModel
 from worker.engine.memory import is_out_of_memory
-from worker.engine.model import LoadedModel
 
 Result = TypeVar("Result")
 

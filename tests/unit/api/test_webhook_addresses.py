@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from api.webhooks import _addresses
+from api.webhook_targets import addresses_of
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ from api.webhooks import _addresses
 def test_private_addresses_are_refused_unless_they_are_named(host: str) -> None:
     try:
         with pytest.raises(ValueError, match="private address"):
-            _addresses(f"http://{host}/hook", ("hooks.example.com",))
+            addresses_of(f"http://{host}/hook", ("hooks.example.com",))
     except socket.gaierror:
         pytest.skip("this machine has no IPv6 or does not read this form")
 
 
 def test_what_the_operator_names_may_be_private() -> None:
-    assert _addresses("http://127.0.0.1:8080/", ("127.0.0.1:8080",)) == ["127.0.0.1"]
-    assert _addresses("http://127.0.0.1:8080/", None) == ["127.0.0.1"]
+    assert addresses_of("http://127.0.0.1:8080/", ("127.0.0.1:8080",)) == ["127.0.0.1"]
+    assert addresses_of("http://127.0.0.1:8080/", None) == ["127.0.0.1"]
     with pytest.raises(ValueError, match="private address"):
-        _addresses("http://127.0.0.1:8081/", ("127.0.0.1:8080",))
-    assert _addresses("http://8.8.8.8/", ()) == ["8.8.8.8"]
+        addresses_of("http://127.0.0.1:8081/", ("127.0.0.1:8080",))
+    assert addresses_of("http://8.8.8.8/", ()) == ["8.8.8.8"]

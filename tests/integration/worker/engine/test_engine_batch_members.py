@@ -12,10 +12,10 @@ import torch
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.requests import (
     BufferOptions,
     EarlierRows,
+    Edit,
     Generation,
     GenerationRequest,
     Positions,

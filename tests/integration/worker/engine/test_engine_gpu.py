@@ -15,12 +15,12 @@ from transformers import Qwen3Config
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.ladder import sparing
 from worker.engine.learned_limit import LearnedLimit
 from worker.engine.model import wrap_model
 from worker.engine.requests import (
     BufferOptions,
+    Edit,
     Generation,
     GenerationRequest,
     RowShaping,

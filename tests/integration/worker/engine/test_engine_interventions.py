@@ -14,9 +14,8 @@ from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine import tracing
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.point_reader import PointReader
-from worker.engine.requests import Generation, GenerationRequest
+from worker.engine.requests import Edit, Generation, GenerationRequest
 from worker.engine.sampling import GumbelSampler
 from worker.row_choice import TheseTokens
 

@@ -13,9 +13,8 @@ from actograph.contract.layer_order import chunks_of
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from worker.engine import prefill
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.learned_limit import LearnedLimit
-from worker.engine.requests import BufferOptions, GenerationRequest, RowShaping, StatisticsOptions
+from worker.engine.requests import BufferOptions, Edit, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.rows import RowStream
 from worker.row_choice import EveryKth, TheseTokens
 

@@ -14,9 +14,8 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine import prompt_scores
 from worker.engine.engine import Engine
 from worker.engine.handoffs import run_unseen
-from worker.engine.interventions import Edit
 from worker.engine.memory import memory_snapshot
-from worker.engine.requests import Generation, GenerationRequest, TokenLogprobs
+from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from worker.engine.statistics import Last, Max, Mean, Statistics, Summariser, Summary
+from worker.engine.requests import Summary
+from worker.engine.statistics import Last, Max, Mean, Statistics, Summariser
 
 BATCH, POINTS, WIDTH = 3, 2, 5
 torch.set_num_threads(1)

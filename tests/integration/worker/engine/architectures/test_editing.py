@@ -11,7 +11,7 @@ import torch
 from actograph.contract.interventions import READ_ONLY_POINTS
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
+from worker.engine.requests import Edit
 
 pytestmark = pytest.mark.integration
 

@@ -11,9 +11,8 @@ import torch
 from actograph.contract.interventions import Op, TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.locations import place_of
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
 
 pytestmark = pytest.mark.integration
 
