@@ -8,17 +8,17 @@ import time
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from actograph.cli.home_lock import close_to_others
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.redaction import redact
 from actograph.settings import Settings
+from actograph.stack.home_lock import close_to_others
 from api.app import open_services
-from api.auth import is_loopback
 from api.dependencies import Services
 from api.processes import ApiProcesses
+from api.security.auth import is_loopback
 from api.serving import serve, set_up_logging
-from storage import api_keys
-from storage.database import is_away
+from storage.accounts import api_keys
+from storage.index.database import is_away
 
 log = logging.getLogger(__name__)
 

@@ -10,44 +10,41 @@ from fastapi import Depends, FastAPI
 
 from actograph import __version__, redaction
 from actograph.settings import Settings
-from api import errors, openapi
-from api.auth import Authentication, refuse_unlisted
-from api.body_limit import BodyLimit
+from api import openapi
+from api.background.reconciler import Reconciler
 from api.dependencies import Services, refuse_nul, use_reserve
-from api.job_ends import JobEnds
-from api.key_ring import KeyRing
-from api.live_texts import LiveTexts
 from api.metrics import RequestMetrics
-from api.reconciler import Reconciler
+from api.openai.job_ends import JobEnds
+from api.openai.live_texts import LiveTexts
+from api.problems import errors
+from api.requests.body_limit import BodyLimit
 from api.routes import (
     batches,
-    capabilities,
     chat,
     comparisons,
     estimate,
     events,
     exports,
     files,
-    health,
     interventions,
     jobs,
-    keys,
-    metrics,
     models,
-    queue,
     rescoring,
     samples,
     sessions,
-    store,
-    workers,
 )
+from api.routes.service import capabilities, health, keys, metrics, queue, store, workers
+from api.security.auth import Authentication, refuse_unlisted
+from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
-from storage import deployment, key_changes, migrate
+from storage import migrate
 from storage.artifacts.store import PublicEndpoint, open_store
-from storage.broker import Broker
-from storage.database import Database, Pool
-from storage.live_text import LiveTextReader
-from storage.rate_limits import RateLimits
+from storage.broker import key_changes
+from storage.broker.broker import Broker
+from storage.broker.live_text import LiveTextReader
+from storage.broker.rate_limits import RateLimits
+from storage.index import deployment
+from storage.index.database import Database, Pool
 
 log = logging.getLogger(__name__)
 

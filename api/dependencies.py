@@ -9,16 +9,16 @@ from fastapi import Depends, Query, Request
 from starlette.requests import HTTPConnection
 
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
-from actograph.contract.key_roles import Role
+from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
-from api.key_ring import KeyRing
+from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
 from api.structures import Structures
-from storage import disk_reserve, ids
 from storage.artifacts.store import ArtifactStore
-from storage.broker import Broker
-from storage.database import Database
-from storage.pages import Order
+from storage.broker.broker import Broker
+from storage.index import disk_reserve, ids
+from storage.index.database import Database
+from storage.index.pages import Order
 
 
 @dataclass(frozen=True, kw_only=True)

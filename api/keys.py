@@ -11,14 +11,16 @@ import time
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from actograph.cli.redis_server import known_url
 from actograph.contract.errors import ActographError
-from actograph.contract.key_roles import Role
-from actograph.contract.keys import NewKey
+from actograph.contract.service.key_roles import Role
+from actograph.contract.service.keys import NewKey
 from actograph.redaction import conceal, redact
 from actograph.settings import Settings
-from storage import api_keys, key_changes, migrate
-from storage.database import Database
+from actograph.stack.redis_server import known_url
+from storage import migrate
+from storage.accounts import api_keys
+from storage.broker import key_changes
+from storage.index.database import Database
 
 
 def main(arguments: list[str] | None = None) -> int:

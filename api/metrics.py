@@ -18,8 +18,9 @@ from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from api.dependencies import Services
-from storage import counters, gauges
-from storage.gauges import Gauges
+from storage.index import counters
+from storage.queue import gauges
+from storage.queue.gauges import Gauges
 
 PREFIX = "actograph_"
 #: from requests that read one row to those that wait for a generation

@@ -7,18 +7,18 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from actograph.contract.batches import BatchRequest
-from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
-from actograph.contract.key_roles import Role
-from actograph.contract.keys import KeyUpdate, NewKey
-from actograph.contract.model_loads import ModelLoadRequest
-from actograph.contract.queue_control import PauseRequest
+from actograph.contract.models.model_loads import ModelLoadRequest
 from actograph.contract.resources import Problem
 from actograph.contract.scorers import RescoreRequest
+from actograph.contract.service.key_roles import Role
+from actograph.contract.service.keys import KeyUpdate, NewKey
+from actograph.contract.service.queue_control import PauseRequest
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.examples import add_examples
-from api.roles import OPEN_PATHS, ROLES
+from api.security.roles import OPEN_PATHS, ROLES
 
 REF = "#/components/schemas/{model}"
 TAGS = [

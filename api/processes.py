@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 
 from actograph.settings import Settings
-from api.routes.metrics import FOLDER_VARIABLE
+from api.routes.service.metrics import FOLDER_VARIABLE
 from api.serving import GRACE_SECONDS, serve, server_config, set_up_logging
 
 log = logging.getLogger(__name__)

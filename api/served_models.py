@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from actograph.contract import model_names
 from actograph.contract.errors import UnknownModel
-from actograph.contract.model_names import ServedModel
+from actograph.contract.models import model_names
+from actograph.contract.models.model_names import ServedModel
 from actograph.settings import Settings
 
 

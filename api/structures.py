@@ -6,7 +6,7 @@ One of a large model takes milliseconds to read and check, and every submission 
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import ModelStructure
-from storage import workers
+from storage.queue import workers
 
 
 class Structures:

@@ -22,16 +22,19 @@ import sqlalchemy as sa
 from actograph.contract.batches import BatchRequest
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.settings import Settings
-from api.batch_keeper import BatchKeeper
 from api.dependencies import Services
+from api.openai.batch_keeper import BatchKeeper
 from api.served_models import ServedModels
-from bench import process_memory
 from bench.marks import Mark, print_marks, write_result
-from storage import batches, files, ids, migrate
+from storage import migrate
 from storage.artifacts.store import open_store
-from storage.broker import Broker
-from storage.database import Database, now
-from storage.models import JobRow, SampleRow
+from storage.broker.broker import Broker
+from storage.files import files
+from storage.index import ids
+from storage.index.database import Database, now
+from storage.jobs import batches
+from storage.tables.models import JobRow, SampleRow
+from tests.support import process_memory
 
 MODEL = "bench"
 CAPTURES: list[dict[str, Any] | None] = [

@@ -30,7 +30,7 @@ from actograph.contract.specs import SamplingSpec
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
 from worker.engine.engine import Engine
-from worker.engine.model import wrap_model
+from worker.engine.model.load import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk
 
 SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}

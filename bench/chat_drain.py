@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from actograph.client import Client
 from bench import chat_load
 from bench.chat_load import Answers, Load
-from storage.database import Database
-from storage.models import SampleRow
+from storage.index.database import Database
+from storage.tables.models import SampleRow
 
 #: chats that come one at a time
 SINGLE_CHATS = 15

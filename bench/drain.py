@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from actograph.cli.stack_process import StackProcess
 from actograph.client.http import Client
 from actograph.contract.resources import JobStatus
+from actograph.stack.stack_process import StackProcess
 from bench.marks import write_result
 from bench.shapes import QWEN3_06B
 

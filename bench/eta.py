@@ -24,14 +24,16 @@ from actograph.contract.resources import Job, JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
 from bench.marks import Mark, print_marks, write_result
-from bench.null_engine import NullEngine
-from storage import job_view, jobs, migrate, samples, workers
+from storage import migrate, samples
 from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view, workers
+from storage.samples.expansion import capture_samples
+from tests.support.null_engine import NullEngine
+from worker.drain.drain import Drain
 from worker.engine.requests import Generation, GenerationRequest
-from worker.stop_signal import StopSignal
+from worker.signals.stop_signal import StopSignal
 
 MODEL = "bench"
 MARKS = (0.25, 0.5, 0.75)

@@ -25,13 +25,15 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from bench.races.client_acts import Client, Memory
-from bench.races.invariants import broken
-from bench.races.service_acts import ApiActs, WorkerActs
-from bench.races.world import World
-from bench.servers.postgres import PostgresServer
-from storage import batches, job_queue, migrate, queue_pause, webhooks
-from storage.database import Database
+from storage import migrate
+from storage.index.database import Database
+from storage.jobs import batches, webhooks
+from storage.queue import job_queue, queue_pause
+from tests.support.races.client_acts import Client, Memory
+from tests.support.races.invariants import broken
+from tests.support.races.service_acts import ApiActs, WorkerActs
+from tests.support.races.world import World
+from tests.support.servers.postgres import PostgresServer
 
 #: for what is open once nothing new comes
 PATIENCE_SECONDS = 120.0

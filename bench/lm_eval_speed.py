@@ -23,9 +23,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import psutil
 import torch
 
-from actograph.cli.stack_process import StackProcess
 from actograph.client.http import Client
 from actograph.contract.resources import JobStatus, Sample
+from actograph.stack.stack_process import StackProcess
 from bench.drain import random_weights
 from bench.lmeval.environment import LmEval
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result

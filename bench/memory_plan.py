@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract import estimate
-from actograph.contract.batch_memory import (
+from actograph.contract.plans import estimate
+from actograph.contract.plans.batch_memory import (
     BatchMemory,
     Budget,
     batch_cap,

@@ -3,7 +3,7 @@
     python -m bench.overhead [--rate 500] [--seconds 30] [--rounds 200] [--postgres [URL]] [--json FILE]
 
 Real API, Redis, worker and database as processes of their own; the worker's engine answers at once
-(bench/null_worker.py). Three questions for each database:
+(tests/support/null_worker.py). Three questions for each database:
 
 * submit -> stored: one job of one sample at a time, from before the request is sent until another
   connection to the database reads the job as completed;
@@ -37,12 +37,12 @@ from actograph.client.http import Client
 from actograph.contract.resources import JobStatus, SampleStatus
 from bench import submitters
 from bench.marks import Mark, print_marks, write_result
-from bench.servers.postgres import PostgresServer
 from bench.service import Service
-from storage.database import Database
-from storage.models import Base, JobRow, SampleRow
+from storage.index.database import Database
+from storage.tables.models import Base, JobRow, SampleRow
+from tests.support.servers.postgres import PostgresServer
 
-WORKER = "bench.null_worker"
+WORKER = "tests.support.null_worker"
 MODEL = "null=example/null"
 SPEC: dict[str, Any] = {
     "kind": "capture",

@@ -46,16 +46,16 @@ from actograph.contract import hooks as grammar
 from actograph.contract.hooks import LAYER_POINTS
 from actograph.contract.row_selection import StatsSpec
 from actograph.contract.specs import CaptureSpec
-from bench import process_memory
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from storage.artifacts.store import open_store
 from storage.samples import LeasedSample
+from tests.support import process_memory
 from worker.engine.engine import Engine
-from worker.engine.model import wrap_model
+from worker.engine.model.load import wrap_model
 from worker.engine.requests import BufferOptions, GenerationRequest
-from worker.engine.statistics import Statistics
-from worker.recording import Provenance, Recorded, UnitRecorder
-from worker.segments import Markup
+from worker.engine.rows.statistics import Statistics
+from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.segments import Markup
 
 MIB = 1 << 20
 ALLOWED = 1.5

@@ -35,9 +35,9 @@ from actograph.contract.resources import Session, SessionFile, TensorInfo
 from bench.marks import Mark, print_marks, write_result
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore, open_store
-from storage.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
-from storage.session_files import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
-from storage.session_reader import DigestCache
+from storage.sessions.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
+from storage.sessions.reader import DigestCache
+from storage.sessions.writer import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
 WRITERS = 4  # as the worker has

@@ -28,8 +28,8 @@ import sqlalchemy as sa
 from bench.marks import Mark, print_marks, write_result
 from bench.session_rows import Shape, fill
 from storage import migrate
-from storage.database import Database
-from storage.models import JobRow, SessionRow
+from storage.index.database import Database
+from storage.tables.models import JobRow, SessionRow
 
 SESSIONS = "/v1/activations/sessions"
 Params = dict[str, str | int | float]

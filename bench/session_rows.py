@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage.database import Database
-from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.index.database import Database
+from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
 #: one job in so many has this tag, condition or model; the others have the usual one
 RARE_JOB = 20

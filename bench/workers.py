@@ -30,7 +30,7 @@ from actograph.client.http import Client
 from actograph.contract.resources import JobStatus
 from bench.marks import Mark, print_marks, write_result
 from bench.service import Service
-from storage.models import SampleRow
+from storage.tables.models import SampleRow
 
 
 def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:

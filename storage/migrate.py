@@ -7,7 +7,7 @@ code of the version before goes on working on the new schema. Migrations keep to
   nothing that the version before uses; the version after may.
 * A migration that breaks older code names the oldest schema whose code still works: `oldest_code = "0021"`.
   The index stores the highest of these, and processes of older code refuse to start on it.
-* An index on a table that may be large is created by `storage.migrations.indexes`, in a migration of its own.
+* `storage.index.migrations.indexes` creates an index on a table that may be large, in a migration of its own.
 """
 
 import os
@@ -25,10 +25,10 @@ from alembic.script import ScriptDirectory
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.database import Database
-from storage.models import SchemaCompatibilityRow
+from storage.index.database import Database
+from storage.tables.models import SchemaCompatibilityRow
 
-MIGRATIONS = Path(__file__).parent / "migrations" / "versions"
+MIGRATIONS = Path(__file__).parent / "index" / "migrations" / "versions"
 #: first code that reads which code the schema is made for
 FIRST_COMPATIBLE = "0015"
 _POLL_SECONDS = 0.1

@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from bench.servers import Unavailable, swift
-from bench.servers import receiver as receivers
-from bench.servers.postgres import PostgresServer
-from bench.servers.receiver import Receiver
-from bench.servers.swift import SwiftServer
 from storage import migrate
-from storage.database import Database
-from storage.models import Base
+from storage.index.database import Database
+from storage.tables.models import Base
+from tests.support.servers import Unavailable, swift
+from tests.support.servers import receiver as receivers
+from tests.support.servers.postgres import PostgresServer
+from tests.support.servers.receiver import Receiver
+from tests.support.servers.swift import SwiftServer
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ACTOGRAPH_TEST_SHARED", REPO.parent / "shared"))

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from actograph.dataset_rows import GOLD
+from actograph.datasets.dataset_rows import GOLD
 from actograph.demo import MODEL_DIR
 from actograph.demo.problems import Problem, held_out_problems
 from training.demo_lessons import Lesson, Messages, batches

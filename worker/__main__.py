@@ -6,11 +6,11 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from actograph.settings import Settings
-from storage.broker import QUEUE
-from worker import celery_app
-from worker.scratch import scratch_folder
-from worker.stop_signal import StopSignal
-from worker.subscription import Subscription, SubscriptionStep
+from storage.broker.broker import QUEUE
+from worker.process import celery_app
+from worker.process.scratch import scratch_folder
+from worker.process.subscription import Subscription, SubscriptionStep
+from worker.signals.stop_signal import StopSignal
 
 
 def main() -> int:

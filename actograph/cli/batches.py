@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import completion, identifiers, tables
-from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.cli.flags import completion, identifiers
+from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:

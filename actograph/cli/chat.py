@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import job_flags
-from actograph.cli.options import FormatOption, client_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli.flags import job_flags
+from actograph.cli.flags.options import FormatOption, client_of
+from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:

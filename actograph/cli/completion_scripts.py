@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from actograph.cli.output import emit
+from actograph.cli.output.output import emit
 
 
 class Shell(StrEnum):

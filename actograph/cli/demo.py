@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.output import emit, note
+from actograph.cli.output import tables
+from actograph.cli.output.output import emit, note
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ def demo(
 
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """
-    from actograph.cli.stack import require_installed
-    from actograph.cli.stack_process import StackProcess
     from actograph.client import Client
     from actograph.demo import MODEL_DIR
+    from actograph.stack.stack import require_installed
+    from actograph.stack.stack_process import StackProcess
 
     require_installed()
     home = home.absolute()
@@ -95,7 +95,7 @@ def _submit(client: "Client", limit: int) -> "Job":
 
 def _run(client: "Client", job: "Job") -> None:
     """Raises DemoFailed where the job did not complete."""
-    from actograph.cli import watching
+    from actograph.cli.jobs import watching
     from actograph.contract.resources import JobStatus
 
     watching.follow(client, job)
@@ -139,7 +139,7 @@ def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session
 def _tell(
     client: "Client", job: "Job", results: "JobResults", sessions: "list[Session]", seconds: float
 ) -> None:
-    from actograph.cli import job_tables, session_tables
+    from actograph.cli.output import job_tables, session_tables
 
     emit("")
     emit(job_tables.render_results(results, job.spec.get("num_fewshot")))

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.durations import seconds_of
-from actograph.cli.identifiers import resolve
-from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines, note
-from actograph.contract.key_roles import Role
+from actograph.cli.flags.durations import seconds_of
+from actograph.cli.flags.identifiers import resolve
+from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines, note
+from actograph.contract.service.key_roles import Role
 
 if TYPE_CHECKING:
-    from actograph.contract.keys import ApiKey
+    from actograph.contract.service.keys import ApiKey
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
 
@@ -43,7 +43,7 @@ def create(
     from pydantic import ValidationError
 
     from actograph.contract.errors import InvalidRequest
-    from actograph.contract.keys import NewKey
+    from actograph.contract.service.keys import NewKey
     from actograph.contract.specs import ExpiresAfter
 
     span = None if expires_in is None else ExpiresAfter(seconds=seconds_of(expires_in, "--expires-in"))

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import completion, exit_codes, tables
-from actograph.cli.options import FormatOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.cli import exit_codes
+from actograph.cli.flags import completion
+from actograph.cli.flags.options import FormatOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:

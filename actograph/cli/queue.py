@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.options import FormatOption, client_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli.flags.options import FormatOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, note
 
 if TYPE_CHECKING:
     from actograph.contract.resources import Queue, QueuePause

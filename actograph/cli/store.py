@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import exit_codes, tables
-from actograph.cli.options import DryRunOption, FormatOption, client_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli import exit_codes
+from actograph.cli.flags.options import DryRunOption, FormatOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def verify(
 
     Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
     """
-    from actograph.cli.progress import RateMeter, view
+    from actograph.cli.output.progress import RateMeter, view
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     problems: list[StoreProblem] = []

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from actograph.cli import exit_codes
-from actograph.cli.options import load_settings
-from actograph.cli.output import emit, note
+from actograph.cli.flags.options import load_settings
+from actograph.cli.output.output import emit, note
 from actograph.contract.errors import InvalidRequest
 
 #: how a folder is told from a hub id where it does not exist
@@ -52,11 +52,11 @@ def up(
     """
     import os
 
-    from actograph.cli.home_lock import HomeLock, close_to_others
-    from actograph.cli.stack import Stack, StackOptions, require_installed
-    from actograph.cli.stop_signals import StopSignals
-    from actograph.cli.supervisor import CrashLoop
-    from actograph.contract import model_names
+    from actograph.contract.models import model_names
+    from actograph.stack.home_lock import HomeLock, close_to_others
+    from actograph.stack.stack import Stack, StackOptions, require_installed
+    from actograph.stack.stop_signals import StopSignals
+    from actograph.stack.supervisor import CrashLoop
 
     settings = load_settings(
         home=home,

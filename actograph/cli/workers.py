@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines
+from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines
 
 
 def workers(

@@ -14,7 +14,7 @@ def follower(*, show: bool) -> Iterator[Callable[[Job], None]]:
     if not show:
         yield lambda job: None
         return
-    from actograph.cli.progress import view
+    from actograph.cli.output.progress import view
 
     with view() as shown:
 
@@ -32,7 +32,7 @@ def meter(status: str, unit: str, total: int, *, show: bool) -> Iterator[Callabl
     if not show:
         yield lambda done: None
         return
-    from actograph.cli.progress import RateMeter, view
+    from actograph.cli.output.progress import RateMeter, view
 
     rate = RateMeter()
     rate.add(time.monotonic(), 0)

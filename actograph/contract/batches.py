@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
 from actograph.contract.specs import MAX_TAGS, CaptureSpec, ExpiresAfter, SamplingSpec, Spec, Tag

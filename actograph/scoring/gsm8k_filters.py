@@ -7,7 +7,7 @@ answer after both have been normalised, which also cuts the reference down to wh
 
 import re
 
-from actograph.dataset_rows import GOLD
+from actograph.datasets.dataset_rows import GOLD
 
 # the last character is any but a line's end: `The answer is 42` gives 4, here as there
 _COT_ANSWER = re.compile(r"The answer is (-?[0-9.,]+).")

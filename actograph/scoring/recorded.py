@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from actograph.contract.errors import ActographError, InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
-from actograph.metrics import Tally
 from actograph.scoring.scorers import Answered, ScorerSet
+from actograph.statistics.metrics import Tally
 
 _BOM = b"\xef\xbb\xbf"
 #: metrics whose value is 1 or 0 and nothing between

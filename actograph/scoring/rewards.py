@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable
 
-from actograph.calculator import annotations
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Score
+from actograph.scoring.calculator import annotations
 from actograph.scoring.completions import CLOSE, OPEN, without_thoughts
 
 MAX_ANSWER_CHARS = 200

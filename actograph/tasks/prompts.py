@@ -14,7 +14,7 @@ from pathlib import Path
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import Condition, EvaluationSpec
 from actograph.contract.tasks import STOP_STRINGS, TaskSpec
-from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, read_rows
 from actograph.tasks.rows import RowForm, examples_of
 
 FEWSHOT_SEED = 1234

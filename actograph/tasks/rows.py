@@ -6,7 +6,7 @@ from typing import Any
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.tasks import TaskSpec
-from actograph.dataset_rows import DatasetRow, text_fault
+from actograph.datasets.dataset_rows import DatasetRow, text_fault
 from actograph.tasks.templates import RowTemplate
 
 MAX_DEPTH = 64

@@ -9,16 +9,18 @@ from starlette.responses import JSONResponse
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
-from api import webhook_targets
-from api.answered_once import IdempotencyKey, Keep, answered_once
-from api.auth import caller
-from api.batch_keeper import BatchKeeper
 from api.dependencies import PageDep, ServicesDep, known_id, require_priority
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import batches, files, pages
-from storage.idempotency import StoredAnswer
+from api.openai.batch_keeper import BatchKeeper
+from api.problems.errors import documented
+from api.problems.validation import parse_body
+from api.requests.answered_once import IdempotencyKey, Keep, answered_once
+from api.requests.request_body import body_of, json_body
+from api.security.auth import caller
+from api.submission import webhook_targets
+from storage.files import files
+from storage.index import pages
+from storage.jobs import batches
+from storage.submission.idempotency import StoredAnswer
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 

@@ -12,21 +12,22 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
-from actograph.contract.chat_answers import ChatCompletion, Completion
-from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
+from actograph.contract.chat.chat_answers import ChatCompletion, Completion
+from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
-from api import chat_requests, chat_results, chat_stream, sse
-from api.auth import caller
-from api.chat_results import ChatResult
-from api.chat_running import Running, cancel, first_of
-from api.chat_stream import ChatChunks, CompletionChunks
 from api.dependencies import Services, ServicesDep
-from api.errors import CLIENT_CLOSED_REQUEST, actograph_problem, documented
-from api.job_ends import JobEnds
-from api.live_texts import LiveTexts
-from api.request_body import body_of, json_body
-from api.validation import parse_body
+from api.openai import chat_requests, chat_results, chat_stream
+from api.openai.chat_results import ChatResult
+from api.openai.chat_running import Running, cancel, first_of
+from api.openai.chat_stream import ChatChunks, CompletionChunks
+from api.openai.job_ends import JobEnds
+from api.openai.live_texts import LiveTexts
+from api.problems.errors import CLIENT_CLOSED_REQUEST, actograph_problem, documented
+from api.problems.validation import parse_body
+from api.reading import sse
+from api.requests.request_body import body_of, json_body
+from api.security.auth import caller
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 

@@ -14,16 +14,19 @@ from actograph.contract.comparison import (
 )
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
-from actograph.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
-from api.auth import caller
+from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.dependencies import MixedIdentitiesQuery, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import comparisons, job_pins, jobs, sessions, vectors
-from storage.models import JobRow
-from storage.pooled_activations import Direction, PairedActivations
-from storage.session_reader import SessionReader
+from api.problems.errors import documented
+from api.problems.validation import parse_body
+from api.requests.request_body import body_of, json_body
+from api.security.auth import caller
+from storage.jobs import jobs
+from storage.queue import job_pins
+from storage.results import comparisons
+from storage.sessions import sessions, vectors
+from storage.sessions.pooled_activations import Direction, PairedActivations
+from storage.sessions.reader import SessionReader
+from storage.tables.models import JobRow
 
 router = APIRouter(prefix="/v1/jobs", tags=["comparisons"])
 

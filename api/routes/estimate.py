@@ -6,12 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from actograph.contract.resources import Estimate
-from api import planning, submissions
-from api.auth import caller
 from api.dependencies import ServicesDep, require_priority
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_job_spec
+from api.problems.errors import documented
+from api.problems.validation import parse_job_spec
+from api.requests.request_body import body_of, json_body
+from api.security.auth import caller
+from api.submission import planning, submissions
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 

@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
-from api import sse
 from api.dependencies import ServicesDep, known_id
-from api.errors import documented
-from storage import jobs
+from api.problems.errors import documented
+from api.reading import sse
+from storage.jobs import jobs
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["jobs"])
 

@@ -9,9 +9,9 @@ from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import ExportChanged
 from api.dependencies import MixedIdentitiesQuery, ServicesDep, known_id
-from api.errors import documented
-from storage.export import folder, plan
-from storage.export.activations import Detail
+from api.problems.errors import documented
+from storage.results.export import folder, plan
+from storage.results.export.activations import Detail
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

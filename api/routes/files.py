@@ -11,12 +11,15 @@ from starlette.responses import Response
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
-from api import downloads
-from api.auth import caller
 from api.dependencies import After, NewestFirst, Services, ServicesDep, known_id
-from api.errors import documented
-from storage import deletions, file_expiry, files, ids, pages, queue_state, quotas
-from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
+from api.problems.errors import documented
+from api.reading import downloads
+from api.security.auth import caller
+from storage.accounts import quotas
+from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
+from storage.files import file_expiry, files
+from storage.index import deletions, ids, pages
+from storage.queue import queue_state
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 

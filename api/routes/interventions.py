@@ -7,12 +7,13 @@ from fastapi import APIRouter, Depends, Query
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from actograph.contract.resources import Deleted, ListPage
-from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import pages, vectors
+from api.problems.errors import documented
+from api.problems.validation import parse_body
+from api.requests.request_body import body_of, json_body
+from api.security.auth import caller
+from storage.index import pages
+from storage.sessions import vectors
 
 router = APIRouter(prefix="/v1/interventions", tags=["interventions"])
 

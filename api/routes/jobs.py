@@ -9,28 +9,20 @@ from starlette.responses import JSONResponse
 
 from actograph.contract import resources
 from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
-from api import job_insertion, planning, submissions
-from api.answered_once import IdempotencyKey, Keep, answered_once
-from api.auth import caller
 from api.dependencies import PageDep, ServicesDep, known_id, require_priority
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_job_spec
-from storage import (
-    forecast,
-    job_control,
-    job_deletion,
-    job_queue,
-    job_results,
-    job_shape,
-    job_view,
-    jobs,
-    pages,
-    quotas,
-    routing,
-)
-from storage.idempotency import StoredAnswer
-from storage.models import JobRow
+from api.problems.errors import documented
+from api.problems.validation import parse_job_spec
+from api.requests.answered_once import IdempotencyKey, Keep, answered_once
+from api.requests.request_body import body_of, json_body
+from api.security.auth import caller
+from api.submission import job_insertion, planning, submissions
+from storage.accounts import quotas
+from storage.index import pages
+from storage.jobs import job_control, job_deletion, job_shape, jobs
+from storage.queue import forecast, job_queue, job_view, routing
+from storage.results import job_results
+from storage.submission.idempotency import StoredAnswer
+from storage.tables.models import JobRow
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

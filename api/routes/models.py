@@ -6,13 +6,13 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound, UnknownModel
-from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
+from actograph.contract.models.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
 from api.dependencies import Services, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import model_loads, workers
+from api.problems.errors import documented
+from api.problems.validation import parse_body
+from api.requests.request_body import body_of, json_body
+from storage.queue import model_loads, workers
 
 router = APIRouter(tags=["models"])
 

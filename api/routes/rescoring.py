@@ -7,10 +7,10 @@ from fastapi import APIRouter, Depends
 from actograph.contract.resources import JobResults
 from actograph.contract.scorers import RescoreRequest
 from api.dependencies import ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import job_results, rescoring
+from api.problems.errors import documented
+from api.problems.validation import parse_body
+from api.requests.request_body import body_of, json_body
+from storage.results import job_results, rescoring
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

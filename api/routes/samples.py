@@ -7,8 +7,10 @@ from fastapi import APIRouter, Query
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import ListPage, Sample, SampleStatus
 from api.dependencies import After, ServicesDep, known_id
-from api.errors import documented
-from storage import jobs, pages, samples
+from api.problems.errors import documented
+from storage import samples
+from storage.index import pages
+from storage.jobs import jobs
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/samples", tags=["jobs"])
 

@@ -17,17 +17,19 @@ from actograph.contract.resources import (
     StoreUsage,
 )
 from actograph.contract.specs import SessionUpdate
-from api import downloads
 from api.dependencies import PageDep, Services, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import json_body
-from api.tensor_slices import Format, answer
-from api.validation import parse_body
-from storage import pages, quotas, session_changes, sessions
-from storage.checked_files import SESSION_CHUNK_BYTES, CheckedFile
-from storage.manifest import MANIFEST_NAME, SessionManifest
-from storage.session_reader import DigestCache, SessionReader
-from storage.sessions import SessionFilter
+from api.problems.errors import documented
+from api.problems.validation import parse_body
+from api.reading import downloads
+from api.reading.tensor_slices import Format, answer
+from api.requests.request_body import json_body
+from storage.accounts import quotas
+from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, CheckedFile
+from storage.index import pages
+from storage.sessions import session_changes, sessions
+from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
+from storage.sessions.reader import DigestCache, SessionReader
+from storage.sessions.sessions import SessionFilter
 
 router = APIRouter(prefix="/v1/activations", tags=["sessions"])
 

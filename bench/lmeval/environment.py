@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.isolated_python import python_with
+from tests.support.isolated_python import python_with
 
 LM_EVAL = "lm_eval==0.4.13"
 #: what its GSM8K tasks and the models behind an API import; the whole of its dependencies has no wheels

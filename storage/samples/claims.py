@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
-from storage import jobs
-from storage.database import now
-from storage.models import SampleRow
+from storage.index.database import now
+from storage.jobs import jobs
 from storage.samples.leases import LeasedSample
 from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_lost
+from storage.tables.models import SampleRow
 
 
 def claim(

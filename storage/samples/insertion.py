@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import SampleStatus
-from storage.ids import new_sample_id
-from storage.models import SampleRow
+from storage.index.ids import new_sample_id
+from storage.tables.models import SampleRow
 
 INSERT_BATCH = 1000
 #: characters of prompts and answers that one transaction of a large job brings, about

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import SampleStatus
-from storage import jobs
-from storage.database import changed, now
-from storage.models import SampleRow
+from storage.index.database import changed, now
+from storage.jobs import jobs
+from storage.tables.models import SampleRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
 from actograph.contract.tool_use import ToolMessage, ToolUse
-from storage import pages
-from storage.models import JobRow, SampleRow
+from storage.index import pages
+from storage.tables.models import JobRow, SampleRow
 
 
 def get(session: Session, sample_id: str) -> SampleRow:

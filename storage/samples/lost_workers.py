@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, WorkerLost
 from actograph.contract.resources import SampleStatus
-from storage import counters, job_control, jobs
-from storage.counters import Counter
-from storage.database import now
-from storage.models import JobRow, SampleRow
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.index.database import now
+from storage.jobs import job_control, jobs
 from storage.samples.leases import LeasedSample, lock_jobs, ours
 from storage.samples.results import fail
+from storage.tables.models import JobRow, SampleRow
 
 #: a sample is run alone after so many claims that ended without a result ...
 ALONE_AFTER_ATTEMPTS = 2

@@ -11,9 +11,9 @@ from actograph.contract import resources
 from actograph.contract.errors import ActographError, LeaseLost
 from actograph.contract.resources import SampleStatus
 from actograph.contract.tool_use import ToolMessage, ToolUse
-from storage.database import changed, now
-from storage.models import SampleRow
+from storage.index.database import changed, now
 from storage.samples.leases import LeasedSample, ours
+from storage.tables.models import SampleRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from actograph.demo import MODEL_DIR
-from bench.processes import has_ended, words_of
-from bench.servers import swift
-from bench.servers.swift import SwiftServer
+from tests.support.processes import has_ended, words_of
+from tests.support.servers import swift
+from tests.support.servers.swift import SwiftServer
 
 START_SECONDS = 180.0
 ACTOGRAPH = [sys.executable, "-m", "actograph.cli.main"]

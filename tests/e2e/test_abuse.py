@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from actograph.demo import MODEL_DIR
-from bench.attack import AttackedService
+from tests.support.attack import AttackedService
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from actograph.demo import MODEL_DIR
-from bench.attack import AttackedService
+from tests.support.attack import AttackedService
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

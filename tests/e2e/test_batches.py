@@ -12,9 +12,9 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
-from bench.servers.receiver import Receiver
-from bench.servers.swift import SwiftServer
 from storage.artifacts.s3 import S3Store
+from tests.support.servers.receiver import Receiver
+from tests.support.servers.swift import SwiftServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

@@ -10,12 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
-from bench.chaos.audit import Audit, audit_job
-from bench.chaos.faults import FAULTS
-from storage import job_view, jobs, samples
+from storage import samples
 from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.models import JobRow
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view
+from storage.tables.models import JobRow
+from tests.support.chaos.audit import Audit, audit_job
+from tests.support.chaos.faults import FAULTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

@@ -19,9 +19,9 @@ import redis
 from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
-from bench.processes import words_of
-from storage import jobs
-from storage.database import Database
+from storage.index.database import Database
+from storage.jobs import jobs
+from tests.support.processes import words_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

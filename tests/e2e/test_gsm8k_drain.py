@@ -11,7 +11,7 @@ import pytest
 from actograph.client.http import Client
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage.artifacts.store import open_store
-from storage.session_files import SessionReader
+from storage.sessions.writer import SessionReader
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

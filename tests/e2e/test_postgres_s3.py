@@ -14,11 +14,11 @@ import pytest
 from actograph.client import Client
 from actograph.contract.resources import Session
 from actograph.demo import PROBLEMS
-from bench.servers import swift
-from bench.servers.faulty_proxy import FaultyProxy
-from bench.servers.swift import SwiftServer
+from storage.artifacts.checked_files import SESSION_CHUNK_BYTES
 from storage.artifacts.s3 import S3Store
-from storage.checked_files import SESSION_CHUNK_BYTES
+from tests.support.servers import swift
+from tests.support.servers.faulty_proxy import FaultyProxy
+from tests.support.servers.swift import SwiftServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

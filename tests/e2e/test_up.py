@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from actograph.cli import redis_server
 from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
-from bench.processes import words_of
+from actograph.stack import redis_server
+from tests.support.processes import words_of
 
 pytestmark = pytest.mark.e2e
 

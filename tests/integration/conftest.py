@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import redis
 
-from bench.isolated_python import python_with
 from bench.lmeval.environment import LmEval
-from bench.servers import Unavailable
+from tests.support.isolated_python import python_with
+from tests.support.servers import Unavailable
 
 
 class RedisProcess:

@@ -8,18 +8,15 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.layer_order import LayerOrder
-from actograph.contract.prefill_plan import PrefillPlan, prefill_plan
+from actograph.contract.plans.layer_order import LayerOrder
+from actograph.contract.plans.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
 from actograph.contract.sampling_checks import check_sampling
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
-from worker.engine import memory
-from worker.engine.generate import Generate, OnBatch
-from worker.engine.hook_reads import HookReads
-from worker.engine.learned_limit import LearnedLimit
-from worker.engine.loaded import LoadedModel
-from worker.engine.prefill import Prefill
-from worker.engine.request_checks import check_requests
+from worker.engine.model import memory
+from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.model.loaded import LoadedModel
+from worker.engine.prefill.prefill import Prefill
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -28,8 +25,11 @@ from worker.engine.requests import (
     RowShaping,
     RowSink,
 )
-from worker.engine.score import Score
-from worker.engine.structure import discover
+from worker.engine.structure.structure import discover
+from worker.engine.traced.generate import Generate, OnBatch
+from worker.engine.traced.hook_reads import HookReads
+from worker.engine.traced.request_checks import check_requests
+from worker.engine.traced.score import Score
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NO_OPTIONS = BufferOptions()

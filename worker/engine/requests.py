@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from actograph.contract.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 from actograph.contract.interventions import NamedPositions, Op, TokenRange
+from actograph.contract.plans.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 from worker.engine.row_chooser import RowChooser
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]

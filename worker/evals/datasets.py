@@ -6,7 +6,7 @@ import datasets
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import HubDataset
-from actograph.dataset_rows import DatasetRow, RowReader, TextRow, check_rows, check_texts
+from actograph.datasets.dataset_rows import DatasetRow, RowReader, TextRow, check_rows, check_texts
 
 
 def load_hub_rows(

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.calculator import CalculatorError, calculate
-from actograph.tool_calls import MalformedCall, ToolCall
+from actograph.contract.chat.tool_calls import MalformedCall, ToolCall
+from actograph.scoring.calculator import CalculatorError, calculate
 
 #: longest result that goes back to the model, in characters
 MAX_RESULT_CHARS = 400

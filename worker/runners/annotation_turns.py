@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.calculator import MAX_CHARS
+from actograph.contract.chat.tool_calls import CALCULATION, annotation_call
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import EvaluationSpec
 from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.tool_calls import CALCULATION, annotation_call
+from actograph.scoring.calculator import MAX_CHARS
 from worker.engine.requests import TextEnd
-from worker.engine.stopping import decode_exactly
+from worker.engine.tokens.stopping import decode_exactly
 from worker.evals.tools import Tool, ToolResult, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt

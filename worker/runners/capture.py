@@ -9,10 +9,10 @@ from actograph.contract.resources import Score
 from actograph.contract.specs import CaptureInput, SamplingSpec
 from actograph.contract.tool_use import ToolUseEnd
 from storage.samples import LeasedSample
-from worker.chat_template import render_chat
 from worker.engine.requests import Generation
 from worker.runners import text
 from worker.runners.runner import Prompt
+from worker.text.chat_template import render_chat
 
 
 class CaptureRunner:

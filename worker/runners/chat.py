@@ -6,19 +6,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat_job import ChatInput, is_only_read
+from actograph.contract.chat.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import ModelStructure, Score
 from actograph.contract.specs import SamplingSpec
 from actograph.contract.tool_use import ToolUseEnd
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
-from worker.chat_template import render_chat
 from worker.engine.requests import Generation, TokenLogprobs
-from worker.forced_call import begin_call
 from worker.runners import text
 from worker.runners.runner import Prompt
 from worker.runners.token_names import TokenNames
+from worker.text.chat_template import render_chat
+from worker.text.forced_call import begin_call
 
 
 class ChatRunner:

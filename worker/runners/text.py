@@ -6,9 +6,9 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
 from actograph.scoring.completions import cut_at_stop
-from worker.chat_template import encode_prompt
 from worker.runners.runner import Prompt
-from worker.text_stream import REPLACEMENT
+from worker.text.chat_template import encode_prompt
+from worker.text.text_stream import REPLACEMENT
 
 
 def encode(

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from worker.text_stream import REPLACEMENT
+from worker.text.text_stream import REPLACEMENT
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 

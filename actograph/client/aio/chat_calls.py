@@ -8,7 +8,7 @@ from actograph.client.aio.calls import Calls
 from actograph.client.answers import read, read_text
 from actograph.client.errors import ApiError
 from actograph.client.event_stream import Parser
-from actograph.contract.chat_answers import ChatChunk, ChatCompletion
+from actograph.contract.chat.chat_answers import ChatChunk, ChatCompletion
 from actograph.contract.errors import NotFound
 
 #: the service's own limit (`ACTOGRAPH_CHAT_TIMEOUT_SECONDS`) ends a request before this

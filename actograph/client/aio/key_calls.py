@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from actograph.client.aio.calls import Calls
 from actograph.client.answers import path_of, read
-from actograph.contract.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
+from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
 
 
 class KeyCalls(Calls):

@@ -7,7 +7,7 @@ from actograph.client.answers import path_of, read
 from actograph.client.blocking.calls import Calls
 from actograph.client.errors import ApiError
 from actograph.contract import resources
-from actograph.contract.capabilities import Capabilities
+from actograph.contract.service.capabilities import Capabilities
 
 
 class ServiceCalls(Calls):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.model_identity import PinnedModel
+from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.resources.base import ErrorRecord, Resource
 from actograph.contract.tool_use import ToolTotals
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.model_identity import ModelIdentity
+from actograph.contract.models.model_identity import ModelIdentity
 from actograph.contract.resources.base import ErrorRecord, Resource
 from actograph.contract.resources.jobs import JobStatus
 

@@ -13,11 +13,11 @@ import pytest
 from pyarrow import parquet
 
 from actograph import tensor_files
-from api.batch_keeper import BatchKeeper
-from storage import counters, events
-from storage.counters import Counter
-from storage.models import ArtifactRow, FileRow
-from storage.session_files import TensorRows
+from api.openai.batch_keeper import BatchKeeper
+from storage.index import counters, events
+from storage.index.counters import Counter
+from storage.sessions.writer import TensorRows
+from storage.tables.models import ArtifactRow, FileRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service

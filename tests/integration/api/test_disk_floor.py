@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from worker.pauses import Pauses
+from worker.drain.pauses import Pauses
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -41,7 +41,7 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
     job_id = service.submit(capture={"mode": "off"})
     disk.free = floor - 1
     pauses = Pauses(services.settings, services.database, service.services.store)
-    with caplog.at_level(logging.INFO, "worker.pauses"):
+    with caplog.at_level(logging.INFO, "worker.drain.pauses"):
         assert pauses.hold()
         assert pauses.hold()
         assert caplog.text.count("nothing new is begun") == 1, "said once, not at every look"

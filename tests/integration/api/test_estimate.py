@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from actograph.settings import Settings
-from api import measured_prompts
-from storage import model_tokenizers, workers
+from api.submission import measured_prompts
+from storage.queue import model_tokenizers, workers
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -220,7 +220,7 @@ def test_a_tokenizer_that_does_not_work_is_told(
 
 
 def test_a_template_that_never_ends_is_killed(service_with: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.measured_prompts._TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("api.submission.measured_prompts._TIMEOUT_SECONDS", 1.0)
     service = service_with(GIB)
     loaded(service)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

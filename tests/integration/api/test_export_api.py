@@ -17,10 +17,11 @@ from actograph.client.results_folder import PulledResults
 from actograph.client.tensors import open_folder
 from actograph.contract.errors import CaptureFailed, InvalidRequest
 from actograph.contract.resources import Score
-from storage import jobs, samples
+from storage import samples
+from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
-from storage.checked_files import CheckedFile
-from storage.session_files import TensorRows
+from storage.jobs import jobs
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Run, Service

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage import samples, workers
+from storage import samples
+from storage.queue import workers
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service

@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.examples import PARAMETERS
-from api.roles import ROLES
-from storage import ids
+from api.security.roles import ROLES
+from storage.index import ids
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem, Service

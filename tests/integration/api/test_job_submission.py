@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.settings import Settings
-from api import submissions
-from storage import jobs, routing, samples
+from api.submission import submissions
+from storage import samples
+from storage.jobs import jobs
+from storage.queue import routing
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -424,7 +426,7 @@ def test_a_key_with_another_body_is_refused(service: "Service", problem: "Proble
 def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -> None:
     from hashlib import sha256
 
-    from storage import idempotency
+    from storage.submission import idempotency
 
     body = json.dumps(capture()).encode()
     with service.database.write() as session:

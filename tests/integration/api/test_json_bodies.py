@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api import lanes
+from api.requests import lanes
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service

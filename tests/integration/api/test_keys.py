@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 
 from actograph.settings import Settings
 from api import keys as key_command
-from api.key_ring import LIFETIME_SECONDS, KeyRing
-from storage import api_keys, key_changes
-from storage.api_keys import KnownKeys
-from storage.database import Database
-from storage.models import ApiKeyRow
-from storage.rate_limits import RateLimits
+from api.security.key_ring import LIFETIME_SECONDS, KeyRing
+from storage.accounts import api_keys
+from storage.accounts.api_keys import KnownKeys
+from storage.broker import key_changes
+from storage.broker.rate_limits import RateLimits
+from storage.index.database import Database
+from storage.tables.models import ApiKeyRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem, Service, Start
@@ -175,7 +176,7 @@ def test_a_request_with_a_known_key_asks_the_index_for_nothing(
     def fail(*_: Any) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("storage.api_keys.known", fail)
+    monkeypatch.setattr("storage.accounts.api_keys.known", fail)
     assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
 
 
@@ -269,7 +270,7 @@ def test_keys_are_in_no_log_no_error_and_no_database(
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("broken")
 
-        monkeypatch.setattr("storage.jobs.find", fail)
+        monkeypatch.setattr("storage.jobs.jobs.find", fail)
         seen.append(keyed.client.get("/v1/jobs", headers=bearer(good)).text)
     secrets = (good, wrong, "root-key")
     for text in (*seen, *(record.getMessage() for record in caplog.records if record.name != "httpx2")):

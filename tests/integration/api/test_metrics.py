@@ -11,10 +11,10 @@ from starlette.testclient import TestClient
 from actograph.settings import Settings
 from api import metrics
 from api.app import create_app
-from storage import counters
-from storage.counters import Counter
-from storage.models import WorkerRow
-from storage.session_files import TensorRows
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.sessions.writer import TensorRows
+from storage.tables.models import WorkerRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service

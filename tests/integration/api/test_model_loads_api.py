@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.model_loads import ModelLoadOptions
-from storage import jobs, model_loads, workers
+from actograph.contract.models.model_loads import ModelLoadOptions
+from storage.jobs import jobs
+from storage.queue import model_loads, workers
 from tests.integration.api.conftest import structure
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import pytest
 import sqlalchemy as sa
 import uvicorn
 
-from actograph.contract.capabilities import of_contract
 from actograph.contract.scorers import SCORER_NAMES
+from actograph.contract.service.capabilities import of_contract
 from actograph.contract.specs import JOB_KINDS, job_spec_adapter
-from storage import file_expiry
-from storage.models import FileRow
+from storage.files import file_expiry
+from storage.tables.models import FileRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service

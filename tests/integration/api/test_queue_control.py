@@ -10,11 +10,14 @@ import sqlalchemy as sa
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from api.reconciler import Reconciler
-from storage import job_control, jobs, queue_pause, samples, sessions
-from storage.models import SessionRow
-from storage.session_files import TensorRows
-from storage.sweep import sweep_sessions
+from api.background.reconciler import Reconciler
+from storage import samples
+from storage.jobs import job_control, jobs
+from storage.queue import queue_pause
+from storage.sessions import sessions
+from storage.sessions.writer import TensorRows
+from storage.tables.models import SessionRow
+from storage.upkeep.sweep import sweep_sessions
 
 if TYPE_CHECKING:
     from storage.samples import LeasedSample

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from actograph.contract.key_roles import Role
+from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
 from api.app import create_app
-from api.roles import OPEN_PATHS, ROLES, needed_role
+from api.security.roles import OPEN_PATHS, ROLES, needed_role
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem, Start
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 ROOT_KEY = "the-admins-own-key"
 
 
-#: written out a second time, so that a role that slips in the table of `api.roles` is seen
+#: written out a second time, so that a role that slips in the table of `api.security.roles` is seen
 WRITTEN = """
 read   GET    /openapi.json
 read   GET    /docs

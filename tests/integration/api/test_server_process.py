@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from actograph.settings import Settings
-from bench.processes import has_ended, words_of
+from tests.support.processes import has_ended, words_of
 
 pytestmark = pytest.mark.integration
 

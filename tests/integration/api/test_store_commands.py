@@ -8,8 +8,8 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
-from storage import session_changes
-from storage.session_files import TensorRows
+from storage.sessions import session_changes
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Run, Service

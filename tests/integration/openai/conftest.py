@@ -20,16 +20,18 @@ from fastapi import FastAPI
 from actograph.contract.resources import Job
 from actograph.settings import Settings
 from api.app import create_app
-from storage import job_queue, job_view, jobs, migrate, samples, workers
+from storage import migrate, samples
 from storage.artifacts.store import ArtifactStore, open_store
-from storage.broker import Broker
-from storage.database import Database
-from storage.models import SampleRow
-from storage.session_files import SessionReader
-from worker.drain import Drain
+from storage.broker.broker import Broker
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_queue, job_view, workers
+from storage.sessions.writer import SessionReader
+from storage.tables.models import SampleRow
+from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
-from worker.stop_signal import StopSignal
+from worker.engine.model.load import load_model
+from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
 WORKER = "wrk_" + "0" * 32

@@ -245,7 +245,7 @@ def test_a_client_that_goes_away_ends_its_job_and_leaves_the_others_alone(
 
 
 def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -> None:
-    from storage import workers
+    from storage.queue import workers
 
     with service.database.write() as session:
         workers.set_offline(session, "wrk_" + "0" * 32)
@@ -257,7 +257,7 @@ def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -
 def test_while_the_queue_is_paused_a_request_is_told_why_at_once(
     service: Any, client: Any, eventually: Callable[..., None]
 ) -> None:
-    from storage import queue_pause
+    from storage.queue import queue_pause
 
     options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 2}
     service.works.clear()

@@ -16,8 +16,8 @@ import pytest
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts import InvalidKey, open_store
 from storage.artifacts.s3 import PART_BYTES, S3Store
-from storage.manifest import SessionManifest, StoredTensor
-from storage.session_files import SessionReader, SessionWriter, TensorRows
+from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from storage import wake_message
-from storage.broker import DRAIN_TASK, SEPARATOR, Broker, celery_app
-from storage.database import Database
+from storage.broker import wake_message
+from storage.broker.broker import DRAIN_TASK, SEPARATOR, Broker, celery_app
+from storage.index.database import Database
 
 pytestmark = pytest.mark.integration
 

@@ -15,14 +15,17 @@ from actograph.contract.resources import JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
-from storage import jobs, migrate, samples, sessions, workers
+from storage import migrate, samples
 from storage.artifacts.store import ArtifactStore, open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples, evaluation_samples
-from worker.drain import Drain
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.samples.expansion import capture_samples, evaluation_samples
+from storage.sessions import sessions
+from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
-from worker.stop_signal import StopSignal
+from worker.engine.model.load import load_model
+from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
 PROBLEMS = [
@@ -119,7 +122,7 @@ class Bench:
 
     def drain_reader(self, spec: EvaluationSpec) -> Any:
         from actograph.contract.specs import HubDataset
-        from storage import dataset_sources
+        from storage.files import dataset_sources
 
         if isinstance(spec.dataset, HubDataset):
             return None

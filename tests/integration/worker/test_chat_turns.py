@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.resources import JobStatus
-from storage import jobs, samples
-from storage.sample_expansion import chat_samples
+from storage import samples
+from storage.jobs import jobs
+from storage.samples.expansion import chat_samples
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench, Messages

@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import counters, gauges, job_deletion, job_results, job_view, jobs, samples
-from storage.counters import Counter
-from storage.session_files import SessionReader
-from worker.stop_signal import StopSignal
+from storage import samples
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.jobs import job_deletion, jobs
+from storage.queue import gauges, job_view
+from storage.results import job_results
+from storage.sessions.writer import SessionReader
+from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -224,7 +228,7 @@ def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(
 def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 0.0)
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
     run_until(bench, job_id, bench.stop.set)
     assert bench.broker.woken == [(job_id, 5)]
@@ -291,7 +295,7 @@ def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:
 
 
 def test_two_hundred_jobs_in_a_row_keep_memory_flat(bench: "Bench") -> None:
-    from worker.engine.memory import memory_snapshot
+    from worker.engine.model.memory import memory_snapshot
 
     drain = bench.drain()
     used = []

@@ -9,8 +9,9 @@ import pytest
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import job_control, job_view, jobs, queue_pause
 from storage.artifacts.store import ArtifactStore
+from storage.jobs import job_control, jobs
+from storage.queue import job_view, queue_pause
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

@@ -10,14 +10,16 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import job_queue, jobs, migrate, samples, workers
+from storage import migrate, samples
 from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_queue, workers
+from storage.samples.expansion import capture_samples
+from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
-from worker.stop_signal import StopSignal
+from worker.engine.model.load import load_model
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 

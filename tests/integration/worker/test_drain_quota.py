@@ -6,10 +6,11 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
-from storage import quotas, session_changes
-from storage.deletion_drain import drain_deletions
-from storage.models import JobRow
-from storage.session_filter import SessionFilter
+from storage.accounts import quotas
+from storage.sessions import session_changes
+from storage.sessions.filter import SessionFilter
+from storage.tables.models import JobRow
+from storage.upkeep.deletion_drain import drain_deletions
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

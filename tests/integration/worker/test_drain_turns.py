@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus
-from storage import jobs
 from storage.artifacts.store import ArtifactStore
+from storage.jobs import jobs
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench, Messages

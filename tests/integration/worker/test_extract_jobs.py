@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from actograph.client.tensors import open_folder
-from actograph.contract import estimate
+from actograph.contract.plans import estimate
 from actograph.contract.specs import AnyJobSpec, ExtractCaptureSpec, ExtractSpec, job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, samples, sessions, workers
+from storage import migrate, samples
 from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.models import JobRow, SampleRow
-from storage.sample_expansion import capture_samples, extract_samples
-from storage.session_files import SessionReader
-from worker.drain import Drain
-from worker.model_holder import ModelHolder
-from worker.stop_signal import StopSignal
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.samples.expansion import capture_samples, extract_samples
+from storage.sessions import sessions
+from storage.sessions.writer import SessionReader
+from storage.tables.models import JobRow, SampleRow
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.index_races import Load, race
 from storage import migrate
-from storage.database import Database
+from storage.index.database import Database
 
 pytestmark = pytest.mark.integration
 

@@ -11,15 +11,17 @@ import torch
 from actograph.contract.resources import JobStatus, ModelStructure
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, routing, samples, workers
+from storage import migrate, samples
 from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.ids import new_worker_id
-from storage.models import SampleRow
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
-from worker.model_holder import ModelHolder
-from worker.stop_signal import StopSignal
+from storage.index.database import Database
+from storage.index.ids import new_worker_id
+from storage.jobs import jobs
+from storage.queue import routing, workers
+from storage.samples.expansion import capture_samples
+from storage.tables.models import SampleRow
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 

@@ -15,12 +15,14 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
-from storage import jobs, migrate, samples, workers
-from storage.broker import Broker
-from storage.database import Database
-from storage.models import SampleRow, WorkerRow
-from storage.sample_expansion import capture_samples
-from worker.exit_status import DEVICE_LOST
+from storage import migrate, samples
+from storage.broker.broker import Broker
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.samples.expansion import capture_samples
+from storage.tables.models import SampleRow, WorkerRow
+from worker.signals.exit_status import DEVICE_LOST
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RedisProcess
@@ -80,7 +82,7 @@ Start = Callable[..., Worker]
 def start(tmp_path: Path) -> Iterator[Start]:
     made: list[Worker] = []
 
-    def run(broker_url: str, module: str = "bench.null_worker", **environment: str) -> Worker:
+    def run(broker_url: str, module: str = "tests.support.null_worker", **environment: str) -> Worker:
         made.append(Worker(tmp_path, broker_url, module, **environment))
         return made[-1]
 

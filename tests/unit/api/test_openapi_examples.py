@@ -8,18 +8,18 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from actograph.contract.batches import BatchRequest
-from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.comparison import ActivationComparisonRequest
 from actograph.contract.interventions import NewVector
-from actograph.contract.keys import KeyUpdate, NewKey
-from actograph.contract.model_loads import ModelLoadRequest
-from actograph.contract.queue_control import PauseRequest
+from actograph.contract.models.model_loads import ModelLoadRequest
 from actograph.contract.resources import Problem
 from actograph.contract.scorers import RescoreRequest
+from actograph.contract.service.keys import KeyUpdate, NewKey
+from actograph.contract.service.queue_control import PauseRequest
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.app import create_app
 from api.examples import EXAMPLES
-from api.roles import OPEN_PATHS
+from api.security.roles import OPEN_PATHS
 
 MODELS: dict[str, type[BaseModel] | TypeAdapter[Any]] = {
     "JobSpec": job_spec_adapter,

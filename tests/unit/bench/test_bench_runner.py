@@ -8,7 +8,7 @@ import pytest
 
 from bench.__main__ import PROGRAMS, Program, run
 from bench.marks import REPO, Mark, machine, median_and_quartiles, write_result
-from bench.processes import has_ended
+from tests.support.processes import has_ended
 
 
 def program(module: str, *arguments: str, limit: float = 1.0) -> Program:

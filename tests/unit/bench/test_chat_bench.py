@@ -3,7 +3,7 @@
 import pytest
 
 from bench.chat_load import Answer, TokenCheck, question
-from bench.process_watch import Reading, growth
+from tests.support.process_watch import Reading, growth
 
 
 def readings(kib_per_chat: float) -> list[Reading]:

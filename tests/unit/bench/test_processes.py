@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from bench.processes import has_ended, words_of
+from tests.support.processes import has_ended, words_of
 
 
 def test_of_a_process_that_runs_a_zombie_and_one_that_is_gone() -> None:

@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import jobs, migrate, samples
-from storage.database import Database
-from storage.sample_expansion import capture_samples
+from storage import migrate, samples
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.samples.expansion import capture_samples
 
 
 @pytest.fixture(scope="session")

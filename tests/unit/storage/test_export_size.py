@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.specs import EvaluationSpec, job_spec_adapter
-from actograph.dataset_rows import DatasetRow
-from storage import jobs, migrate, samples
+from actograph.datasets.dataset_rows import DatasetRow
+from storage import migrate, samples
 from storage.artifacts.local import LocalStore
-from storage.database import Database
-from storage.export import folder, plan
-from storage.models import SampleRow
-from storage.sample_expansion import evaluation_samples
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.results.export import folder, plan
+from storage.samples.expansion import evaluation_samples
+from storage.tables.models import SampleRow
 
 SAMPLES = 5000
 PROMPT = "A prompt as long as one with examples. " * 100

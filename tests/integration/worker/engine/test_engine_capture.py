@@ -12,12 +12,12 @@ import torch
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.specs import SamplingSpec
-from worker.engine import generate as generate_module
-from worker.engine import memory
 from worker.engine.engine import Engine
-from worker.engine.learned_limit import LearnedLimit
+from worker.engine.model import memory
+from worker.engine.model.learned_limit import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, Positions
-from worker.engine.rows import RowStream
+from worker.engine.rows.rows import RowStream
+from worker.engine.traced import generate as generate_module
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,8 @@ from transformers import Qwen3Config
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.ladder import sparing
-from worker.engine.learned_limit import LearnedLimit
-from worker.engine.model import wrap_model
+from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.model.load import wrap_model
 from worker.engine.requests import (
     BufferOptions,
     Edit,
@@ -26,7 +25,8 @@ from worker.engine.requests import (
     RowShaping,
     StatisticsOptions,
 )
-from worker.engine.sampling import gumbel
+from worker.engine.tokens.sampling import gumbel
+from worker.engine.traced.ladder import sparing
 
 pytestmark = [
     pytest.mark.integration,

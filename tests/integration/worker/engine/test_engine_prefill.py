@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, OutOfDeviceMemory
-from actograph.contract.layer_order import chunks_of
+from actograph.contract.plans.layer_order import chunks_of
 from actograph.contract.specs import CaptureSpec, SamplingSpec
-from worker.engine import prefill
 from worker.engine.engine import Engine
-from worker.engine.learned_limit import LearnedLimit
+from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.prefill import prefill
 from worker.engine.requests import BufferOptions, Edit, GenerationRequest, RowShaping, StatisticsOptions
-from worker.engine.rows import RowStream
-from worker.row_choice import EveryKth, TheseTokens
+from worker.engine.rows.rows import RowStream
+from worker.sample.row_choice import EveryKth, TheseTokens
 
 pytestmark = pytest.mark.integration
 
@@ -274,7 +274,7 @@ def test_a_lone_sample_gets_fewer_layers_per_pass_and_then_fails_with_the_number
         sizes.append(size)
         return chunks_of(layers, size, end)
 
-    monkeypatch.setattr("worker.engine.prefill.chunks_of", noted)
+    monkeypatch.setattr("worker.engine.prefill.prefill.chunks_of", noted)
     longest = len(requests[0].prompt_ids)
     with scarce(engine, lambda _, tokens: tokens == longest) as at:
         made = engine.prefill(requests, hooks=hooks, sink=got, layers_per_pass=4)
@@ -302,7 +302,7 @@ def test_memory_that_runs_out_where_rows_are_held_suffices_for_one_layer(
             raise MemoryError("no room for more than one layer's rows")
         return RowStream(points, **options)
 
-    monkeypatch.setattr("worker.engine.prefill.RowStream", refused)
+    monkeypatch.setattr("worker.engine.prefill.prefill.RowStream", refused)
     got = keeping_sink()
     made = engine.prefill(requests[:1], hooks=hooks, sink=got)
     assert made[0].error is None

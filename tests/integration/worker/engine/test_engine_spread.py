@@ -11,10 +11,10 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
-from worker.engine import devices, memory, placement
 from worker.engine.engine import Engine
-from worker.engine.loaded import LoadedModel
-from worker.engine.model import load_model
+from worker.engine.model import devices, memory, placement
+from worker.engine.model.load import load_model
+from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import Edit, GenerationRequest
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ import torch
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
+from worker.engine.model.load import load_model
 from worker.engine.requests import BufferOptions, Edit, GenerationRequest
 
 pytestmark = [

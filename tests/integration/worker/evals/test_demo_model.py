@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from actograph.contract.specs import Condition
-from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
-from actograph.metrics import aggregate
 from actograph.scoring.completions import cut_at_stop
 from actograph.scoring.scorers import GSM8K_SCORERS, Answered, ScorerSet
+from actograph.statistics.metrics import aggregate
 from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
-from worker.chat_template import render_chat
+from worker.text.chat_template import render_chat
 
 pytestmark = pytest.mark.integration
 

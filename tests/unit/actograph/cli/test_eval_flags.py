@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actograph.cli import dataset_flags, job_flags
-from actograph.cli.condition_flags import conditions_of
+from actograph.cli.flags import dataset_flags, job_flags
+from actograph.cli.flags.condition_flags import conditions_of
 from actograph.cli.main import main
 from actograph.contract import resources
 from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference

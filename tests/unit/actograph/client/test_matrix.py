@@ -13,7 +13,7 @@ from actograph.client import AsyncClient, Client
 from actograph.client.optional import PackageMissing
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
-from actograph.contract.model_identity import ModelIdentity, PinnedModel
+from actograph.contract.models.model_identity import ModelIdentity, PinnedModel
 
 JOB = f"job_{1:032x}"
 HOOK = "resid_post.1"

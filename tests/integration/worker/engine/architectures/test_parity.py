@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine import prefill
 from worker.engine.engine import Engine
+from worker.engine.prefill import prefill
 from worker.engine.requests import BufferOptions, Generation
 
 pytestmark = pytest.mark.integration

@@ -1,0 +1,1 @@
+"""Keys, roles, queue control, capabilities."""

@@ -1,0 +1,1 @@
+"""Rows of dataset files: JSON lines and Parquet."""

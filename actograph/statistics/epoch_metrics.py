@@ -1,0 +1,99 @@
+"""What several answers to each problem tell: pass@k and the majority vote.
+
+pass@k is the chance that one of k answers, drawn without replacement from the n that a problem has,
+is right: 1 - C(n - c, k) / C(n, k), of which c are right. It is the unbiased estimator of Chen et al.
+2021, arXiv 2107.03374, equation 1. maj@n is self-consistency (Wang et al. 2022, arXiv 2203.11171):
+the answer that most epochs gave is the problem's.
+
+Keys are lm-eval's, `<metric>,<filter>`: its code tasks report `pass@1,<filter>`, its
+self-consistency tasks vote as `maj@n`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import comb
+
+from actograph.contract.resources import Score
+from actograph.statistics.metrics import shown
+from actograph.statistics.moments import Moments
+
+#: metrics whose values are 0 or 1: right or wrong
+_VERDICTS = ("exact_match", "includes")
+#: metrics whose answers can be counted against each other; `includes` finds the target or nothing
+_VOTES = ("exact_match",)
+
+
+@lru_cache(maxsize=1 << 16)
+def pass_at_k(answers: int, right: int, k: int) -> float:
+    """The chance that one of `k` of the `answers` is right, when `right` of them are.
+
+    Raises:
+        ValueError: there are fewer answers than `k`, or the numbers fit no problem.
+    """
+    if not (1 <= k <= answers and 0 <= right <= answers):
+        raise ValueError(f"pass@{k} of {answers} answers, {right} of them right, means nothing")
+    # integers without end divide into the nearest float
+    return 1.0 - comb(answers - right, k) / comb(answers, k)
+
+
+def majority(scores: Sequence[Score]) -> float:
+    """The verdict on the answer that was given most often, of equals the one seen first.
+
+    An epoch without an answer has no vote; where none has one, the problem is not solved.
+    """
+    votes = Counter(score.answer for score in scores if score.answer is not None)
+    if not votes:
+        return 0.0
+    # most_common keeps the order in which answers came in
+    winner = votes.most_common(1)[0][0]
+    return next(score.value for score in scores if score.answer == winner)
+
+
+def ks(epochs: int) -> list[int]:
+    """1, 2, 4, ... up to the number of epochs, which is the last one."""
+    return sorted({*(1 << power for power in range(epochs.bit_length())), epochs})
+
+
+def of_epochs(
+    scores: Sequence[Mapping[str, Score]], problems: Sequence[int], epochs: int
+) -> dict[str, float | None]:
+    """pass@k and maj@n of every scorer that judges right or wrong, with standard errors over problems.
+
+    Args:
+        scores: one mapping per completed sample, keyed `<metric>,<filter>`, in the order of epochs.
+        problems: the dataset row of each sample.
+        epochs: of the job. One gives {}: a single answer has no alternatives.
+
+    A problem counts for pass@k from k completed epochs on, and for maj@n with all n, so that what is
+    read while a job runs is of one kind. Where no problem counts yet a value is null.
+    """
+    if epochs < 2 or not scores:
+        return {}
+    by_problem: dict[int, list[Mapping[str, Score]]] = {}
+    for sample, problem in zip(scores, problems, strict=True):
+        by_problem.setdefault(problem, []).append(sample)
+    moments: dict[str, Moments] = {}
+    for group in by_problem.values():
+        add_problem(moments, group, epochs)
+    return shown(moments)
+
+
+def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
+    """Add the values of one problem, whose completed epochs have these scores."""
+    for key in scores[0]:
+        metric, _, filter_name = key.partition(",")
+        if metric not in _VERDICTS:
+            continue
+        # `includes,none` and `exact_match,none` may stand beside each other
+        prefix = "" if metric == "exact_match" else f"{metric}_"
+        answers = [sample[key] for sample in scores]
+        right = sum(answer.value == 1.0 for answer in answers)
+        for k in ks(epochs):
+            values = moments.setdefault(f"{prefix}pass@{k},{filter_name}", Moments())
+            if len(answers) >= k:
+                values.add([pass_at_k(len(answers), right, k)])
+        if metric in _VOTES:
+            values = moments.setdefault(f"{prefix}maj@{epochs},{filter_name}", Moments())
+            if len(answers) == epochs:
+                values.add([majority(answers)])

@@ -1,0 +1,1 @@
+"""Answers with many bytes: downloads, slices of tensors, event streams."""

@@ -1,0 +1,1 @@
+"""The way of a spec from the request to inserted samples."""

@@ -1,0 +1,1 @@
+"""Redis: Celery's settings, wake messages, live text, rate limits."""

@@ -1,0 +1,87 @@
+"""How the queue, the workers and the store stand at this moment, for monitoring."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
+from storage.index.database import now
+from storage.queue import job_queue, queue_pause, workers
+from storage.tables.models import FileRow, JobRow, SessionRow, WorkerRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerGauge:
+    """One worker that has not ended."""
+
+    id: str
+    hostname: str
+    model: str
+    device: str
+    silent_seconds: float
+    #: what it reported last; keys end in `_bytes`, but for `batch_cap`
+    memory: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauges:
+    """One look at everything."""
+
+    jobs: dict[JobStatus, int]
+    #: since the job that has waited longest was submitted; 0 where none waits
+    oldest_queued_seconds: float
+    #: of jobs that have not ended
+    samples: dict[SampleStatus, int]
+    is_paused: bool
+    workers: dict[WorkerStatus, int]
+    live: Sequence[WorkerGauge]
+    sessions: int
+    session_rows: int
+    session_bytes: int
+    files: int
+    file_bytes: int
+
+
+def read(session: Session) -> Gauges:
+    """Counted on indexes, but for the workers, which are few."""
+    moment = now(session)
+    jobs = dict.fromkeys(JobStatus, 0)
+    for status, count in session.execute(sa.select(JobRow.status, sa.func.count()).group_by(JobRow.status)):
+        jobs[JobStatus(status)] = count
+    oldest = session.execute(
+        sa.select(sa.func.min(JobRow.created_at)).where(JobRow.status == JobStatus.QUEUED)
+    ).scalar_one()
+    known = workers.find(session)
+    by_status = dict.fromkeys(WorkerStatus, 0)
+    for row in known:
+        by_status[WorkerStatus(row.status)] += 1
+    stored = session.execute(
+        sa.select(sa.func.count(), sa.func.sum(SessionRow.rows), sa.func.sum(SessionRow.bytes))
+    ).one()
+    uploaded = session.execute(sa.select(sa.func.count(), sa.func.sum(FileRow.bytes))).one()
+    return Gauges(
+        jobs=jobs,
+        oldest_queued_seconds=max(0.0, moment - oldest) if oldest is not None else 0.0,
+        samples=job_queue.open_samples(session),
+        is_paused=queue_pause.holds(session),
+        workers=by_status,
+        live=[_live(row, moment) for row in known if row.status in workers.LIVE],
+        sessions=stored[0],
+        session_rows=int(stored[1] or 0),
+        session_bytes=int(stored[2] or 0),
+        files=uploaded[0],
+        file_bytes=int(uploaded[1] or 0),
+    )
+
+
+def _live(row: WorkerRow, moment: float) -> WorkerGauge:
+    return WorkerGauge(
+        id=row.id,
+        hostname=row.hostname,
+        model=row.model or "",
+        device=row.device or "",
+        silent_seconds=max(0.0, moment - row.heartbeat_at),
+        memory=row.memory or {},
+    )

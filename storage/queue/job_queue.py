@@ -1,0 +1,300 @@
+"""Every query about the queue as a whole: which jobs wait, in what order, and what is open."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.chat.chat_job import KIND as CHAT
+from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
+from storage.index.database import now
+from storage.index.ownership import of_everyone
+from storage.jobs.job_control import LOAD
+from storage.jobs.jobs import ACTIVE
+from storage.tables.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
+
+
+def more_urgent_waits(
+    session: Session,
+    job_id: str,
+    priority: int,
+    models: Collection[str] | None = None,
+    *,
+    held: Collection[str] = (),
+) -> bool:
+    """Whether a job that is served before `priority` has samples that nobody runs.
+
+    Args:
+        models: only jobs of these count; None: all do.
+        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+    """
+    waiting = (
+        sa.select(SampleRow.id)
+        .where(SampleRow.job_id == JobRow.id, SampleRow.status == SampleStatus.PENDING)
+        .exists()
+    )
+    statement = sa.select(JobRow.id).where(
+        JobRow.status.in_(ACTIVE),
+        JobRow.priority < priority,
+        JobRow.id != job_id,
+        sa.or_(waiting, JobRow.total.is_(None)),
+        not_held(held),
+    )
+    if models is not None:
+        statement = statement.where(JobRow.model.in_(models))
+    return session.execute(statement.limit(1)).first() is not None
+
+
+def behind_chats(session: Session, model: str, priority: int, held: Collection[str] = ()) -> str | None:
+    """The next job of a model that is no chat, has work, and that nobody runs; None where there is none.
+
+    Args:
+        priority: of the chats; jobs that are served before them anyway do not count.
+        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+    """
+    is_run = (
+        sa.select(WorkerRow.id)
+        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+        .exists()
+    )
+    statement = (
+        sa.select(JobRow.id)
+        .where(
+            JobRow.kind.not_in((CHAT, LOAD)),
+            JobRow.model == model,
+            JobRow.priority >= priority,
+            JobRow.status.in_(ACTIVE),
+            has_work(now(session)),
+            not_held(held),
+            ~is_run,
+        )
+        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
+    )
+    return session.scalars(statement.limit(1)).first()
+
+
+def has_work(moment: float) -> sa.ColumnElement[bool]:
+    """Of a job: it has a sample that nobody runs at `moment`, or a dataset to be read."""
+    # two looks at an index; one look for either would read samples until one fits
+    pending, expired = (
+        sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
+        for which in (
+            (SampleRow.status == SampleStatus.PENDING,),
+            (SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
+        )
+    )
+    return sa.or_(pending, expired, JobRow.total.is_(None))
+
+
+def not_held(owners: Collection[str]) -> sa.ColumnElement[bool]:
+    """Of a job: it belongs to none of these."""
+    return sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(owners)) if owners else sa.true()
+
+
+class WaitingJob(NamedTuple):
+    """An active job with work that somebody could begin."""
+
+    id: str
+    priority: int
+    model: str
+    kind: str = ""
+    #: of the model that it is pinned to; None before it is pinned
+    identity_sha256: str | None = None
+
+
+def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJob]:
+    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first.
+
+    Args:
+        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+    """
+    statement = (
+        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind, JobRow.identity_sha256)
+        .where(
+            JobRow.status.in_(ACTIVE),
+            has_work(now(session)),
+            not_held(held),
+        )
+        .order_by(JobRow.priority, JobRow.created_at)
+    )
+    return [WaitingJob(*row) for row in session.execute(statement)]
+
+
+def next_for(
+    session: Session,
+    models: Collection[str],
+    loads: Collection[str],
+    *,
+    held: Collection[str] = (),
+    without: Collection[str] = (),
+) -> WaitingJob | None:
+    """The job that an idle worker may begin: the most urgent, then the one served longest ago.
+
+    Args:
+        models: the worker runs jobs of these.
+        loads: the worker may load these, if a job of kind `load` asks for it.
+        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        without: jobs that this worker leaves to others.
+    """
+    is_run = (
+        sa.select(WorkerRow.id)
+        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+        .exists()
+    )
+    statement = (
+        sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
+        .where(
+            JobRow.status.in_(ACTIVE),
+            sa.or_(
+                sa.and_(JobRow.kind != LOAD, JobRow.model.in_(models)),
+                sa.and_(JobRow.kind == LOAD, JobRow.model.in_(loads)),
+            ),
+            has_work(now(session)),
+            # while one worker reads the dataset, or loads the model, others have nothing to do
+            sa.or_(JobRow.total.is_not(None), ~is_run),
+            not_held(held),
+            JobRow.id.not_in(without),
+        )
+        .order_by(JobRow.priority, sa.nulls_first(JobRow.served_at), JobRow.created_at, JobRow.id)
+        .limit(1)
+    )
+    row = session.execute(statement).first()
+    return None if row is None else WaitingJob(*row)
+
+
+def unended(session: Session) -> Sequence[str]:
+    """Ids of jobs that `end_if_done` may be able to move on."""
+    open_sample = (
+        sa.select(SampleRow.id)
+        .where(
+            SampleRow.job_id == JobRow.id,
+            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
+        )
+        .exists()
+    )
+    statement = sa.select(JobRow.id).where(
+        sa.or_(
+            JobRow.status == JobStatus.CANCELLING,
+            sa.and_(JobRow.status.in_(ACTIVE), JobRow.total.is_not(None), ~open_sample),
+        )
+    )
+    return session.scalars(statement).all()
+
+
+def active_models(session: Session) -> set[str]:
+    """Models that jobs which have not ended name."""
+    return set(session.scalars(sa.select(JobRow.model).where(JobRow.status.in_(ACTIVE)).distinct()))
+
+
+def active_without_event(
+    session: Session, model: str, event: str, *, submitted_before: float, limit: int
+) -> Sequence[str]:
+    """Jobs of a model that have not ended and have no such entry in their log, the oldest first."""
+    logged = sa.select(EventRow.id).where(EventRow.job_id == JobRow.id, EventRow.event == event).exists()
+    statement = (
+        sa.select(JobRow.id)
+        .where(
+            JobRow.model == model,
+            JobRow.status.in_(ACTIVE),
+            JobRow.created_at <= submitted_before,
+            ~logged,
+        )
+        .order_by(JobRow.created_at, JobRow.id)
+        .limit(limit)
+    )
+    return session.scalars(statement).all()
+
+
+@of_everyone
+def queue_positions(session: Session) -> dict[str, int]:
+    """Queued job -> its place, 1 being next."""
+    statement = (
+        sa.select(JobRow.id)
+        .where(JobRow.status == JobStatus.QUEUED)
+        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
+    )
+    return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
+
+
+@of_everyone
+def places(session: Session, job_ids: Collection[str]) -> dict[str, int]:
+    """The places of these jobs, as far as they are queued. Each is counted on an index, without its jobs."""
+    if not job_ids:
+        return {}
+    columns = (JobRow.id, JobRow.priority, JobRow.created_at)
+    queued = JobRow.status == JobStatus.QUEUED
+    found = session.execute(sa.select(*columns).where(JobRow.id.in_(job_ids), queued)).all()
+    connection = session.connection()
+    return {
+        row.id: 1
+        + int(
+            connection.execute(
+                _BEFORE, {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
+            ).scalar_one()
+        )
+        for row in found
+    }
+
+
+def next_of_own(session: Session) -> list[str]:
+    """Queued jobs that the session may see, in the order in which they are served."""
+    visible = set(session.scalars(sa.select(JobRow.id).where(JobRow.status == JobStatus.QUEUED)))
+    return [job_id for job_id in queue_positions(session) if job_id in visible]
+
+
+@of_everyone
+def queue_position(session: Session, row: JobRow) -> int | None:
+    """The place of one job among those that are queued; None where it is not.
+
+    Counted on the index alone, so that it is cheap among thousands too.
+    """
+    if row.status != JobStatus.QUEUED:
+        return None
+    place = {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
+    return 1 + int(session.connection().execute(_BEFORE, place).scalar_one())
+
+
+def _jobs_before() -> sa.Select[Any]:
+    priority: sa.BindParameter[int] = sa.bindparam("priority")
+    created_at: sa.BindParameter[float] = sa.bindparam("created_at")
+    same = (JobRow.status == JobStatus.QUEUED, JobRow.priority == priority)
+    before = (
+        (JobRow.status == JobStatus.QUEUED, JobRow.priority < priority),
+        (*same, JobRow.created_at < created_at),
+        (*same, JobRow.created_at == created_at, JobRow.id < sa.bindparam("job_id")),
+    )
+    counted = [sa.select(sa.func.count()).where(*conditions).scalar_subquery() for conditions in before]
+    return sa.select(counted[0] + counted[1] + counted[2])
+
+
+_BEFORE = _jobs_before()
+
+
+@of_everyone
+def counts(session: Session) -> dict[JobStatus, int]:
+    """Number of jobs in each status that is not an end."""
+    open_ones = [status for status in JobStatus if not status.is_terminal()]
+    statement = (
+        sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(open_ones)).group_by(JobRow.status)
+    )
+    found = {row[0]: row[1] for row in session.execute(statement)}
+    return {status: found.get(status, 0) for status in open_ones}
+
+
+@of_everyone
+def open_samples(session: Session) -> dict[SampleStatus, int]:
+    """Number of samples of active jobs that have not ended.
+
+    Pending samples are counted by the jobs' own counts: a queue of millions is not read.
+    """
+    open_ones = sa.func.sum(JobRow.total - JobRow.completed - JobRow.failed)
+    active = JobRow.status.in_(ACTIVE)
+    unended = session.execute(sa.select(open_ones).where(active)).scalar_one() or 0
+    leased = session.execute(
+        sa.select(sa.func.count())
+        .select_from(SampleRow)
+        .join(JobRow, JobRow.id == SampleRow.job_id)
+        .where(active, IS_LEASED, SampleRow.worker_id.is_not(None))
+    ).scalar_one()
+    return {SampleStatus.PENDING: max(0, int(unended) - leased), SampleStatus.LEASED: leased}

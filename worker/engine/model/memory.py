@@ -1,0 +1,230 @@
+"""How much memory a batch needs, how much there is, and what running out looks like."""
+
+import os
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from actograph.contract.errors import OutOfDeviceMemory
+from actograph.contract.plans import batch_memory, estimate
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import CaptureSpec
+from worker.engine.model.kv_cache import kv_bytes_per_token
+from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.model.loaded import LoadedModel
+
+# The arithmetic is the contract's, so that the service answers and refuses by the same numbers
+CPU_BATCH_CAP = batch_memory.CPU_BATCH_CAP
+bytes_per_token = estimate.bytes_per_token
+CaptureNeed = batch_memory.CaptureNeed
+#: tokens of a prompt -> what capturing takes for it
+CaptureOf = Callable[[int], CaptureNeed]
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that may be allocated on `device` now.
+
+    GPU: what the driver has free, and what torch's allocator holds without using it.
+    CPU: the kernel's MemAvailable, or what the cgroup still allows where that is less.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_ram_available(), *_cgroup_available())
+
+
+def _ram_available() -> int:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _cgroup_available() -> list[int]:
+    """What the memory limits of cgroup v2 and v1 leave; a huge number where there is none."""
+    left = [1 << 62]
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        most, used = _read(limit).strip(), _read(usage).strip()
+        if most.isdigit() and used.isdigit():
+            left.append(max(0, int(most) - int(used)))
+    return left
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def plan_batch_size(
+    model: LoadedModel,
+    structure: ModelStructure,
+    capture: CaptureNeed,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    host_buffer_bytes: int,
+    limit: LearnedLimit | None = None,
+    scored: int = 0,
+    most: int = 0,
+) -> int:
+    """Samples to run at once, at least 1; the arithmetic is in `contract.batch_memory`.
+
+    Args:
+        capture: of the longest prompt.
+        prompt_tokens: of the longest prompt.
+        limit: learned from earlier batches.
+        scored: bytes that scoring prompts takes, whatever the size of the batch.
+        most: samples; 0: the default of the device.
+    """
+    budget = budget_of(model, host_buffer_bytes, most)
+    if limit is not None:
+        need = batch_need(model, structure, capture, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        learned = limit.most_samples(need)
+        budget = replace(budget, cap=budget.cap if learned is None else min(budget.cap, learned))
+    return batch_memory.batch_size(
+        structure,
+        kv_bytes_per_token(model),
+        capture,
+        budget,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        scored=scored,
+    )
+
+
+def budget_of(model: LoadedModel, host_buffer_bytes: int, most: int = 0) -> batch_memory.Budget:
+    """Memory that a batch of this model may use now."""
+    on_gpu = model.device.type == "cuda"
+    return batch_memory.Budget(
+        device_bytes=spread_bytes(model.layer_devices, available_bytes),
+        host_buffer_bytes=host_buffer_bytes,
+        cap=batch_memory.batch_cap(on_gpu=on_gpu, most=most),
+        on_gpu=on_gpu,
+    )
+
+
+def batch_need(
+    model: LoadedModel,
+    structure: ModelStructure,
+    capture: CaptureNeed,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    samples: int = 1,
+) -> int:
+    """Bytes by which batches are compared: so many times those of one sample in a padded batch."""
+    pair = batch_memory.batch_memory(
+        structure,
+        kv_bytes_per_token(model),
+        capture,
+        samples=2,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+    )
+    return samples * (pair.certain + 2 * capture.prompt_rows) // 2
+
+
+def every_row(structure: ModelStructure, hooks: Sequence[str]) -> CaptureOf:
+    """Memory that capturing takes if every row is kept as it is computed."""
+    everything = CaptureSpec()
+    return lambda prompt: batch_memory.capture_need(structure, hooks, everything, prompt_tokens=prompt)
+
+
+def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.device], int]) -> int:
+    """Bytes that a batch may take over all devices before one of them is full.
+
+    A batch takes of each device what the layers there take: its share of the cache.
+
+    Args:
+        layer_devices: where each layer is.
+        free: bytes on a device.
+    """
+    counts = Counter(layer_devices)
+    return min(free(device) * len(layer_devices) // count for device, count in counts.items())
+
+
+def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
+    """Bytes now and at most: this process, and its share of those of the devices that are GPUs."""
+    rss = _rss()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # the kernel notes a peak only when memory is given back, so it may lag behind what is in use
+    snapshot = {"rss_bytes": rss, "peak_rss_bytes": max(rss, peak)}
+    gpus = [device for device in devices if device.type == "cuda"]
+    if gpus:
+        snapshot["cuda_allocated_bytes"] = sum(map(torch.cuda.memory_allocated, gpus))
+        snapshot["cuda_reserved_bytes"] = sum(map(torch.cuda.memory_reserved, gpus))
+        snapshot["cuda_peak_bytes"] = sum(map(torch.cuda.max_memory_allocated, gpus))
+    for device in gpus if len(gpus) > 1 else ():
+        snapshot[f"cuda_{device.index or 0}_allocated_bytes"] = torch.cuda.memory_allocated(device)
+        snapshot[f"cuda_{device.index or 0}_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    return snapshot
+
+
+def capacity(layer_devices: Sequence[torch.device], resting: Mapping[str, int]) -> dict[str, int]:
+    """What a batch may take on devices and host; a batch that runs now does not lessen it.
+
+    Args:
+        layer_devices: where each layer is.
+        resting: the snapshot that was taken when the model had just been loaded.
+    """
+    devices = tuple(dict.fromkeys(layer_devices))
+    now = memory_snapshot(devices)
+
+    def beside_the_batch(where: torch.device) -> int:
+        used = "rss_bytes" if where.type == "cpu" else "cuda_allocated_bytes"
+        if where.type == "cuda" and len(devices) > 1:
+            used = f"cuda_{where.index or 0}_allocated_bytes"
+        return available_bytes(where) + max(0, now.get(used, 0) - resting.get(used, now.get(used, 0)))
+
+    return {
+        "host_available_bytes": beside_the_batch(torch.device("cpu")),
+        "device_available_bytes": spread_bytes(layer_devices, beside_the_batch),
+    }
+
+
+def _rss() -> int:
+    fields = _read("/proc/self/statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up: torch's on either device, or Python's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfDeviceMemory):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+#: how allocators other than torch's own for the device say it: torch's for main memory, CUDA itself
+#: (pinned host memory), and the libraries that take workspaces of their own
+_SIGNS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def reset_peak(devices: Iterable[torch.device]) -> None:
+    """Let `cuda_peak_bytes` begin anew; the peak of main memory is the whole process's."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def out_of_memory(devices: Sequence[torch.device], what: str, seen: Mapping[str, int]) -> OutOfDeviceMemory:
+    """The error for `what`, with what `memory_snapshot` saw as memory ran out in its `details`."""
+    numbers = ", ".join(f"{name} {value:,}" for name, value in seen.items())
+    return OutOfDeviceMemory(
+        f"{what} does not fit into the memory of {', '.join(map(str, devices))}: {numbers}. "
+        "Shorten the prompt, lower max_tokens, capture fewer hooks, or use a larger device.",
+        details=seen,
+    )

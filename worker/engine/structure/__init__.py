@@ -1,0 +1,1 @@
+"""Discovery and verification of a model's hook points."""

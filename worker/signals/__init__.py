@@ -1,0 +1,1 @@
+"""Signals between the processes of a worker: stop files, exit statuses, last words."""
