@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from actograph.contract.errors import (
     ActographError,
@@ -23,7 +24,6 @@ from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.samples import LeasedSample
-from worker.drain.lease import LeaseKeeper
 from worker.engine.engine import Engine
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import memory_snapshot
@@ -44,6 +44,21 @@ logger = logging.getLogger(__name__)
 
 #: length that prompts are taken to have before any is known
 FIRST_GUESS_TOKENS = 512
+
+
+class RunningLeases(Protocol):
+    """The leases of a running batch, as `worker.drain.lease` renews them."""
+
+    def progress(self, _step: int = 0) -> None:
+        """Record a decode step, a scored sample or a piece of a file; a silent batch loses its leases."""
+
+    def should_stop(self) -> bool:
+        """Whether the batch ends now: all its jobs are cancelled, its leases lost, or the worker stops."""
+        ...
+
+    def has_ended(self, job_id: str) -> bool:
+        """Whether this job of the batch was cancelled or has ended otherwise."""
+        ...
 
 
 class UnitRunner:
@@ -120,7 +135,7 @@ class UnitRunner:
             prompt_tokens=prompt_tokens,
         )
 
-    def run(self, leases: Sequence[LeasedSample], keeper: LeaseKeeper) -> list[Outcome]:
+    def run(self, leases: Sequence[LeasedSample], keeper: RunningLeases) -> list[Outcome]:
         """One outcome for every sample, in order; those that `keeper` cut short are `Interrupted`.
 
         Session files of completed samples are in the store when this returns.
@@ -160,7 +175,7 @@ class UnitRunner:
             return sampling
         return sampling.model_copy(update={"max_tokens": prompt.max_tokens})
 
-    def _prompted(self, lease: LeasedSample, keeper: LeaseKeeper) -> Outcome:
+    def _prompted(self, lease: LeasedSample, keeper: RunningLeases) -> Outcome:
         keeper.progress()
         try:
             prompt = self._runner.prompt(lease)
@@ -183,7 +198,7 @@ class UnitRunner:
         return Outcome(lease=lease, prompt=prompt)
 
     def _generate(
-        self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
+        self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: RunningLeases
     ) -> list[Outcome]:
         devices = self._engine.model.devices
         before, started = memory_snapshot(devices), time.monotonic()
@@ -211,7 +226,7 @@ class UnitRunner:
         return ran
 
     def _one_turn(
-        self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: LeaseKeeper
+        self, runnable: Sequence[Outcome], recorder: UnitRecorder | None, keeper: RunningLeases
     ) -> list[Outcome]:
         outcomes = dict(enumerate(runnable))
         for sampling, group in by_sampling(dict(outcomes), lambda o: o.lease, self._runner):
@@ -250,7 +265,7 @@ class UnitRunner:
         requests: Sequence[GenerationRequest],
         sampling: SamplingSpec,
         sink: RowSink | None,
-        keeper: LeaseKeeper,
+        keeper: RunningLeases,
     ) -> list[Generation]:
         """Generate, dropping the samples of jobs that end meanwhile, and sending text as it comes."""
 
@@ -265,7 +280,7 @@ class UnitRunner:
                 requests, sampling, sink, keeper, should_drop=dropping, on_batch=live.on_batch
             )
 
-    def _turns(self, recorder: UnitRecorder | None, keeper: LeaseKeeper) -> TurnLoop:
+    def _turns(self, recorder: UnitRecorder | None, keeper: RunningLeases) -> TurnLoop:
         origin = self.provenance
 
         def generate(
@@ -306,7 +321,7 @@ class UnitRunner:
         requests: Sequence[GenerationRequest],
         sampling: SamplingSpec,
         sink: RowSink | None,
-        keeper: LeaseKeeper,
+        keeper: RunningLeases,
         *,
         should_drop: Callable[[int], bool] | None = None,
         on_batch: OnBatch | None = None,
@@ -329,7 +344,7 @@ class UnitRunner:
             on_batch=on_batch,
         )
 
-    def _scored(self, outcome: Outcome, keeper: LeaseKeeper) -> Outcome:
+    def _scored(self, outcome: Outcome, keeper: RunningLeases) -> Outcome:
         keeper.progress()
         if outcome.error is not None or outcome.generation is None:
             return outcome
