@@ -1,17 +1,29 @@
-"""Which TCP ports are free on this machine."""
+"""Free TCP ports of this machine."""
 
+import random
 import socket
+
+#: below the ports of clients: 32768 and up on Linux, 49152 and up elsewhere (RFC 6335)
+_FIXED_PORTS = range(20_000, 32_768)
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.create_server((host, 0), family=_family(host)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    """Return a free port at which a server can start again after it died.
+
+    The port lies below those that systems give to clients. A client that retries a dead server's port among
+    those can connect to itself, and then keeps the port from the server.
+
+    Raises:
+        OSError: No port of 200 that were tried is free.
+    """
+    for port in random.sample(_FIXED_PORTS, 200):
+        if is_free(host, port):
+            return port
+    raise OSError(f"no free port on {host} between {_FIXED_PORTS.start} and {_FIXED_PORTS.stop}")
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there."""
+    """Whether a server can listen there."""
     try:
         # create_server sets SO_REUSEADDR, so that connections of an ended server do not count
         with socket.create_server((host, port), family=_family(host)):

@@ -13,7 +13,7 @@ def collecting(hash_seed: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTEST_ADDOPTS": ""},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -180,9 +180,10 @@ class PostgresServer:
         """SIGKILL to the postmaster and all its children, as a power cut of the server would."""
         if self._process is not None:
             # its backends have sessions of their own
-            for process in (*self._backends(), psutil.Process(self._process.pid)):
+            for process in self._backends():
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+            self._process.kill()
             self._await_end()
 
     def remove(self) -> None:
