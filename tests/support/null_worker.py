@@ -47,7 +47,7 @@ class NullHolder:
 
 
 # the child process imports this module again, and finds the fake here as its parent did
-worker.process.child.ModelHolder = NullHolder  # type: ignore[assignment]
+worker.process.child.ModelHolder = NullHolder  # type: ignore[assignment,attr-defined]
 
 if __name__ == "__main__":
     sys.exit(main())
