@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus
 from actograph.stack.stack_process import StackProcess
 from bench.marks import write_result
@@ -66,15 +66,15 @@ def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[
             }
         )
         started = time.monotonic()
-        while not (job := client.job(job.id)).status.is_terminal():
+        while not (job := client.jobs.get(job.id)).status.is_terminal():
             time.sleep(LOOK_SECONDS)
         seconds = time.monotonic() - started
         if job.status is not JobStatus.COMPLETED or job.progress.failed:
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
-        (worker,) = [w for w in client.workers() if w.status in ("ready", "busy")]
+        (worker,) = [w for w in client.workers.list() if w.status in ("ready", "busy")]
         peak = int(_proc_status(worker.pid, "VmHWM").split()[0]) * 1024
-        samples = list(client.samples(job.id))
-        sessions = list(client.sessions(job_id=job.id))
+        samples = list(client.jobs.samples(job.id))
+        sessions = list(client.sessions.list(job_id=job.id))
     return {
         "samples": len(samples),
         "sessions": len(sessions),

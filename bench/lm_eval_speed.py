@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import psutil
 import torch
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample
 from actograph.stack.stack_process import StackProcess
 from bench.drain import random_weights
@@ -52,16 +52,16 @@ def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dic
             "capture": {"points": ["attn_in", "mlp_in"], "layers": arguments.layers},
         }
     )
-    while not (job := client.job(job.id)).status.is_terminal():
+    while not (job := client.jobs.get(job.id)).status.is_terminal():
         time.sleep(0.02)
     seconds = time.perf_counter() - started
     spent = {"seconds": seconds, "cpu_seconds": _service_cpu(other) - before}
     if job.status is not JobStatus.COMPLETED or job.progress.completed != arguments.limit:
         raise SystemExit(f"the job ended as {job.status}: {job.progress}, {job.error}")
-    samples = list(client.samples(job.id))
+    samples = list(client.jobs.samples(job.id))
     if not all(sample.session_id for sample in samples):
         raise SystemExit("a sample has no session")
-    client.delete_job(job.id)
+    client.jobs.delete(job.id)
     return spent, samples
 
 

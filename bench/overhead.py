@@ -33,7 +33,7 @@ import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus, SampleStatus
 from bench import submitters
 from bench.marks import Mark, print_marks, write_result
@@ -132,7 +132,7 @@ def urgent(service: Service) -> dict[str, float]:
     with Client(service.url) as client:
         long_spec = SPEC | {"inputs": SPEC["inputs"] * LONG_JOB_SAMPLES}
         long_job = client.submit(long_spec).id
-        while client.job(long_job).progress.completed == 0:
+        while client.jobs.get(long_job).progress.completed == 0:
             time.sleep(0.05)
         asked, made = [], []
         for turn in range(URGENT_JOBS):
@@ -140,11 +140,11 @@ def urgent(service: Service) -> dict[str, float]:
             time.sleep(3 * UNIT_SECONDS * (1 + turn / URGENT_JOBS))
             asked.append(time.time())
             made.append(client.submit(SPEC | {"priority": 0}).id)
-            while not client.job(made[-1]).status.is_terminal():
+            while not client.jobs.get(made[-1]).status.is_terminal():
                 time.sleep(0.02)
-        if client.job(long_job).status.is_terminal():
+        if client.jobs.get(long_job).status.is_terminal():
             raise SystemExit("the long job ended too soon")
-        client.cancel(long_job)
+        client.jobs.cancel(long_job)
     with service.database.read() as session:
         begun = set(session.scalars(sa.select(SampleRow.started_at).where(SampleRow.job_id == long_job)))
         found = session.execute(

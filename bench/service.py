@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
 from actograph.stack import redis_server
@@ -84,7 +84,10 @@ class Service:
             while True:
                 self._supervisor.check()
                 try:
-                    if sum(w.status == "ready" for w in client.workers()) == self._workers and client.ready():
+                    if (
+                        sum(w.status == "ready" for w in client.workers.list()) == self._workers
+                        and client.ready()
+                    ):
                         return
                 except ActographError:
                     pass

@@ -45,8 +45,8 @@ def create(
         raise InvalidRequest(f"{file}: the first line is no request with a url") from None
     options = {} if priority is None else {"priority": priority}
     with closing(client_of(ctx)) as client:
-        uploaded = client.upload_file(file, "batch", progress=True)
-        batch = client.create_batch(uploaded.id, endpoint, completion_window=window, **options)
+        uploaded = client.files.upload(file, "batch", progress=True)
+        batch = client.batches.create(uploaded.id, endpoint, completion_window=window, **options)
     if quiet:
         emit(batch.id)
     else:
@@ -64,7 +64,7 @@ def list_batches(
 ) -> None:
     """List batches, the newest first."""
     with closing(client_of(ctx)) as client:
-        found = list(islice(client.batches(), limit))
+        found = list(islice(client.batches.list(), limit))
     if quiet:
         for batch in found:
             emit(tables.shorten(batch.id, full=no_trunc))
@@ -76,7 +76,7 @@ def list_batches(
 def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
     """Show a batch, and the lines at fault if there are any."""
     with closing(client_of(ctx)) as client:
-        found = client.batch(identifiers.batch(client, batch))
+        found = client.batches.get(identifiers.batch(client, batch))
     _show([found], output, no_trunc=True)
     if output is Format.TABLE:
         for error in found.errors.data if found.errors else ():
@@ -88,7 +88,7 @@ def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format
 def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
     """End a batch; what finished is kept."""
     with closing(client_of(ctx)) as client:
-        _show([client.cancel_batch(identifiers.batch(client, batch))], output, no_trunc=True)
+        _show([client.batches.cancel(identifiers.batch(client, batch))], output, no_trunc=True)
 
 
 @app.command()
@@ -101,12 +101,12 @@ def results(
 ) -> None:
     """Get the answers of a batch that has ended, as JSONL."""
     with closing(client_of(ctx)) as client:
-        found = client.batch(identifiers.batch(client, batch))
+        found = client.batches.get(identifiers.batch(client, batch))
         file_id = found.error_file_id if errors else found.output_file_id
         if file_id is None:
             what = "errors" if errors else "answers"
             raise NotFound(f"batch {found.id} is {found.status} and has no file of {what}")
-        content = client.file_content(file_id)
+        content = client.files.content(file_id)
     if to is None:
         sys.stdout.write(content.decode())
     else:

@@ -66,7 +66,7 @@ def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fie
     """Print the answer as it comes; returns it."""
     whole = ""
     session_id, finish = None, None
-    for chunk in client.chat_stream(said, model=model, **fields):
+    for chunk in client.chat.stream(said, model=model, **fields):
         for choice in chunk.choices:
             piece = choice.delta.content or ""
             whole += piece

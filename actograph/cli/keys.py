@@ -60,7 +60,7 @@ def create(
         first = error.errors(include_url=False)[0]
         raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from None
     with closing(client_of(ctx)) as client:
-        made = client.create_key(new)
+        made = client.keys.create(new)
     if output is Format.JSON:
         emit(made.model_dump_json())
         return
@@ -79,7 +79,7 @@ def ls(
 ) -> None:
     """List keys, the newest first."""
     with closing(client_of(ctx)) as client:
-        found = [key for key in client.api_keys() if everything or _state(key) == "good"]
+        found = [key for key in client.keys.list() if everything or _state(key) == "good"]
     if quiet:
         for key in found:
             emit(tables.shorten(key.id, full=no_trunc))
@@ -97,7 +97,7 @@ def revoke(
 ) -> None:
     """End a key for good; what its owner has stays."""
     with closing(client_of(ctx)) as client:
-        revoked = client.revoke_key(resolve(key, "key", lambda _: (one.id for one in client.api_keys())))
+        revoked = client.keys.revoke(resolve(key, "key", lambda _: (one.id for one in client.keys.list())))
     emit(revoked.model_dump_json() if output is Format.JSON else revoked.id)
 
 

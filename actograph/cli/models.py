@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="The models that are served.")
 def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOption = Format.TABLE) -> None:
     """List the models that jobs may name."""
     with closing(client_of(ctx)) as client:
-        models = client.models()
+        models = client.models.list()
     if quiet:
         for model in models:
             emit(model.id)
@@ -72,11 +72,11 @@ def load(
         ],
     }
     with closing(client_of(ctx)) as client:
-        found = client.load_model(model, **{name: value for name, value in options.items() if value})
+        found = client.models.load(model, **{name: value for name, value in options.items() if value})
         try:
             while not found.status.is_terminal():
                 time.sleep(LOOK_SECONDS)
-                found = client.model_load(found.id)
+                found = client.models.get_load(found.id)
         except KeyboardInterrupt:
             note(f"it goes on; take it back with: actograph jobs cancel {tables.shorten(found.id)}")
             raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
@@ -110,7 +110,7 @@ def structure(
 ) -> None:
     """Show a model's layers, widths, experts and hook points, as its worker proved them."""
     with closing(client_of(ctx)) as client:
-        found = client.structure(model)
+        found = client.models.structure(model)
     if output is Format.JSON:
         emit(found.model_dump_json())
         return

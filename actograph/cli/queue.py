@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="See what waits, hold it, let it go
 def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """Show what waits and what runs, and why the queue stands still if it does."""
     with closing(client_of(ctx)) as client:
-        queue = client.queue()
+        queue = client.queue.get()
     emit(queue.model_dump_json() if output is Format.JSON else describe(queue))
 
 
@@ -31,7 +31,7 @@ def pause(
 ) -> None:
     """Have workers finish the unit in hand and begin nothing new; jobs are still accepted."""
     with closing(client_of(ctx)) as client:
-        queue = client.pause_queue(reason)
+        queue = client.queue.pause(reason)
     emit(queue.model_dump_json() if output is Format.JSON else "paused")
 
 
@@ -39,7 +39,7 @@ def pause(
 def resume(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """End the pause that was asked for."""
     with closing(client_of(ctx)) as client:
-        queue = client.resume_queue()
+        queue = client.queue.resume()
     if output is Format.JSON:
         emit(queue.model_dump_json())
         return

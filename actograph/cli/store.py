@@ -29,7 +29,7 @@ AfterOption = Annotated[
 def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """Show what is stored, by whom, and what the quotas leave."""
     with closing(client_of(ctx)) as client:
-        found = client.store_usage()
+        found = client.store.usage()
     if output is Format.JSON:
         emit(found.model_dump_json())
         return
@@ -75,7 +75,7 @@ def gc(
     pages: list[StoreGc] = []
     with closing(client_of(ctx)) as client:
         try:
-            for page in client.collect_garbage(dry_run=dry_run, after=after):
+            for page in client.store.collect_garbage(dry_run=dry_run, after=after):
                 pages.append(page)
                 if output is Format.JSON:
                     emit(page.model_dump_json())
@@ -100,7 +100,7 @@ def verify(
 
     Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
     """
-    from actograph.cli.output.progress import RateMeter, view
+    from actograph.progress import RateMeter, view
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     problems: list[StoreProblem] = []
@@ -110,7 +110,7 @@ def verify(
     with closing(client_of(ctx)) as client:
         try:
             with view("items") as shown:
-                for page in client.verify_store(sample=sample, seed=chosen, after=after):
+                for page in client.store.verify(sample=sample, seed=chosen, after=after):
                     checked, size, reached = checked + page.checked, size + page.bytes, page.next
                     problems += page.problems
                     if output is Format.JSON:

@@ -20,7 +20,7 @@ def workers(
 ) -> None:
     """List workers, the newest first."""
     with closing(client_of(ctx)) as client:
-        found = client.workers()
+        found = client.workers.list()
     shown = [worker for worker in found if everything or worker.status != "offline"]
     if quiet:
         for worker in shown:

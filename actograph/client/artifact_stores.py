@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from actograph.client.optional import package
-from actograph.client.session_files import plain_name
+from actograph.client.pulls.session_files import plain_name
 from actograph.client.tensors import LocalFile, SessionTensors
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import Session, SessionFile

@@ -6,6 +6,8 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Message:

@@ -297,7 +297,7 @@ class Stack:
             # the broker may have been the last
             if waiting:
                 self._report(f"still waiting for {', '.join(waiting)}; logs: {self._options.logs}")
-        found = self._asks(self._client.workers)
+        found = self._asks(self._client.workers.list)
         if found is None:
             return
         if self._api is not None and not self._api.ready and self._api.process is not None:

@@ -89,7 +89,7 @@ def begin(service: Any, pool: ThreadPoolExecutor) -> tuple[list[Listener], list[
         busy = first.chat.completions.create(stream=True, **options(0) | {"top_p": 0.9, "max_tokens": 1900})
         next(busy)
         futures = [pool.submit(listener.listen) for listener in listeners]
-        while client.queue().jobs["queued"] < STREAMS:
+        while client.queue.get().jobs["queued"] < STREAMS:
             assert not any(listener.began.is_set() for listener in listeners), "the first one ended too soon"
             time.sleep(0.02)
         busy.close()
@@ -135,7 +135,7 @@ def undisturbed(service: Any) -> list[str]:
 
 def open_jobs(service: Any) -> int:
     with Client(service.url, "") as client:
-        return sum(client.queue().jobs.values())
+        return sum(client.queue.get().jobs.values())
 
 
 def test_streams_go_on_where_they_were_when_the_worker_is_killed(
@@ -185,7 +185,7 @@ def test_an_api_that_is_killed_breaks_its_streams_and_leaves_nothing_behind(serv
     # nobody waits for them any more, and they end all the same
     wait(lambda: open_jobs(service) == 0)
     with Client(service.url, "") as client:
-        ended = {client.job(listener.run_id).status for listener in listeners}
+        ended = {client.jobs.get(listener.run_id).status for listener in listeners}
     assert ended <= {JobStatus.COMPLETED, JobStatus.CANCELLED}
     with client_of(service) as client:
         assert client.chat.completions.create(**options(0) | {"max_tokens": 3}).choices[0].message.content

@@ -197,9 +197,9 @@ def test_the_worked_example_of_steering_says_what_the_page_says(
     assert lines[6] == promised[6]
     assert lines[7] == promised[7]
     with Client(reader.url, "") as client:
-        (vector,) = client.vectors(name="take-away")
+        (vector,) = client.vectors.list(name="take-away")
         assert vector.model == "demo"
-        assert len(client.vector(vector.id).vector) == vector.width == 96
-        assert client.delete_vector(vector.id).deleted
+        assert len(client.vectors.get(vector.id).vector) == vector.width == 96
+        assert client.vectors.delete(vector.id).deleted
         with pytest.raises(ApiError, match="no vector"):
-            client.vector(vector.id)
+            client.vectors.get(vector.id)

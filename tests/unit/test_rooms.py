@@ -182,7 +182,13 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["api.app", "actograph.cli.main", "actograph.client.http", "worker.process.celery_app", "actograph.demo"],
+    [
+        "api.app",
+        "actograph.cli.main",
+        "actograph.client.blocking.client",
+        "worker.process.celery_app",
+        "actograph.demo",
+    ],
 )
 def test_importing_it_loads_neither_torch_nor_transformers(module: str) -> None:
     heavy = sorted(HEAVY | {"datasets"})

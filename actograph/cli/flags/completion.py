@@ -24,7 +24,7 @@ def jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Ids of jobs, with what they are."""
 
     def found(client: "Client") -> Iterator[tuple[str, str]]:
-        for job in islice(client.jobs(page_size=SHOWN), SHOWN):
+        for job in islice(client.jobs.list(page_size=SHOWN), SHOWN):
             yield job.id, f"{job.kind} of {job.model}, {job.status}"
 
     return _offered(ctx, incomplete, found)
@@ -34,7 +34,7 @@ def sessions(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Ids of sessions, with their job's sample."""
 
     def found(client: "Client") -> Iterator[tuple[str, str]]:
-        for session in islice(client.sessions(page_size=SHOWN), SHOWN):
+        for session in islice(client.sessions.list(page_size=SHOWN), SHOWN):
             condition = f", {session.condition}" if session.condition else ""
             yield session.id, f"sample {session.sample_index}{condition} of {session.job_id}"
 
@@ -45,7 +45,7 @@ def batches(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Ids of batches, with how they stand."""
 
     def found(client: "Client") -> Iterator[tuple[str, str]]:
-        for batch in islice(client.batches(), SHOWN):
+        for batch in islice(client.batches.list(), SHOWN):
             yield batch.id, f"{batch.endpoint}, {batch.status}"
 
     return _offered(ctx, incomplete, found)
@@ -53,7 +53,7 @@ def batches(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 def models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Names of the served models."""
-    return _offered(ctx, incomplete, lambda client: ((model.id, "") for model in client.models()))
+    return _offered(ctx, incomplete, lambda client: ((model.id, "") for model in client.models.list()))
 
 
 def _offered(ctx: typer.Context, incomplete: str, found: Any) -> list[tuple[str, str]]:

@@ -46,16 +46,16 @@ def resolve(typed: str, prefix: str, known: Callable[[str], Iterable[str]]) -> s
 
 def job(client: "Client", typed: str) -> str:
     """The whole id of the job that was typed. Raises what `resolve` does."""
-    return resolve(typed, "job", lambda beginning: (job.id for job in client.jobs(id_prefix=beginning)))
+    return resolve(typed, "job", lambda beginning: (job.id for job in client.jobs.list(id_prefix=beginning)))
 
 
 def session(client: "Client", typed: str) -> str:
     """The whole id of the session that was typed. Raises what `resolve` does."""
     return resolve(
-        typed, "ses", lambda beginning: (session.id for session in client.sessions(id_prefix=beginning))
+        typed, "ses", lambda beginning: (session.id for session in client.sessions.list(id_prefix=beginning))
     )
 
 
 def batch(client: "Client", typed: str) -> str:
     """The whole id of the batch that was typed. Raises what `resolve` does."""
-    return resolve(typed, "batch", lambda _: (batch.id for batch in client.batches()))
+    return resolve(typed, "batch", lambda _: (batch.id for batch in client.batches.list()))

@@ -117,7 +117,7 @@ def upload(client: "Client", body: dict[str, Any], uploads: Mapping[str, Path]) 
     """Send files and name them in the job; returns their ids."""
     sent = []
     for field, path in uploads.items():
-        sent.append(client.upload_file(path, progress=True).id)
+        sent.append(client.files.upload(path, progress=True).id)
         body[field] = {"file_id": sent[-1]}
     return sent
 

@@ -49,7 +49,7 @@ def compare(
         if activations is None:
             if hooks or store_as or limit:
                 raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
-            found = client.comparison(
+            found = client.jobs.comparison(
                 jobs.resolve(client, job), baseline=baseline, level=level, mixed_identities=mixed_identities
             )
             table = render(found)
@@ -65,7 +65,8 @@ def compare(
                     "mixed_identities": mixed_identities,
                 }
             )
-            found = client.compare_activations(jobs.resolve(client, job), wanted)
+            options = wanted.model_dump(exclude={"condition"})
+            found = client.jobs.compare_activations(jobs.resolve(client, job), activations, **options)
             table = render_activations(found)
     emit(found.model_dump_json() if output is Format.JSON else table)
 

@@ -27,10 +27,10 @@ def estimate(ctx: typer.Context, prompt_tokens: int | None, output: Format, **fl
         sent: list[str] = []
         try:
             sent = job_flags.upload(client, body, uploads)
-            found = client.estimate(body, prompt_tokens=prompt_tokens)
+            found = client.jobs.estimate(body, prompt_tokens=prompt_tokens)
         finally:
             for file_id in sent:
-                client.delete_file(file_id)
+                client.files.delete(file_id)
     emit(found.model_dump_json() if output is Format.JSON else describe(found))
     if found.fits is False:
         raise exit_codes.Ended(exit_codes.ERROR)

@@ -148,11 +148,11 @@ def rescore(
     chosen = parse_scorers(scorer)
     with closing(client_of(ctx)) as client:
         job_id = jobs.resolve(client, job)
-        results = client.rescore(job_id, chosen)
+        results = client.jobs.rescore(job_id, chosen)
         if output is Format.JSON:
             emit(results.model_dump_json())
             return
-        emit(job_tables.render_results(results, client.job(job_id).spec.get("num_fewshot")))
+        emit(job_tables.render_results(results, client.jobs.get(job_id).spec.get("num_fewshot")))
 
 
 def _opened(file: str) -> Any:

@@ -40,7 +40,7 @@ def export(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Fetch a job's results folder; what broke off is taken up again. Works while the job runs."""
-    from actograph.cli.output.progress import RateMeter, view
+    from actograph.progress import RateMeter, view
 
     with closing(client_of(ctx)) as client:
         job_id = jobs.resolve(client, job)
@@ -54,7 +54,7 @@ def export(
                 shown.update(what, done, 0, total, meter.per_second)
 
             try:
-                pulled = client.pull_results(
+                pulled = client.jobs.pull_results(
                     job_id,
                     folder,
                     activations=activations.value,

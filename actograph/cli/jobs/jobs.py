@@ -171,7 +171,7 @@ def list_jobs(
 
     with closing(client_of(ctx)) as client:
         page_size = 100 if everything else min(100, limit + 1)
-        found = client.jobs(status=status, kind=kind, tag=tag, page_size=page_size)
+        found = client.jobs.list(status=status, kind=kind, tag=tag, page_size=page_size)
         jobs = list(found if everything else islice(found, limit))
         if quiet:
             for job in jobs:
@@ -195,12 +195,12 @@ def show(
     from actograph.cli.output import job_tables
 
     with closing(client_of(ctx)) as client:
-        found = client.job(resolve(client, job))
+        found = client.jobs.get(resolve(client, job))
         if output is Format.JSON:
             emit(found.model_dump_json())
             return
         emit(job_tables.describe(found))
-        results = client.results(found.id) if found.progress.completed else None
+        results = client.jobs.results(found.id) if found.progress.completed else None
         if results is not None and results.conditions:
             emit("")
             emit(job_tables.render_results(results, found.spec.get("num_fewshot")))
@@ -217,7 +217,7 @@ def watch(ctx: typer.Context, job: JobArgument, output: FormatOption = Format.TA
 def cancel(ctx: typer.Context, jobs: JobArguments, output: FormatOption = Format.TABLE) -> None:
     """End jobs; what finished is kept."""
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.cancel(resolve(client, typed)), output)
+        each(jobs, lambda typed: client.jobs.cancel(resolve(client, typed)), output)
 
 
 @app.command()
@@ -231,7 +231,7 @@ def retry(
     if watch and len(jobs) != 1:
         raise InvalidRequest("--watch follows one job; name one")
     with closing(client_of(ctx)) as client:
-        each(jobs, lambda typed: client.retry(resolve(client, typed)), output)
+        each(jobs, lambda typed: client.jobs.retry(resolve(client, typed)), output)
         if watch:
             _watch(client, resolve(client, jobs[0]), output)
 
@@ -250,7 +250,7 @@ def remove(
     with closing(client_of(ctx)) as client:
         each(
             jobs,
-            lambda typed: client.delete_job(resolve(client, typed), include_pinned=include_pinned),
+            lambda typed: client.jobs.delete(resolve(client, typed), include_pinned=include_pinned),
             output,
         )
 
@@ -275,7 +275,7 @@ def _watch(client: "Client", job_id: str, output: Format = Format.TABLE) -> None
     from actograph.cli.jobs import watching
 
     try:
-        watching.follow(client, client.job(job_id))
+        watching.follow(client, client.jobs.get(job_id))
     except KeyboardInterrupt:
         note(f"job {job_id} goes on; follow it with: actograph jobs watch {tables.shorten(job_id)}")
         raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
@@ -291,7 +291,7 @@ def resolve(client: "Client", typed: str) -> str:
 
 def _only_model(client: "Client") -> str:
     """The model that is meant where none is named. Raises InvalidRequest."""
-    served: list[Any] = client.models()
+    served: list[Any] = client.models.list()
     if len(served) != 1:
         names = ", ".join(model.id for model in served) or "none"
         raise InvalidRequest(f"say which model with --model; served: {names}", param="model")

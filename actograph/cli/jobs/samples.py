@@ -38,7 +38,7 @@ def samples(
 ) -> None:
     """List a job's samples: texts, verdicts, errors. As JSON with prompt, scores and all else."""
     with closing(client_of(ctx)) as client:
-        found = client.samples(resolve(client, job), status=status, condition=condition)
+        found = client.jobs.samples(resolve(client, job), status=status, condition=condition)
         wanted = _judged(found, correct)
         shown = list(wanted if everything else islice(wanted, limit))
         if output is Format.JSON:

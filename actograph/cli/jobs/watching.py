@@ -6,10 +6,10 @@ from actograph.cli import exit_codes
 from actograph.cli.jobs import comparisons
 from actograph.cli.output import job_tables, tables
 from actograph.cli.output.output import Format, emit, emit_json_lines, note
-from actograph.cli.output.progress import RateMeter, view
 from actograph.client import Client
-from actograph.client.blocking.job_calls import LAST_EVENTS
+from actograph.client.event_stream import LAST_EVENTS
 from actograph.contract.resources import Event, Job, JobStatus
+from actograph.progress import RateMeter, view
 
 _STATUS_OF = {
     "job.started": "in_progress",
@@ -49,7 +49,7 @@ def follow(client: Client, job: Job) -> Watched:
         if not job.status.is_terminal():
             ended = so_far.completed + so_far.failed
             shown.update(status, ended, so_far.failed, total, job.samples_per_second)
-        for event in client.events(job.id):
+        for event in client.jobs.events(job.id):
             status = _STATUS_OF.get(event.event, status)
             done, failed, total = _numbers(event, done, failed, total)
             if event.event == "job.started":
@@ -70,7 +70,7 @@ def conclude(client: Client, job_id: str, output: Format = Format.TABLE) -> int:
     Results of several conditions are followed by what each differs from the first. As JSON these are
     two lines, a `job.results` and a `job.comparison`.
     """
-    job = client.job(job_id)
+    job = client.jobs.get(job_id)
     if job.progress.completed:
         _show_results(client, job, output)
     if job.progress.failed and job.status is not JobStatus.FAILED:
@@ -86,10 +86,10 @@ def conclude(client: Client, job_id: str, output: Format = Format.TABLE) -> int:
 
 
 def _show_results(client: Client, job: Job, output: Format) -> None:
-    results = client.results(job.id)
+    results = client.jobs.results(job.id)
     compared = None
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
-        compared = client.comparison(job.id)
+        compared = client.jobs.comparison(job.id)
     if output is Format.JSON:
         emit_json_lines([results, *([compared] if compared else [])])
     else:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from actograph.cli.output import tables
 from actograph.contract.resources import Job, JobResults, JobStatus
 from actograph.contract.specs import job_spec_adapter
+from actograph.progress import duration
 
 HEADERS = ("JOB ID", "KIND", "MODEL", "STATUS", "ETA", "PRIORITY", "AGE", "TAGS")
 RESULT_HEADERS = ("Tasks", "Condition", "Filter", "n-shot", "Metric", "Value", "Stderr", "Samples", "Failed")
@@ -72,7 +73,7 @@ def describe(job: Job) -> str:
         "started": tables.age(job.started_at) + " ago" if job.started_at is not None else "",
         "took": _took(job),
         "rate": f"{job.samples_per_second:.2f} samples/s" if job.samples_per_second else "",
-        "eta": tables.duration(job.eta_seconds) if job.eta_seconds is not None else "",
+        "eta": duration(job.eta_seconds) if job.eta_seconds is not None else "",
         "error": f"{job.error.type}: {job.error.message}" if job.error else "",
         "metadata": ", ".join(f"{key}={value}" for key, value in job.metadata.items()),
     }
@@ -101,7 +102,7 @@ def _row(job: Job, *, full: bool) -> list[str]:
         job.kind,
         job.model,
         status_text(job),
-        tables.duration(job.eta_seconds) if job.eta_seconds is not None else "",
+        duration(job.eta_seconds) if job.eta_seconds is not None else "",
         str(job.priority),
         tables.age(job.created_at),
         ",".join(job.tags),
@@ -111,7 +112,7 @@ def _row(job: Job, *, full: bool) -> list[str]:
 def _took(job: Job) -> str:
     if job.started_at is None or job.finished_at is None:
         return ""
-    return tables.duration(job.finished_at - job.started_at)
+    return duration(job.finished_at - job.started_at)
 
 
 def _moment(seconds: int | None) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from actograph.cli.output import tables
 from actograph.contract.resources import Session
+from actograph.progress import duration
 
 HEADERS = (
     "SESSION ID", "JOB ID", "INDEX", "CONDITION", "PROMPT", "GENERATED", "ROWS", "HOOKS", "DTYPE", "SIZE",
@@ -70,7 +71,7 @@ def _expiry(session: Session) -> str:
     if session.expires_at is None:
         return ""
     left = session.expires_at - time.time()
-    when = f"in {tables.duration(left)}" if left > 0 else "due"
+    when = f"in {duration(left)}" if left > 0 else "due"
     return f"{when} (not while it is pinned)" if session.pinned else when
 
 

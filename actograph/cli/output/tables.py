@@ -52,21 +52,6 @@ def size(count: int) -> str:
     return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
-def duration(seconds: float) -> str:
-    """`3m20s`: the two largest units."""
-    left = max(0, round(seconds))
-    days, left = divmod(left, 86400)
-    hours, left = divmod(left, 3600)
-    minutes, left = divmod(left, 60)
-    if days:
-        return f"{days}d{hours}h"
-    if hours:
-        return f"{hours}h{minutes}m"
-    if minutes:
-        return f"{minutes}m{left}s"
-    return f"{left}s"
-
-
 def age(created_at: float, now: float | None = None) -> str:
     """Time since then, in its largest unit: `3m`, `2h`, `5d`."""
     seconds = max(0.0, (time.time() if now is None else now) - created_at)

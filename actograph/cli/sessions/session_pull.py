@@ -30,6 +30,7 @@ from actograph.cli.flags.session_filters import (
 from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import ActographError
+from actograph.progress import duration
 
 if TYPE_CHECKING:
     from actograph.client import Client
@@ -70,21 +71,21 @@ def pull(
     What is there already is not fetched again, and a file that broke off goes on where it ended.
     """
     flags = dict(locals())
-    from actograph.cli.output.progress import RateMeter, view
     from actograph.client.blocking.runtime import each_of
+    from actograph.progress import RateMeter, view
 
     began, failed = time.monotonic(), exit_codes.OK
     done = errors = files = size = 0
     with closing(client_of(ctx)) as client:
         wanted = query(client, flags)
         check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
-        total = len(sessions) if sessions else client.session_stats(**wanted).sessions
+        total = len(sessions) if sessions else client.sessions.stats(**wanted).sessions
 
         def names() -> Iterator[str]:
             if sessions:
                 yield from sessions
             else:
-                for session in client.sessions(**wanted):
+                for session in client.sessions.list(**wanted):
                     yield session.id
 
         meter = RateMeter()
@@ -105,7 +106,7 @@ def pull(
         except KeyboardInterrupt:
             note(f"broken off; the same command goes on in {out}")
             raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
-    took = tables.duration(time.monotonic() - began)
+    took = duration(time.monotonic() - began)
     note(f"{done - errors} sessions, {files} files, {tables.size(size)}, checked, in {took}")
     if failed:
         raise exit_codes.Ended(failed)
@@ -113,7 +114,7 @@ def pull(
 
 def _fetch(client: "Client", name: str, out: Path) -> _Pulled:
     try:
-        session = client.session(resolve(client, name))
+        session = client.sessions.get(resolve(client, name))
         folder = session.download(out)
     except ActographError as error:
         return _Pulled(name, error=error)

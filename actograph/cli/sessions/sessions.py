@@ -71,7 +71,7 @@ def list_sessions(
 
     with closing(client_of(ctx)) as client:
         wanted = query(client, flags)
-        found = client.sessions(page_size=100 if everything else min(100, limit + 1), **wanted)
+        found = client.sessions.list(page_size=100 if everything else min(100, limit + 1), **wanted)
         sessions = list(found if everything else islice(found, limit))
         if quiet:
             for session in sessions:
@@ -91,7 +91,7 @@ def show(ctx: typer.Context, session: SessionArgument, output: FormatOption = Fo
     from actograph.cli.output import session_tables
 
     with closing(client_of(ctx)) as client:
-        found = client.session(resolve(client, session))
+        found = client.sessions.get(resolve(client, session))
         emit(found.model_dump_json() if output is Format.JSON else session_tables.describe(found))
 
 
@@ -125,11 +125,11 @@ def remove(
         check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
         if sessions:
             if dry_run:
-                each(sessions, lambda typed: client.session(resolve(client, typed)), output)
+                each(sessions, lambda typed: client.sessions.get(resolve(client, typed)), output)
             else:
-                each(sessions, lambda typed: client.delete_session(resolve(client, typed)), output)
+                each(sessions, lambda typed: client.sessions.delete(resolve(client, typed)), output)
             return
-        dry = client.delete_sessions(
+        dry = client.sessions.delete_many(
             dry_run=True, everything=everything, include_pinned=include_pinned, **wanted
         )
         what = f"{dry.sessions} sessions, {tables.size(dry.bytes)}"
@@ -141,7 +141,7 @@ def remove(
             return
         if not yes:
             ask(f"Delete {what}?")
-        gone = client.delete_sessions(everything=everything, include_pinned=include_pinned, **wanted)
+        gone = client.sessions.delete_many(everything=everything, include_pinned=include_pinned, **wanted)
         if output is Format.JSON:
             emit(gone.model_dump_json())
         note(f"deleted {gone.sessions} sessions, {tables.size(gone.bytes)}")
@@ -181,11 +181,11 @@ def update(
         wanted = query(client, flags)
         check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
         if sessions and dry_run:
-            each(sessions, lambda typed: client.session(resolve(client, typed)), output)
+            each(sessions, lambda typed: client.sessions.get(resolve(client, typed)), output)
         elif sessions:
-            each(sessions, lambda typed: client.update_session(resolve(client, typed), **change), output)
+            each(sessions, lambda typed: client.sessions.update(resolve(client, typed), **change), output)
         else:
-            reached = client.update_sessions(change, everything=everything, dry_run=dry_run, **wanted)
+            reached = client.sessions.update_many(change, everything=everything, dry_run=dry_run, **wanted)
             if output is Format.JSON:
                 emit(reached.model_dump_json())
             note(f"{'to be changed' if dry_run else 'changed'}: {reached.sessions} sessions")

@@ -1,4 +1,4 @@
-# Made of ../aio/row_tensor.py by `python actograph/client/unasync.py`: change that file, not this one.
+# Generated from aio/row_tensor.py by `python actograph/client/unasync.py`: edit that file.
 """A tensor of a session whose rows are fetched when they are asked for."""
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from actograph.client import AsyncClient, Client, DownloadDamaged, ServiceUnreachable
-from actograph.client.results_folder import PulledResults
+from actograph.client.pulls.results_folder import PulledResults
 from actograph.client.tensors import open_folder
 from actograph.contract.errors import CaptureFailed, InvalidRequest
 from actograph.contract.resources import Score
@@ -293,10 +293,10 @@ def test_the_command_brings_the_folder_with_every_session(
     other = evaluation(service)
     code, _, noted = run("jobs", "export", other, "--out", out)
     assert code == 1
-    assert "holds results of another job" in noted
+    assert "contains results of another job" in noted
     code, _, noted = run("jobs", "export", other, "--out", tmp_path)
     assert code == 1
-    assert "holds something else" in noted
+    assert "contains other files" in noted
 
 
 def test_a_pull_that_broke_off_fetches_only_what_is_missing(
@@ -322,12 +322,12 @@ def test_a_pull_that_broke_off_fetches_only_what_is_missing(
     broken, out = True, tmp_path / "out"
     with Client(url, "", retries=0) as client:
         with pytest.raises(ServiceUnreachable):
-            client.pull_results(job_id, out, activations="sampled")
+            client.jobs.pull_results(job_id, out, activations="sampled")
         arrived = len(list((out / "samples").iterdir()))
         assert 0 < arrived < 6
         assert not (out / "summary.json").exists()
         broken, sampled = False, 0
-        pulled = client.pull_results(job_id, out, activations="sampled")
+        pulled = client.jobs.pull_results(job_id, out, activations="sampled")
     assert (pulled.samples, pulled.complete) == (6, True)
     assert sampled <= (6 - arrived + 1) * 8
     expected = export(service, job_id, activations="sampled")
@@ -344,7 +344,7 @@ def test_coroutines_pull_the_same_folder(service: "Service", url: str, tmp_path:
 
     async def pull() -> PulledResults:
         async with AsyncClient(url, "") as client:
-            return await client.pull_results(
+            return await client.jobs.pull_results(
                 job_id,
                 tmp_path / "out",
                 activations="all",
@@ -373,13 +373,13 @@ def test_a_session_file_that_arrives_damaged_ends_the_pull(
     data[-1] ^= 1
     path.write_bytes(data)
     with Client(url, "") as client, pytest.raises(DownloadDamaged, match="sha256"):
-        client.pull_results(job_id, tmp_path / "out", activations="all")
+        client.jobs.pull_results(job_id, tmp_path / "out", activations="all")
 
 
 def test_a_folder_of_someone_else_is_left_alone(service: "Service", url: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("keep")
-    with Client(url, "") as client, pytest.raises(InvalidRequest, match="holds something else"):
-        client.pull_results(service.submit(), mine)
+    with Client(url, "") as client, pytest.raises(InvalidRequest, match="contains other files"):
+        client.jobs.pull_results(service.submit(), mine)
     assert files_of(mine) == {"notes.txt"}

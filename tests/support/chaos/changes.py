@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
 from storage import migrate
@@ -77,11 +77,11 @@ def _reload(**options: Any) -> Strike:
     def strike(stack: Stack) -> Injected:
         held, at = _held(stack), time.time()
         try:
-            asked = stack.client.load_model(MODEL, **options)
+            asked = stack.client.models.load(MODEL, **options)
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not asked.status.is_terminal() and time.monotonic() < deadline:
                 time.sleep(0.02)
-                asked = stack.client.model_load(asked.id)
+                asked = stack.client.models.get_load(asked.id)
         except ActographError as error:
             raise NotMidWork(f"the reload was not accepted: {error}") from None
         if asked.status is not JobStatus.COMPLETED:
@@ -102,11 +102,11 @@ def delete_half_drained(stack: Stack) -> Injected:
         job_id = stack.client.submit({**stack.spec, "priority": 1}).id
         stack.deleted.append(job_id)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not stack.client.job(job_id).progress.completed:
+        while not stack.client.jobs.get(job_id).progress.completed:
             if time.monotonic() > deadline:
                 raise NotMidWork("the job that is to be deleted does not begin")
             time.sleep(0.02)
-        stack.client.cancel(job_id)
+        stack.client.jobs.cancel(job_id)
         api = stack.program("api")
     except ActographError as error:
         raise NotMidWork(f"no job to delete: {error}") from None
@@ -133,7 +133,7 @@ def delete_for_good(client: Client, job_id: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            client.delete_job(job_id)
+            client.jobs.delete(job_id)
             return
         except ActographError as error:
             if error.status == 404:  # an earlier attempt was carried out before its answer was lost

@@ -11,7 +11,7 @@ import psutil
 import sqlalchemy as sa
 from rich.console import Console
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus, ModelLoad, Sample, SampleStatus
 from storage.tables.models import SampleRow
@@ -59,7 +59,7 @@ class Chaos:
         """The samples of each sampling, run in peace."""
         made = {name: self._submit(name) for name in SAMPLINGS}
         self._await(lambda: self._open(list(made.values())) == 0, "the undisturbed run did not end")
-        return {name: list(self._client.samples(job_id)) for name, job_id in made.items()}
+        return {name: list(self._client.jobs.samples(job_id)) for name, job_id in made.items()}
 
     def disturb(self, faults: int, seconds: float) -> None:
         """Inject so many faults into jobs that follow one another, or fewer within so many seconds, and
@@ -154,8 +154,8 @@ class Chaos:
             nonlocal asked
             try:
                 if asked is None or asked.status in (JobStatus.FAILED, JobStatus.CANCELLED):
-                    asked = self._client.load_model(MODEL, **AS_AT_FIRST)
-                asked = self._client.model_load(asked.id)
+                    asked = self._client.models.load(MODEL, **AS_AT_FIRST)
+                asked = self._client.models.get_load(asked.id)
             except ActographError:
                 return False
             return asked.status is JobStatus.COMPLETED

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.stack.stack_process import StackProcess
 from storage.artifacts.local import STAGING
 from storage.artifacts.s3 import S3Store

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database

@@ -1,6 +1,7 @@
 import pytest
 
 from actograph.cli.output import tables
+from actograph.progress import duration
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -37,7 +38,7 @@ def test_sizes(count: int, text: str) -> None:
     [(0.4, "0s"), (59.6, "1m0s"), (61, "1m1s"), (3600, "1h0m"), (90000, "1d1h"), (-3, "0s")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert tables.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
