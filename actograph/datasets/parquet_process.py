@@ -20,6 +20,7 @@ from contextlib import suppress
 from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from typing import Any, BinaryIO, Protocol
 
+from actograph import limited_process
 from actograph.contract.errors import InvalidDataset, ServiceBusy
 from actograph.datasets import memory_budget
 from actograph.datasets.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, json_cost
@@ -88,12 +89,11 @@ class ParquetProcess:
         if not _turns.acquire(timeout=WAIT_SECONDS):
             raise ServiceBusy("another Parquet file is being read here; send the request again in a moment")
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "actograph.datasets.parquet_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=_environment(),
+            # this allocator gives memory back, and reserves no more than it uses
+            child = limited_process.start(
+                "actograph.datasets.parquet_process",
+                ARROW_DEFAULT_MEMORY_POOL="system",
+                OMP_NUM_THREADS="1",
             )
             try:
                 yield from self._converse(child, start)
@@ -139,14 +139,6 @@ class ParquetProcess:
                     f"{CPU_SECONDS} s; write it in smaller row groups and pages, or send the rows as JSONL",
                     param="dataset",
                 )
-
-
-def _environment() -> dict[str, str]:
-    """The child gets no secrets of ours."""
-    kept = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-    # this allocator gives memory back, and reserves no more than it uses
-    return environment | {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
 
 
 def _read_frame(stream: Any) -> tuple[bytes, bytes]:
@@ -233,9 +225,8 @@ def main() -> None:
 
     pyarrow.set_cpu_count(1)
     os.nice(5)
-    resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], request["memory"]))
+    limited_process.limit_memory(request["memory"])
     resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = BufferedReader(_ParentFile(source, target, request["size"]), _BLOCK)
     try:
         records = ParquetRecords(

@@ -27,7 +27,7 @@ class RowForm:
     def __call__(self, index: int, record: Mapping[str, Any]) -> DatasetRow:
         """Raises InvalidDataset, saying what is wrong with the record."""
         columns = {str(name): record[name] for name in self._kept if name in record}
-        if not all(_is_shallow(value) for value in columns.values()):
+        if not all(is_shallow(value) for value in columns.values()):
             raise InvalidDataset(f"a column that the prompt uses is nested more than {MAX_DEPTH} deep")
         try:
             columns = json.loads(json.dumps(columns, allow_nan=False))
@@ -51,12 +51,12 @@ class RowForm:
         return self._prompt.render({**row.columns, self._task.question: vary(row.question)})
 
 
-def _is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
+def is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
     """Whether lists and mappings lie no deeper in each other than everybody who reads them can follow."""
     if not isinstance(value, Mapping | list | tuple):
         return True
     inner = value.values() if isinstance(value, Mapping) else value
-    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)
+    return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
 
 
 def examples_of(task: TaskSpec) -> list[DatasetRow]:

@@ -143,8 +143,3 @@ def test_damage_of_the_file_is_the_readers_error() -> None:
     with pytest.raises(StoreDamaged):
         list(ParquetProcess(Damaged(b"x" * 1000), None))
     assert children() == []
-
-
-def test_the_child_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACTOGRAPH_API_KEYS", "secret")
-    assert not any("ACTOGRAPH" in name for name in parquet_process._environment())

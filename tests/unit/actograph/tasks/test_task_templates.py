@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import jinja2.filters
+import psutil
 import pytest
 
+from actograph import limited_process
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow
@@ -38,42 +41,58 @@ def test_what_templates_make(source: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    [
-        "{{",
-        "{% if %}",
-        "{{ x.__class__ }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ range(9) }}",
-        "{{ lipsum() }}",
-        "{{ cycler }}{{ cycler() }}",
-        "{% include 'x' %}",
-        "{% import 'x' as y %}",
-        "{% set a = 1 %}",
-        "{% macro a() %}{% endmacro %}",
-        "{{ 'a' * 10 }}",
-        "{{ 2 ** 9 }}",
-        "{{ '%9d' % 1 }}",
-        "{{ a|attr('b') }}",
-        "{{ a|map('upper')|list }}",
-        "{{ 'a'.center(9) }}",
-        "{{ 'a'.format(1) }}",
-        "{{ a|center(9) }}",
-        "{% for a in b %}{% for c in a %}{% for d in c %}{% endfor %}{% endfor %}{% endfor %}",
-    ],
+    "source", ["{{", "{% if %}", "{{ a|nosuchfilter }}", "{{ " + "not " * 20_000 + "a }}"]
 )
-def test_what_templates_may_not_do(source: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+def test_a_source_that_is_not_a_template_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a Jinja template") as caught:
         RowTemplate(source, param="task.prompt")
     assert caught.value.param == "task.prompt"
 
 
-def test_texts_do_not_explode() -> None:
-    grow = "{{ question" + ".replace('a', 'a' ~ question)" * 3 + " }}"
-    with pytest.raises(InvalidDataset, match="longer than"):
-        render(grow, {"question": "a" * 2000})
-    with pytest.raises(InvalidDataset, match="longer than"):
-        render("{{ question|replace('a', question) }}", {"question": "a" * 2000})
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ question.__class__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ question|attr('__class__') }}",
+        "{{ '{0.__class__}'.format(question) }}",
+        "{{ range(9) }}",
+        "{{ lipsum() }}",
+        "{% include 'x' %}",
+        "{% import 'x' as y %}",
+        "{{ choices.append(1) }}",
+    ],
+)
+def test_a_template_reaches_nothing_but_its_row(source: str) -> None:
+    with pytest.raises(InvalidDataset):
+        render(source)
+
+
+def test_the_child_process_opens_no_file_and_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_API_KEYS", "secret")
+    assert not any("ACTOGRAPH" in name for name in limited_process.environment())
+    render("question")
+    children = psutil.Process().children()
+    (child, *_) = [found for found in children if "actograph.tasks.sandbox_child" in found.cmdline()]
+    assert child.rlimit(psutil.RLIMIT_NOFILE) == (3, 3)
+
+
+@pytest.mark.parametrize("name", sorted(jinja2.filters.FILTERS.keys() - {"random"}))
+def test_no_filter_needs_a_file(name: str) -> None:
+    try:
+        render("{{ question|" + name + " }}")
+    except InvalidDataset as error:
+        assert "open files" not in error.message
+
+
+def test_rendering_goes_on_after_a_child_was_killed() -> None:
+    for child in psutil.Process().children():
+        if "actograph.tasks.sandbox_child" in child.cmdline():
+            child.kill()
+            child.wait()
+    with pytest.raises(InvalidRequest, match="too much time or memory"):
+        render("question")
+    assert render("question") == "2 + 3?"
 
 
 def test_an_undefined_column_is_named_with_those_that_there_are() -> None:
@@ -81,10 +100,12 @@ def test_an_undefined_column_is_named_with_those_that_there_are() -> None:
         render("{{qestion}}")
 
 
-@pytest.mark.parametrize("source", ["{{question.upper}}", "{{question ~ ''}}{{n.bit_length}}", "{{self}}"])
+@pytest.mark.parametrize(
+    "source", ["{{question.upper}}", "{{n.bit_length}}", "{{self}}", "{{choices|map('upper')}}"]
+)
 def test_what_has_no_text_of_its_own_is_refused(source: str) -> None:
     """A forgotten pair of brackets must not end up in the prompts."""
-    with pytest.raises(InvalidDataset, match="is no value; a method is called with brackets"):
+    with pytest.raises(InvalidDataset, match="is not a value; call a method with brackets"):
         render(source)
 
 
@@ -145,22 +166,27 @@ def test_a_task_file() -> None:
     )
 
 
+#: nine lines that stand for 9^9 texts
+ALIASES = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (name, name, b",".join([b"*%c" % (name - 1)] * 9)) for name in range(98, 107)
+)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"\xff", "not UTF-8"),
         (b"a: [", "not YAML"),
-        (b"- a", "no mapping"),
-        (b"1: a", "no mapping"),
+        (b"- a", "not a mapping"),
         (b"a: !!python/object/apply:os.system [ls]", "not YAML"),
-        (b"a: &x [1]\nb: *x", "aliases"),
         (b"x" * 1_000_001, "larger than"),
-        (b"[" * 100_000, "nested more than 64 deep"),
-        (b"- ? " * 100_000, "nested more than 64 deep"),
-        (b"a: !!int " + b":".join([b"1"] * 300_000), "tags .* are not allowed"),
-        (b"a: !!binary " + b"A" * 900_000, "tags .* are not allowed"),
+        (b"a: " + b"[" * 70 + b"]" * 70, "nested more than 64 deep"),
+        (b"[" * 100_000, "too much time or memory"),
+        (b"- ? " * 100_000, "too much time or memory"),
+        (b"a: !!int " + b":".join([b"1"] * 300_000), "not YAML"),
+        (b"a: !!binary " + b"A" * 900_000, "not YAML"),
         (b"a: " + b"9" * 900_000, "not YAML"),
-        (b"a: 2001-99-99", "not YAML"),
+        (ALIASES, "too much time or memory"),
     ],
 )
 def test_what_is_no_task_file(content: bytes, reason: str) -> None:
@@ -168,14 +194,24 @@ def test_what_is_no_task_file(content: bytes, reason: str) -> None:
         read_task_file(content)
 
 
-def test_numbers_of_a_task_file_are_decimal() -> None:
-    """Base-60 numbers of YAML 1.1 take quadratic time, and large ones overflow."""
+def test_numbers_of_a_task_file_are_decimal_and_dates_are_texts() -> None:
+    """Base-60 numbers and dates of YAML 1.1 are texts."""
     long = ":".join(["1"] * 200_000)
     content = f"a: {long}\nb: {long}.0\nc: 1:30\nd: 1_000\ne: 1.5e+3\nf: 0x1f\ng: -3\nh: .inf\ni: 012"
-    read = read_task_file(content.encode())
+    read = read_task_file(f"{content}\nj: 2024-05-06".encode())
+    assert read.pop("j") == "2024-05-06"
     assert (read.pop("a"), read.pop("b")) == (long, f"{long}.0")
     infinite = float("inf")
-    assert read == {"c": "1:30", "d": 1000, "e": 1500.0, "f": 31, "g": -3, "h": infinite, "i": 10}
+    assert read == {
+        "c": "1:30",
+        "d": 1000,
+        "e": 1500.0,
+        "f": 31,
+        "g": -3,
+        "h": infinite,
+        "i": 10,
+        "j": "2024-05-06",
+    }
 
 
 def test_a_row_nested_deeper_than_others_can_read_is_refused() -> None:
@@ -200,41 +236,25 @@ MANY, LONG = [1] * 1_000_000, "y" * 900_000
     "source",
     [
         "{% for a in many %}{% for b in many %}{% endfor %}{% endfor %}",
-        "{% for a in many %}{{ long }}{% endfor %}",
-        "{% for a in many %}{% if long.partition('x') %}{% endif %}{% endfor %}",
-        "{% for a in many %}{% if long in text %}{% endif %}{% endfor %}",
-        "{% for a in many %}{% if long is in text %}{% endif %}{% endfor %}",
-        "{% for a in many %}{% if long[1:] %}{% endif %}{% endfor %}",
+        "{% for a in many %}{% if (long ~ a) in text %}{% endif %}{% endfor %}",
         "{{ many|join(long) }}",
         "{{ (" + "~".join(["long"] * 2000) + ")|length }}",
-        "{{ (" + "+".join(["long"] * 50) + ")|length }}",
         "{{ [" + ",".join(["long|list"] * 50) + "]|length }}",
+        "{{ a|tojson(indent=1000000000) }}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ question.replace('a', 'a' ~ long)|length }}",
         "{{ long }}{{ long }}",
     ],
 )
 def test_a_short_template_cannot_ask_for_much(source: str) -> None:
-    with pytest.raises(InvalidDataset, match=r"takes too much work|makes a text longer"):
-        render(source, {"many": MANY, "long": LONG, "text": LONG + "z"})
+    with pytest.raises(
+        (InvalidDataset, InvalidRequest), match=r"too much time or memory|makes a text longer"
+    ):
+        render(source, {"many": MANY, "long": LONG, "text": LONG + "z", "a": [1], "question": "a" * 2000})
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ a|tojson(indent=1000000000) }}",
-        "{{ " + "+".join(["a"] * 500) + " }}",
-        "{{ " + "not " * 20_000 + "a }}",
-        "{{ a" + "|upper" * 10_000 + " }}",
-        "{% if a %}" * 90 + "x" + "{% endif %}" * 90,
-        "{{ a }}" * 10_000,
-        "{{ " + " < ".join(["a"] * 20_000) + " }}",
-    ],
-)
-def test_templates_that_take_long_to_compile_are_refused(source: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"nested|takes no arguments|more than 5000 parts"):
-        RowTemplate(source, param="task.prompt")
-
-
-def test_counting_changes_no_text() -> None:
+def test_loops_macros_and_filters_of_jinja() -> None:
     row = {"d": {"a": 1, "b": 2}, "l": [{"n": 1}, {"n": 2}], "none": None, "s": "abc"}
     source = (
         "{% for k, v in d.items() %}{{ loop.index }}/{{ loop.length }} {{ k }}={{ v }}"
