@@ -1,26 +1,51 @@
-"""Fields that other services know: taken where they ask for nothing, refused with the reason elsewhere."""
+"""Fields of OpenAI's requests that have no meaning here."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 from pydantic_core import PydanticCustomError
+
+from actograph.contract.specs import Spec
 
 
 def fault_of(field: str, why: str) -> PydanticCustomError:
-    """The error of a check over several fields, told of one of them."""
+    """The error of a check over several fields, reported for one of them."""
     return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
 
 
-def only(*neutral: Any, why: str) -> AfterValidator:
-    """Accepts null and values that ask for nothing special."""
+def only(*accepted: Any, why: str) -> AfterValidator:
+    """Accept null and these values."""
 
     def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
+        if value is not None and value not in accepted:
             raise ValueError(why)
         return value
 
     return AfterValidator(check)
 
 
-def unsupported(why: str) -> AfterValidator:
-    return only(why=f"not supported here: {why}")
+class OpenAISpec(Spec):
+    """A request in OpenAI's form. Unknown fields are refused as in every request.
+
+    Attributes:
+        ignored: fields that do not change the answer.
+        unsupported: fields that would change it -> why they are refused; null is ignored.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        for field, why in cls.unsupported.items():
+            if value.get(field) is not None:
+                raise fault_of(field, f"not supported here: {why}")
+        return {
+            name: field
+            for name, field in value.items()
+            if name not in cls.ignored and name not in cls.unsupported
+        }

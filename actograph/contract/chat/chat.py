@@ -1,15 +1,14 @@
 """Requests to `/v1/chat/completions` and `/v1/completions`, in OpenAI's form.
 
-The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat). Fields that it documents
-are accepted; one that would change the answer and is not supported here is refused with the reason, and
-an unknown one is refused as everywhere.
+The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat).
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from actograph.contract.chat.accepted import fault_of, only, unsupported
+from actograph.contract.chat.accepted import OpenAISpec, fault_of, only
 from actograph.contract.chat.chat_messages import ChatMessage, NamedTool, ToolDefinition
 from actograph.contract.chat.tool_calls import CLOSE
 from actograph.contract.interventions import InterventionList
@@ -40,17 +39,23 @@ class ResponseFormat(Spec):
     json_schema: Any = None
 
 
-class StreamOptions(Spec):
+class StreamOptions(OpenAISpec):
+    ignored = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
-    include_obfuscation: bool | None = None
 
 
 class ChatTemplateKwargs(Spec):
     enable_thinking: bool | None = None
 
 
-class CompletionBase(Spec):
-    """What both routes take; the second part is ours."""
+class CompletionBase(OpenAISpec):
+    """Fields of both routes; the second part is Actograph's own."""
+
+    ignored = frozenset({
+        "user", "store", "service_tier", "safety_identifier", "prediction", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention",
+    })  # fmt: skip
 
     model: str = Field(min_length=1, max_length=1024)
     temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
@@ -64,7 +69,6 @@ class CompletionBase(Spec):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
-    user: str | None = Field(None, max_length=1024, description="Not used.")
 
     top_k: int | None = Field(None, ge=1, description="Keep the k likeliest tokens; null keeps all.")
     store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
@@ -133,6 +137,15 @@ class CompletionBase(Spec):
 class ChatCompletionRequest(CompletionBase):
     """The body of `POST /v1/chat/completions`."""
 
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "moderation": "nothing is moderated",
+        "audio": "answers are text",
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "verbosity": "the model knows no verbosity; say it in the prompt",
+        "web_search_options": "there is no web search",
+    }
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
@@ -150,24 +163,10 @@ class ChatCompletionRequest(CompletionBase):
         Field(None, max_length=16, description="Metadata of the job.")
     )
 
-    # asks for nothing that changes the answer
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
-    prediction: Any = None
-    moderation: Annotated[Any, unsupported("nothing is moderated")] = None
     modalities: Annotated[list[str] | None, only(["text"], why="answers are text")] = None
-    audio: Annotated[Any, unsupported("answers are text")] = None
-    functions: Annotated[Any, unsupported("use tools")] = None
-    function_call: Annotated[Any, unsupported("use tool_choice")] = None
     reasoning_effort: Annotated[
         str | None, only("none", why="only none is supported: say enable_thinking true or false")
     ] = None
-    verbosity: Annotated[Any, unsupported("the model knows no verbosity; say it in the prompt")] = None
-    web_search_options: Annotated[Any, unsupported("there is no web search")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":

@@ -1,11 +1,12 @@
 """Messages and tools of chat requests, in OpenAI's form."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from actograph.contract.chat.accepted import only, unsupported
+from actograph.contract.chat.accepted import OpenAISpec, only
 from actograph.contract.specs import Spec, Text
 
 
@@ -41,8 +42,16 @@ class CalledTool(Spec):
     function: CalledFunction
 
 
-class ChatMessage(Spec):
-    """One message of the history."""
+class ChatMessage(OpenAISpec):
+    """One message of the history; an earlier answer can be sent back as it came."""
+
+    ignored = frozenset({"annotations"})
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "refusal": "a refusal says nothing to this model",
+        "parsed": "answers are not parsed",
+        "audio": "messages are text",
+        "function_call": "use tool_calls",
+    }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
@@ -50,12 +59,6 @@ class ChatMessage(Spec):
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: Text | None = None
-    # what an answer has beside these, so that it can be sent back as it came
-    refusal: Annotated[Any, unsupported("a refusal says nothing to this model")] = None
-    annotations: Any = None
-    parsed: Annotated[Any, unsupported("answers are not parsed")] = None
-    audio: Annotated[Any, unsupported("messages are text")] = None
-    function_call: Annotated[Any, unsupported("use tool_calls")] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":

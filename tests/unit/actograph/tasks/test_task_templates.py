@@ -202,16 +202,7 @@ def test_numbers_of_a_task_file_are_decimal_and_dates_are_texts() -> None:
     assert read.pop("j") == "2024-05-06"
     assert (read.pop("a"), read.pop("b")) == (long, f"{long}.0")
     infinite = float("inf")
-    assert read == {
-        "c": "1:30",
-        "d": 1000,
-        "e": 1500.0,
-        "f": 31,
-        "g": -3,
-        "h": infinite,
-        "i": 10,
-        "j": "2024-05-06",
-    }
+    assert read == {"c": "1:30", "d": 1000, "e": 1500.0, "f": 31, "g": -3, "h": infinite, "i": 10}
 
 
 def test_a_row_nested_deeper_than_others_can_read_is_refused() -> None:
