@@ -38,7 +38,8 @@ from api.security.auth import Authentication, refuse_unlisted
 from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
 from storage import migrate
-from storage.artifacts.store import PublicEndpoint, open_store
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import PublicEndpoint
 from storage.broker import key_changes
 from storage.broker.broker import Broker
 from storage.broker.live_text import LiveTextReader

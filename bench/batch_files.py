@@ -27,7 +27,7 @@ from api.openai.batch_keeper import BatchKeeper
 from api.served_models import ServedModels
 from bench.marks import Mark, print_marks, write_result
 from storage import migrate
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.broker.broker import Broker
 from storage.files import files
 from storage.index import ids

@@ -39,7 +39,7 @@ from bench import chat_drain, chat_load
 from bench.chat_load import Answers, Load, TokenCheck
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.transformers_serve import serving
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.sessions.reader import SessionReader
 from storage.tables.models import JobRow

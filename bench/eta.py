@@ -25,7 +25,7 @@ from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
 from bench.marks import Mark, print_marks, write_result
 from storage import migrate, samples
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_view, workers

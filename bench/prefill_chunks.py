@@ -47,7 +47,7 @@ from actograph.contract.hooks import LAYER_POINTS
 from actograph.contract.row_selection import StatsSpec
 from actograph.contract.specs import CaptureSpec
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
 from tests.support import process_memory
 from worker.engine.engine import Engine

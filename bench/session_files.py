@@ -33,10 +33,11 @@ from actograph.client.blocking.row_tensor import RowTensor, StoredRows
 from actograph.client.tensors import open_folder
 from actograph.contract.resources import Session, SessionFile, TensorInfo
 from bench.marks import Mark, print_marks, write_result
+from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.store import ArtifactStore
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
-from storage.sessions.reader import DigestCache
+from storage.sessions.reader import open_session
 from storage.sessions.writer import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
@@ -186,9 +187,7 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     variants: dict[str, Callable[[], object]] = {
         "torch.load, 64 MiB": load,
         "torch.load(mmap=True)": load_mapped,
-        "SessionReader, new": lambda: SessionReader(store, session_id, headers=DigestCache()).rows(
-            "resid_post.0", first, stop
-        ),
+        "SessionReader, new": lambda: SessionReader(store, session_id).rows("resid_post.0", first, stop),
         "SessionReader, kept": lambda: warm.rows("resid_post.0", first, stop),
         "open_folder + slice": lambda: open_folder(folder)["resid_post.0"][first:stop],
         "LazyTensor, kept": lambda: lazy[first:stop],
@@ -224,12 +223,13 @@ def bench_s3(url: str, rounds: int) -> dict[str, Any]:
         recorded = SessionFile(name=MANIFEST_NAME, bytes=len(data), sha256=sha256(data).hexdigest())
         first = SLICE_ROWS // 2
 
-        def rows(**caches: Any) -> bytes:
-            reader = SessionReader(store, session_id, recorded=recorded, **caches)
+        def rows() -> bytes:
+            reader = open_session(store, session_id, recorded)
             return reader.rows("resid_post.0", first, first + SLICE).data
 
         def new() -> bytes:
-            return rows(headers=DigestCache(), manifests=DigestCache())
+            reader = SessionReader(store, session_id, recorded=recorded)
+            return reader.rows("resid_post.0", first, first + SLICE).data
 
         assert rows() == new() == bits[first : first + SLICE].tobytes()
         whole = f"sessions/{session_id}/{SINGLE_FILE}"

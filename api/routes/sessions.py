@@ -28,7 +28,7 @@ from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, CheckedFile
 from storage.index import pages
 from storage.sessions import session_changes, sessions
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
-from storage.sessions.reader import DigestCache, SessionReader
+from storage.sessions.reader import SessionReader, open_session
 from storage.sessions.sessions import SessionFilter
 
 router = APIRouter(prefix="/v1/activations", tags=["sessions"])
@@ -337,9 +337,10 @@ def _reader(services: Services, session_id: str, *, anew: bool = False) -> Sessi
     with services.database.read() as session:
         sessions.get(session, session_id)
         recorded = sessions.file_of(session, session_id, MANIFEST_NAME)
-    reader = SessionReader(services.store, session_id, recorded=recorded)
-    if anew:
-        reader = SessionReader(services.store, session_id, recorded=recorded, manifests=DigestCache())
+    if anew or recorded is None:
+        reader = SessionReader(services.store, session_id, recorded=recorded)
+    else:
+        reader = open_session(services.store, session_id, recorded)
     try:
         _ = reader.manifest
     except NotFound:

@@ -25,7 +25,6 @@ from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
 from storage.queue import model_tokenizers
 from storage.samples import NewSample
-from storage.sessions.reader import DigestCache
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +39,9 @@ _COUNTER = Path(__file__).with_name("token_counter.py")
 
 Prompt = dict[str, Any]
 
-#: numbers of tokens by the sha256 of tokenizer and prompts
-_known: DigestCache[list[int | None]] = DigestCache(50_000)
+#: token counts by the sha256 of tokenizer and prompts
+_known: dict[str, list[int | None]] = {}
+_MOST_KNOWN = 1000
 
 
 def measure(services: Services, submission: Submission) -> tuple[PromptTokens, str] | str:
@@ -177,7 +177,9 @@ def _counts(services: Services, model: str, tokenizer: str, prompts: bytes) -> l
         with services.database.read() as session:
             definition = model_tokenizers.definition(session, model)
         counts = _count(prompts, definition or b"")
-        _known.put(digest, counts, len(counts))
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[digest] = counts
     return counts
 
 

@@ -172,9 +172,6 @@ class LocalStore:
         fsync(target.parent)
         return size, digest.hexdigest()
 
-    def local_path(self, key: str) -> Path | None:
-        return self.root / check_key(key)
-
     def presigned_url(self, key: str) -> str | None:
         check_key(key)
         return None

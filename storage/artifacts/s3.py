@@ -246,10 +246,6 @@ class S3Store:
             )
         return source.size, source.digest.hexdigest()
 
-    def local_path(self, key: str) -> Path | None:
-        check_key(key)
-        return None
-
     def presigned_url(self, key: str) -> str | None:
         with self._failures(key):
             return self._signer.generate_presigned_url(

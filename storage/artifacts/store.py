@@ -8,10 +8,8 @@ made; anything else is refused before it comes near a path.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Protocol, Self
-from urllib.parse import unquote, urlsplit
 
 MANIFEST_LAST = ("manifest.json",)
 STREAM_CHUNK = 1 << 20
@@ -185,10 +183,6 @@ class ArtifactStore(Protocol):
         """Store one file from a stream, all of it or nothing: (bytes, sha256)."""
         ...
 
-    def local_path(self, key: str) -> Path | None:
-        """Where the file is, or would be, on this machine; None where the store is remote."""
-        ...
-
     def presigned_url(self, key: str) -> str | None:
         """A URL that serves the file without our help for a quarter of an hour, where there is one."""
         ...
@@ -200,26 +194,3 @@ class ArtifactStore(Protocol):
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
         """Remove what writers that were killed left behind; how many leftovers went, or would go."""
         ...
-
-
-def open_store(url: str, public: PublicEndpoint | None = None) -> ArtifactStore:
-    """The store at `file:///folder` or `s3://bucket/prefix`.
-
-    Args:
-        public: of an S3 store; presigned URLs name it.
-
-    Raises:
-        ValueError: any other URL.
-    """
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        raise ValueError(f"{url}: an artifact URL has no query or fragment")
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        from storage.artifacts.local import LocalStore
-
-        return LocalStore(Path(unquote(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
-        from storage.artifacts.s3 import S3Store
-
-        return S3Store(parts.netloc, parts.path.strip("/"), public=public)
-    raise ValueError(f"{url}: an artifact URL is file:///folder or s3://bucket/prefix")

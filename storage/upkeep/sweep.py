@@ -25,7 +25,8 @@ from actograph.contract.errors import ActographError
 from actograph.contract.resources import SampleStatus
 from actograph.settings import Settings
 from storage import migrate
-from storage.artifacts.store import ArtifactStore, StoredPrefix, open_store
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.index import deletions
 from storage.index.database import Database
 from storage.sessions.reader import SessionReader

@@ -11,13 +11,14 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
 from storage import samples
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_view
 from storage.tables.models import JobRow
 from tests.support.chaos.audit import Audit, audit_job
 from tests.support.chaos.faults import FAULTS
+from tests.support.stored_files import stored_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -86,8 +87,7 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
             for job_id in (ids[0], ids[2])
         )
         job = job_view.resource(session, jobs.get(session, ids[2]))
-    damaged = store.local_path(f"sessions/{again[0].session_id}/activations.safetensors")
-    assert damaged is not None
+    damaged = stored_path(store, f"sessions/{again[0].session_id}/activations.safetensors")
     with damaged.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)
@@ -96,8 +96,7 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
     again[1] = again[1].model_copy(update={"session_id": again[2].session_id})
     again[3] = again[3].model_copy(update={"completion": "something else"})
     again[4] = again[4].model_copy(update={"scores": {}})
-    other = store.local_path(f"sessions/{again[6].session_id}/manifest.json")
-    assert other is not None
+    other = stored_path(store, f"sessions/{again[6].session_id}/manifest.json")
     said = json.loads(other.read_text())
     other.chmod(0o600)
     other.write_text(json.dumps(said | {"identity_sha256": "0" * 64}))

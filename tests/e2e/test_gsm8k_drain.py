@@ -10,7 +10,7 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.sessions.writer import SessionReader
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]

@@ -14,7 +14,8 @@ from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
 from storage import migrate
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import deployment
 from storage.index.database import Database, Pool

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import sqlalchemy as sa
 
@@ -16,7 +16,7 @@ from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.results.export import activations
-from storage.results.export.archive import Spool, TarGz
+from storage.results.export.archive import TarGz, new_spool
 from storage.results.export.inspect_log import InspectLog
 from storage.results.export.lm_eval_files import LmEvalFiles
 from storage.results.export.of_condition import Origin, runs
@@ -92,11 +92,11 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
         NotFound: the job was deleted meanwhile.
         ServiceUnavailable: the store is away.
     """
-    tar = TarGz(plan.job.id, plan.exported_at)
     totals = Totals()
     names = plan.names
     with ExitStack() as spools:
-        dataset = spools.enter_context(Spool())
+        tar = TarGz(plan.job.id, plan.exported_at, spools)
+        dataset = spools.enter_context(new_spool())
         of_conditions = runs(plan.job, plan.results.conditions)
         lm_eval = {name: LmEvalFiles(run, spools) for name, run in of_conditions.items()}
         inspect = {name: InspectLog(run, spools) for name, run in of_conditions.items()}
@@ -113,16 +113,16 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
             totals.count(sample, held)
             if isinstance(held.error, StoreDamaged):
                 damage.record(database, held.error)
-        yield from tar.add_spool("dataset.jsonl", dataset)
+        yield from tar.add("dataset.jsonl", dataset)
         for name in of_conditions:
             for file in lm_eval[name].files(totals.origin, plan.exported_at):
                 yield from tar.add(*file)
             yield from tar.add(*inspect[name].file(totals.origin, plan.exported_at))
-    if plan.comparison is not None:
-        yield from tar.add_bytes("comparison.json", json_file(plan.comparison.model_dump(mode="json")))
-    # the last one, so that it stands for all the others
-    yield from tar.add_bytes("summary.json", json_file(summary(plan, totals)))
-    yield from tar.end()
+        if plan.comparison is not None:
+            yield from tar.add("comparison.json", json_file(plan.comparison.model_dump(mode="json")))
+        # last: a reader that has it has all other files
+        yield from tar.add("summary.json", json_file(summary(plan, totals)))
+        yield from tar.end()
 
 
 def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
@@ -212,17 +212,17 @@ def _held(store: ArtifactStore, session: resources.Session | None, *, read: bool
 
 
 def _sample_files(tar: TarGz, plan: ExportPlan, sample: Sample, name: str, held: Held) -> Iterator[bytes]:
-    with Spool() as spool:
+    with new_spool() as spool:
         _write_sample(spool, plan, sample, name, held)
         if held.session is not None and plan.detail != "none":
-            yield from tar.add_bytes(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
+            yield from tar.add(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
         lines = b"".join(json_line(turn) for turn in turns(sample, held.manifest))
-        yield from tar.add_bytes(f"trajectories/{name}.jsonl", lines)
+        yield from tar.add(f"trajectories/{name}.jsonl", lines)
         # the last one, by which a reader knows that it has this sample
-        yield from tar.add_spool(f"samples/{name}.json", spool)
+        yield from tar.add(f"samples/{name}.json", spool)
 
 
-def _write_sample(spool: Spool, plan: ExportPlan, sample: Sample, name: str, held: Held) -> None:
+def _write_sample(spool: IO[bytes], plan: ExportPlan, sample: Sample, name: str, held: Held) -> None:
     """The sample's own file; `held` learns of a session whose rows cannot be read."""
     record = full(sample, name, plan.task)
     tensors = held.session.hooks if held.session is not None else {}
@@ -235,7 +235,8 @@ def _write_sample(spool: Spool, plan: ExportPlan, sample: Sample, name: str, hel
         except (NotFound, StoreDamaged) as error:
             log.warning("the export leaves activations of %s out: %s", held.reader.session_id, error)
             held.error = error
-            spool.clear()
+            spool.seek(0)
+            spool.truncate()
         else:
             return
     if plan.detail != "none":

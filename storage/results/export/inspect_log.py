@@ -7,17 +7,18 @@ filter.
 """
 
 import json
+import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import IO, Any
 
 from actograph import __version__
 from actograph.contract.chat.tool_calls import MalformedCall, ToolCall, recorded_calls, text_before_calls
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from storage.results.export.archive import Spool
+from storage.results.export.archive import CHUNK, new_spool
 from storage.results.export.names import safe_part
 from storage.results.export.of_condition import ConditionRun, Origin, dataset_name
 
@@ -38,11 +39,11 @@ class InspectLog:
 
     def __init__(self, run: ConditionRun, spools: ExitStack) -> None:
         self._run = run
-        self._spool = spools.enter_context(Spool())
+        self._spool = spools.enter_context(new_spool())
         self._zip = spools.enter_context(
-            zipfile.ZipFile(self._spool.file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+            zipfile.ZipFile(self._spool, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
         )
-        self._summaries = spools.enter_context(Spool())
+        self._summaries = spools.enter_context(new_spool())
         self._ids: dict[int, None] = {}
         self._completed = 0
         self._logged = 0
@@ -63,8 +64,8 @@ class InspectLog:
         for name, count in _usage(sample.prompt_tokens, sample.generated_tokens).items():
             self._usage[name] += count
 
-    def file(self, origin: Origin, exported_at: int) -> tuple[str, int, Iterator[bytes]]:
-        """(path, bytes, content); the spool stays open for it."""
+    def file(self, origin: Origin, exported_at: int) -> tuple[str, IO[bytes]]:
+        """The path of the log and its content."""
         start = {"version": SCHEMA_VERSION, "eval": self._spec(origin), "plan": self._plan()}
         header = {
             "version": SCHEMA_VERSION,
@@ -79,11 +80,11 @@ class InspectLog:
         self._summaries.write(b"]" if self._logged else b"[]")
         self._write("_journal/start.json", start)
         with self._zip.open("summaries.json", "w") as out:
-            for piece in self._summaries.chunks():
-                out.write(piece)
+            self._summaries.seek(0)
+            shutil.copyfileobj(self._summaries, out, CHUNK)
         self._write("header.json", header)
         self._zip.close()
-        return self._path(), self._spool.measure(), self._spool.chunks()
+        return self._path(), self._spool
 
     def _path(self) -> str:
         """`<time>_<task>_<id>.eval`, by which Inspect lists logs; neither part has an underscore."""

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import IO, Any
 
 from actograph import __version__
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.tasks import LM_EVAL_VERSION, TaskSpec
-from storage.results.export.archive import Spool
+from storage.results.export.archive import CHUNK, joined, new_spool
 from storage.results.export.names import safe_part
 from storage.results.export.of_condition import ConditionRun, Origin, dataset_name
 from storage.results.export.records import json_line
@@ -33,7 +33,7 @@ class LmEvalFiles:
         self._run = run
         self._spools = spools
         #: filter -> its lines, and the hashes of their problems, prompts and targets
-        self._lines: dict[str, tuple[Spool, Spool]] = {}
+        self._lines: dict[str, tuple[IO[bytes], IO[bytes]]] = {}
         self._epochs: list[Sample] = []
         self._problems = 0
 
@@ -44,8 +44,8 @@ class LmEvalFiles:
             self._flush()
         self._epochs.append(sample)
 
-    def files(self, origin: Origin, exported_at: int) -> Iterator[tuple[str, int, Iterator[bytes]]]:
-        """(path, bytes, content) of both files; the spools stay open for it."""
+    def files(self, origin: Origin, exported_at: int) -> Iterator[tuple[str, bytes | IO[bytes]]]:
+        """Path and content of both files."""
         if self._epochs:
             self._flush()
         job = self._run.job
@@ -57,10 +57,9 @@ class LmEvalFiles:
         folder += safe_part(job.model, "model")
         task = self._run.task
         results = json.dumps(self._results(origin, exported_at), indent=2, ensure_ascii=False).encode()
-        yield f"{folder}/results_{date}.json", len(results), iter((results,))
-        size = sum(lines.size for lines, _ in self._lines.values())
-        content = (piece for lines, _ in self._lines.values() for piece in lines.chunks())
-        yield f"{folder}/samples_{safe_part(task, 'task')}_{date}.jsonl", size, content
+        yield f"{folder}/results_{date}.json", results
+        with joined(lines for lines, _ in self._lines.values()) as content:
+            yield f"{folder}/samples_{safe_part(task, 'task')}_{date}.jsonl", content
 
     def _flush(self) -> None:
         first, count = self._epochs[0], len(self._epochs)
@@ -98,8 +97,8 @@ class LmEvalFiles:
         self._problems += 1
         self._epochs.clear()
 
-    def _open(self, name: str) -> tuple[Spool, Spool]:
-        made = (self._spools.enter_context(Spool()), self._spools.enter_context(Spool()))
+    def _open(self, name: str) -> tuple[IO[bytes], IO[bytes]]:
+        made = (self._spools.enter_context(new_spool()), self._spools.enter_context(new_spool()))
         self._lines[name] = made
         return made
 
@@ -124,7 +123,8 @@ class LmEvalFiles:
         system = run.condition.system
         digest = sha256()
         for _, seen in self._lines.values():
-            for piece in seen.chunks():
+            seen.seek(0)
+            while piece := seen.read(CHUNK):
                 digest.update(piece)
         seconds = (job.finished_at or exported_at) - (job.started_at or job.created_at)
         return {

@@ -22,6 +22,7 @@ from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
 from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
+from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Run, Service
@@ -222,8 +223,7 @@ def test_a_job_of_which_nothing_has_ended_has_an_empty_folder(service: "Service"
 def test_a_damaged_session_is_named_and_the_rest_is_there(service: "Service") -> None:
     job_id = evaluation(service, conditions=CONDITIONS[:1])
     damaged = next(iter(finish(service, job_id, 3)))
-    path = service.services.store.local_path(f"sessions/{damaged}/activations.safetensors")
-    assert path is not None
+    path = stored_path(service.services.store, f"sessions/{damaged}/activations.safetensors")
     path.write_bytes(path.read_bytes()[:100])
     found = export(service, job_id, activations="sampled")
     assert list(json.loads(found["summary.json"])["unreadable_sessions"]) == [damaged]
@@ -367,8 +367,7 @@ def test_a_session_file_that_arrives_damaged_ends_the_pull(
     monkeypatch.setattr(CheckedFile, "_verify", lambda *_: None)
     job_id = evaluation(service, conditions=CONDITIONS[:1])
     (first, *_) = finish(service, job_id, 3)
-    path = service.services.store.local_path(f"sessions/{first}/activations.safetensors")
-    assert path is not None
+    path = stored_path(service.services.store, f"sessions/{first}/activations.safetensors")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -12,6 +12,7 @@ from actograph import tensor_files
 from api.reading import tensor_slices
 from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
+from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -374,13 +375,11 @@ def test_damage_in_the_store_is_said_and_not_served(
     service: "Service", session_id: str, problem: "Problem"
 ) -> None:
     store = service.services.store
-    path = store.local_path(f"sessions/{session_id}/activations.safetensors")
-    assert path is not None
+    path = stored_path(store, f"sessions/{session_id}/activations.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     problem(service.client.get(f"{BASE}/{session_id}/files/{path.name}"), 500, "store_damaged")
     problem(service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}"), 500, "store_damaged")
-    manifest = store.local_path(f"sessions/{session_id}/manifest.json")
-    assert manifest is not None
+    manifest = stored_path(store, f"sessions/{session_id}/manifest.json")
     manifest.unlink()
     problem(service.client.get(f"{BASE}/{session_id}/manifest"), 500, "store_damaged", says="manifest.json")
 

@@ -21,7 +21,8 @@ from actograph.contract.resources import Job
 from actograph.settings import Settings
 from api.app import create_app
 from storage import migrate, samples
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs

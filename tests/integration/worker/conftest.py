@@ -16,7 +16,8 @@ from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_ad
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
 from storage import migrate, samples
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers

@@ -15,8 +15,9 @@ from actograph.client.tensors import open_folder
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine

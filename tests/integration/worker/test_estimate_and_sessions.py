@@ -11,7 +11,7 @@ from actograph.contract.plans import estimate
 from actograph.contract.specs import CaptureSpec, job_spec_adapter
 from actograph.settings import Settings
 from storage import migrate, samples
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers

@@ -14,7 +14,7 @@ import torch
 from actograph.contract import hooks as grammar
 from actograph.contract.plans import estimate
 from actograph.contract.specs import CaptureSpec, SamplingSpec
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model

@@ -12,7 +12,7 @@ from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
 from storage import migrate, samples
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers

@@ -14,7 +14,8 @@ from actograph.contract.resources import ErrorRecord, JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
 from actograph.settings import Settings
 from storage import migrate, samples
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
 from storage.files import dataset_sources
 from storage.index.database import Database
 from storage.jobs import jobs

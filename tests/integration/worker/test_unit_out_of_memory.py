@@ -13,7 +13,7 @@ from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec
 from actograph.settings import Settings
 from storage import migrate, samples
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers

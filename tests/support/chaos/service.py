@@ -11,9 +11,10 @@ import psutil
 
 from actograph.client import Client
 from actograph.stack.stack_process import StackProcess
+from storage.artifacts.factory import open_store
 from storage.artifacts.local import STAGING
 from storage.artifacts.s3 import S3Store
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from tests.support.chaos.changes import MODEL
 from tests.support.chaos.stack import Stack

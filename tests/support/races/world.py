@@ -27,7 +27,7 @@ from actograph.settings import Settings
 from api.background.reconciler import Reconciler
 from api.dependencies import Services
 from api.served_models import ServedModels
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import workers

@@ -17,7 +17,7 @@ from starlette.types import Message
 from actograph.contract.errors import NotFound
 from api.reading import tensor_slices
 from api.reading.tensor_slices import PIECE_BYTES, Format, answer
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.index.ids import new_session_id
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
-from storage.artifacts import InvalidKey, open_store
+from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store
+from storage.artifacts.store import InvalidKey
 
 SESSION = "sessions/ses_" + "0a" * 16
 FILE = "files/file_" + "1b" * 16
@@ -48,7 +49,7 @@ def test_only_our_own_keys_are_accepted(store: LocalStore, key: str) -> None:
         lambda: store.size(key),
         lambda: list(store.stream(key)),
         lambda: store.put_stream(key, [b"x"]),
-        lambda: store.local_path(key),
+        lambda: store.root / key,
         lambda: store.presigned_url(key),
     ):
         with pytest.raises(InvalidKey):
@@ -186,7 +187,7 @@ def test_listing_leaves_out_what_is_being_written(store: LocalStore) -> None:
 def test_uploads_are_hashed_and_whole(store: LocalStore) -> None:
     size, digest = store.put_stream(FILE, [b"ab", b"", b"c"])
     assert (size, digest) == (3, sha256(b"abc").hexdigest())
-    path = store.local_path(FILE)
+    path = store.root / FILE
     assert path is not None
     assert path.read_bytes() == b"abc"
     assert store.presigned_url(FILE) is None

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from storage.artifacts import open_store
+from storage.artifacts.factory import open_store
 from worker.sample.watched_store import watched
 
 PREFIX = "sessions/ses_" + "0" * 32

@@ -31,7 +31,6 @@ from actograph.contract.errors import (
 from storage.artifacts.checked_files import SESSION_CHUNK_BYTES
 from storage.artifacts.local import LocalStore
 from storage.sessions.manifest import SessionManifest, StoredTensor
-from storage.sessions.reader import DigestCache
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 
 TORCH_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
@@ -201,7 +200,7 @@ def test_any_session_comes_back(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = LocalStore(Path(folder))
         session_id = store_session(store, tensors, cuts)
-        reader = SessionReader(store, session_id, headers=DigestCache(max_tensors=3))
+        reader = SessionReader(store, session_id)
         reader.verify()
         assert reader.token_ids() == TOKENS
         lazy = open_folder(store.root / "sessions" / session_id)
@@ -452,7 +451,7 @@ def shard(store: LocalStore, session: str, number: int) -> Path:
 
 
 def test_damage_is_found_by_verify(store: LocalStore, session: str) -> None:
-    reader = SessionReader(store, session, headers=DigestCache())
+    reader = SessionReader(store, session)
     with shard(store, session, 1).open("r+b") as file:
         file.seek(-1, 2)
         last = file.read(1)
@@ -509,16 +508,6 @@ def test_a_manifest_that_disagrees_with_the_files(store: LocalStore, session: st
     rewrite(store, session, {"tensors": {"resid_post.0": outside.model_dump()}})
     with pytest.raises(StoreDamaged, match="does not list"):
         SessionReader(store, session).rows("resid_post.0", 0, 1)
-
-
-def test_the_header_cache_is_bounded() -> None:
-    cache: DigestCache[tensor_files.TensorFileHeader] = DigestCache(max_tensors=5)
-    entry = tensor_files.TensorEntry("F32", (1,), 0, 4)
-    header = tensor_files.TensorFileHeader({"a": entry, "b": entry}, {}, 0, 8)
-    for digest in ("x", "y", "x", "z"):
-        cache.put(digest, header, 2)
-        cache.get("x")
-    assert [cache.get(d) is header for d in ("x", "y", "z")] == [True, False, True]
 
 
 def test_large_rows_arrive_whole(store: LocalStore) -> None:

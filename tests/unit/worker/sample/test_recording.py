@@ -11,7 +11,7 @@ import torch
 from actograph.contract import resources
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec, SamplingSpec
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
 from storage.sessions.writer import SessionReader
 from worker.engine.requests import Generation, RowChunk
