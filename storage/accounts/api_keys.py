@@ -4,17 +4,19 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import Conflict, NotFound
+from actograph.contract.errors import Conflict
 from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KEY_PREFIX, ApiKey, KeyUpdate, NewKey
 from storage.index import pages, row_locks
 from storage.index.clock import moment_of
 from storage.index.database import now
 from storage.index.ids import new_key_id
+from storage.index.pages import PageOptions
 from storage.tables.models import ApiKeyRow
 
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
@@ -95,25 +97,12 @@ def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[
 
 def get(session: Session, key_id: str) -> ApiKeyRow:
     """Raises NotFound."""
-    row = session.get(ApiKeyRow, key_id)
-    if row is None:
-        raise NotFound(f"no key {key_id}")
-    return row
+    return row_locks.one([session.get(ApiKeyRow, key_id)], f"key {key_id}")
 
 
-def find(
-    session: Session, *, after: str | None = None, limit: int = 20, order: pages.Order = "desc"
-) -> tuple[Sequence[ApiKeyRow], bool]:
+def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[ApiKeyRow], bool]:
     """One page of keys, revoked ones included, newest first by default."""
-    return pages.fetch(
-        session,
-        sa.select(ApiKeyRow),
-        key=ApiKeyRow.created_at,
-        id_column=ApiKeyRow.id,
-        after=after,
-        limit=limit,
-        order=order,
-    )
+    return pages.fetch(session, sa.select(ApiKeyRow), ApiKeyRow.created_at, ApiKeyRow.id, **page)
 
 
 def update(session: Session, key_id: str, change: KeyUpdate) -> ApiKeyRow:
@@ -221,9 +210,7 @@ def resource(row: ApiKeyRow) -> ApiKey:
 
 def _locked(session: Session, key_id: str) -> ApiKeyRow:
     """Raises NotFound."""
-    for row in row_locks.lock(session, ApiKeyRow, [key_id]):
-        return row
-    raise NotFound(f"no key {key_id}")
+    return row_locks.one(row_locks.lock(session, ApiKeyRow, [key_id]), f"key {key_id}")
 
 
 def _good(moment: float | sa.ColumnElement[float]) -> tuple[sa.ColumnElement[bool], ...]:

@@ -1,16 +1,17 @@
 """Every query about uploaded files. Their bytes are in the artifact store under `files/<id>`."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.errors import NotFound
 from storage.artifacts.checked_files import CheckedFile, ChunkDigests
 from storage.artifacts.store import ArtifactStore
 from storage.index import deletions, pages, row_locks
 from storage.index.database import now
+from storage.index.pages import PageOptions
 from storage.tables.models import FileRow
 
 
@@ -50,10 +51,7 @@ def insert(
 
 def get(session: Session, file_id: str) -> FileRow:
     """Raises NotFound."""
-    row = session.get(FileRow, file_id)
-    if row is None:
-        raise NotFound(f"no file {file_id}")
-    return row
+    return row_locks.one([session.get(FileRow, file_id)], f"file {file_id}")
 
 
 def chunks_of(session: Session, file_id: str) -> ChunkDigests | None:
@@ -69,35 +67,25 @@ def stored(row: FileRow, store: ArtifactStore, chunks: ChunkDigests | None) -> C
 
 def keep(session: Session, file_id: str) -> FileRow:
     """The file, held off from deletion until the transaction ends. Raises NotFound."""
-    return _the_one(row_locks.keep(session, FileRow, [file_id]), file_id)
+    return row_locks.one(row_locks.keep(session, FileRow, [file_id]), f"file {file_id}")
 
 
 def lock(session: Session, file_id: str) -> FileRow:
     """The file, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
-    return _the_one(row_locks.lock(session, FileRow, [file_id], to_delete=True), file_id)
+    return row_locks.one(row_locks.lock(session, FileRow, [file_id], to_delete=True), f"file {file_id}")
 
 
 def find(
     session: Session,
     *,
     purpose: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: pages.Order = "desc",
+    **page: Unpack[PageOptions],
 ) -> tuple[Sequence[FileRow], bool]:
     """One page of files, newest first by default."""
     statement = sa.select(FileRow)
     if purpose is not None:
         statement = statement.where(FileRow.purpose == purpose)
-    return pages.fetch(
-        session,
-        statement,
-        key=FileRow.created_at,
-        id_column=FileRow.id,
-        after=after,
-        limit=limit,
-        order=order,
-    )
+    return pages.fetch(session, statement, FileRow.created_at, FileRow.id, **page)
 
 
 def delete(session: Session, file_id: str) -> None:
@@ -105,12 +93,6 @@ def delete(session: Session, file_id: str) -> None:
     row = lock(session, file_id)
     session.delete(row)
     deletions.add(session, [{"id": row.id, "owner": row.owner, "bytes": row.bytes}])
-
-
-def _the_one(found: Sequence[FileRow], file_id: str) -> FileRow:
-    if not found:
-        raise NotFound(f"no file {file_id}")
-    return found[0]
 
 
 def resource(row: FileRow) -> resources.File:

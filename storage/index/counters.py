@@ -30,7 +30,7 @@ class Counter(NamedTuple):
 
 
 _Sums = dict[tuple[str, Counter], float]
-_grow = Upsert(_TABLE, lambda new: {"value": _TABLE.c.value + new.value})
+_grow = Upsert(CounterRow, added=["value"])
 
 
 def add(session: Session, source: str, counts: Mapping[Counter, float]) -> None:

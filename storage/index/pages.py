@@ -1,7 +1,7 @@
 """Keyset pages: `limit` rows after the row `after`, in a stable order with the id as tie-break."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,34 +14,45 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+class PageOptions(TypedDict, total=False):
+    """Which page of a list: `limit` rows behind the row with the id `after`."""
+
+    after: str | None
+    limit: int
+    order: Order
+
+
+Column = sa.orm.InstrumentedAttribute[Any]
+
+
 def fetch(
     session: Session,
     statement: sa.Select[R],
+    key: Column,
+    id_column: Column,
     *,
-    key: sa.orm.InstrumentedAttribute[Any],
-    id_column: sa.orm.InstrumentedAttribute[str],
-    after: str | None,
-    limit: int,
-    order: Order,
-    after_from: tuple[sa.orm.InstrumentedAttribute[Any], sa.orm.InstrumentedAttribute[str]] | None = None,
+    sorted_by: tuple[Column, Column] | None = None,
+    after: str | None = None,
+    limit: int = 20,
+    order: Order = "desc",
 ) -> tuple[Sequence[R], bool]:
     """Rows of one page, and whether more follow.
 
     Args:
-        after_from: columns that `after` is looked up in, where they are not `key` and `id_column`.
+        sorted_by: columns of another table with the values of `key` and `id_column`, if an index needs them.
 
     Raises:
-        InvalidRequest: `after` names no row.
+        InvalidRequest: no row has the id `after`.
     """
+    columns = sorted_by or (key, id_column)
     if after is not None:
-        its_key, its_id = after_from or (key, id_column)
-        start = session.execute(sa.select(its_key).where(its_id == after)).scalar_one_or_none()
+        start = session.execute(sa.select(key).where(id_column == after)).scalar_one_or_none()
         if start is None:
             raise InvalidRequest(f"after: no item {after}", param="after")
-        here = sa.tuple_(key, id_column)
+        here = sa.tuple_(*columns)
         last = sa.tuple_(sa.literal(start), sa.literal(after))
         statement = statement.where(here < last if order == "desc" else here > last)
-    keys = (key.desc(), id_column.desc()) if order == "desc" else (key.asc(), id_column.asc())
+    keys = [column.desc() if order == "desc" else column.asc() for column in columns]
     rows = session.scalars(statement.order_by(*keys).limit(limit + 1)).all()
     return rows[:limit], len(rows) > limit
 
@@ -59,5 +70,5 @@ def page(rows: Sequence[R], has_more: bool, to_resource: Callable[[R], T]) -> Li
 
 
 def id_begins(column: sa.orm.InstrumentedAttribute[str], beginning: str) -> sa.ColumnElement[bool]:
-    """Ids with this beginning, as a range that an index finds: after all hex digits comes `g`."""
+    """Condition on ids with this beginning, as a range of an index: `g` follows all hex digits."""
     return sa.and_(column >= beginning, column < f"{beginning}g")

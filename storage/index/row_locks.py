@@ -17,12 +17,13 @@ as soon as a row with it is written. SQLite has one writer at a time, and passes
 https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.errors import NotFound
 from storage.tables.models import Base
 
 _LOCKED = "actograph_locked"
@@ -48,6 +49,14 @@ def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete:
 def keep(session: Session, table: type[Row], ids: Collection[str]) -> list[Row]:
     """The same, held off from deletion alone."""
     return _held(session, table, ids, read=True, key_share=True)
+
+
+def one(rows: Iterable[Row | None], name: str) -> Row:
+    """The only row. Raises NotFound with its name if there is none."""
+    for row in rows:
+        if row is not None:
+            return row
+    raise NotFound(f"no {name}")
 
 
 def _held(

@@ -1,37 +1,39 @@
-"""Writing a row that may be there already, in one statement.
+"""Write a row that may exist, in one statement.
 
-To look first and insert then fails on Postgres where two processes do so at once: neither sees the other's
-row, and the second insert meets it. `INSERT ... ON CONFLICT DO UPDATE` does not, and SQLite has the same.
+A SELECT before the INSERT fails on Postgres if two processes do so at once: neither sees the other's row, and
+the second INSERT meets it. `INSERT ... ON CONFLICT DO UPDATE` works on Postgres and SQLite.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-#: from the values that were to be inserted to those that a row that exists gets
-Change = Callable[[Any], Mapping[str, Any]]
+from storage.tables.models import Base
 
 
 class Upsert:
-    """Inserts rows of a table, or changes those that have the same key.
+    """Inserts rows of a table; rows with the same primary key are changed instead.
 
-    Put together once, since it is the same for every row.
+    The statements are built once, since they are the same for all rows.
     """
 
-    def __init__(self, table: sa.Table, change: Change) -> None:
+    def __init__(self, row: type[Base], *replaced: str, added: Sequence[str] = ()) -> None:
+        """`replaced`: columns that take the new value; `added`: columns that grow by it."""
+        table = cast(sa.Table, row.__table__)
         key = [column.name for column in table.primary_key]
         self._statements = {}
         for dialect in (sqlite, postgresql):
             insert = dialect.insert(table)
-            self._statements[dialect.dialect.name] = insert.on_conflict_do_update(
-                index_elements=key, set_=dict(change(insert.excluded))
-            )
+            change = {name: insert.excluded[name] for name in replaced}
+            change |= {name: table.c[name] + insert.excluded[name] for name in added}
+            statement = insert.on_conflict_do_update(index_elements=key, set_=change)
+            self._statements[dialect.dialect.name] = statement
 
     def __call__(self, session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows; those that others write too, in one order, so that Postgres finds no deadlock."""
+        """Write rows. Writers of the same rows must use one order, or Postgres finds a deadlock."""
         if rows:
             connection = session.connection()
             connection.execute(self._statements[connection.dialect.name], list(rows))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -16,11 +16,12 @@ from actograph.contract.batches import (
     BatchUsage,
     RequestCounts,
 )
-from actograph.contract.errors import Conflict, NotFound
+from actograph.contract.errors import Conflict
 from actograph.contract.resources import SampleStatus
 from storage.index import pages, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_batch_id
+from storage.index.pages import PageOptions
 from storage.jobs import jobs, webhooks
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
 
@@ -46,10 +47,7 @@ def create(session: Session, request: BatchRequest, owner: str | None) -> BatchR
 
 def get(session: Session, batch_id: str) -> BatchRow:
     """Raises NotFound."""
-    row = session.get(BatchRow, batch_id)
-    if row is None:
-        raise NotFound(f"no batch {batch_id}")
-    return row
+    return row_locks.one([session.get(BatchRow, batch_id)], f"batch {batch_id}")
 
 
 def lock(session: Session, batch_id: str) -> BatchRow | None:
@@ -58,19 +56,9 @@ def lock(session: Session, batch_id: str) -> BatchRow | None:
     return found[0] if found else None
 
 
-def find(
-    session: Session, *, after: str | None = None, limit: int = 20, order: pages.Order = "desc"
-) -> tuple[Sequence[BatchRow], bool]:
+def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[BatchRow], bool]:
     """One page of batches, newest first by default."""
-    return pages.fetch(
-        session,
-        sa.select(BatchRow),
-        key=BatchRow.created_at,
-        id_column=BatchRow.id,
-        after=after,
-        limit=limit,
-        order=order,
-    )
+    return pages.fetch(session, sa.select(BatchRow), BatchRow.created_at, BatchRow.id, **page)
 
 
 def unended(session: Session) -> list[str]:

@@ -1,7 +1,7 @@
 """Every query about jobs. Callers open and commit the transaction."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,6 +14,7 @@ from storage.index import events, pages, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_job_id
 from storage.index.ownership import of_everyone
+from storage.index.pages import PageOptions
 from storage.jobs import webhooks
 from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
 
@@ -86,9 +87,7 @@ def find(
     status: JobStatus | None = None,
     kind: str | None = None,
     tag: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: pages.Order = "desc",
+    **page: Unpack[PageOptions],
 ) -> tuple[Sequence[JobRow], bool]:
     """One page of jobs, newest first by default."""
     statement = sa.select(JobRow).where(JobRow.deleted_at.is_(None))
@@ -99,9 +98,7 @@ def find(
         statement = statement.where(JobRow.kind == kind)
     if tag is not None:
         statement = statement.join(JobTagRow, JobTagRow.job_id == JobRow.id).where(JobTagRow.tag == tag)
-    return pages.fetch(
-        session, statement, key=JobRow.created_at, id_column=JobRow.id, after=after, limit=limit, order=order
-    )
+    return pages.fetch(session, statement, JobRow.created_at, JobRow.id, **page)
 
 
 def lock(session: Session, job_id: str) -> JobRow:

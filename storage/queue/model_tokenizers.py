@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -12,10 +12,7 @@ from sqlalchemy.orm import Session
 from storage.index.upsert import Upsert
 from storage.tables.models import ModelTokenizerRow
 
-_keep = Upsert(
-    cast(sa.Table, ModelTokenizerRow.__table__),
-    lambda new: {"sha256": new.sha256, "definition": new.definition},
-)
+_keep = Upsert(ModelTokenizerRow, "sha256", "definition")
 
 
 def keep(session: Session, model: str, definition: Mapping[str, Any]) -> None:

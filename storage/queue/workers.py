@@ -1,7 +1,7 @@
 """Every query about workers and the models that they hold."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,9 +14,7 @@ from storage.index.database import changed, now
 from storage.index.upsert import Upsert
 from storage.tables.models import IS_LEASED, JobRow, ModelRow, SampleRow, WorkerRow
 
-_keep_structure = Upsert(
-    cast(sa.Table, ModelRow.__table__), lambda new: {"structure": new.structure, "loaded_at": new.loaded_at}
-)
+_keep_structure = Upsert(ModelRow, "structure", "loaded_at")
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 # asked for each job that is submitted, so they are not put together anew each time
 _LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))

@@ -8,7 +8,7 @@ them. A retry or new scores make the sums invalid, and they are made anew.
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -23,7 +23,7 @@ from storage.index.upsert import Upsert
 from storage.jobs import jobs
 from storage.tables.models import JobRow, JobSumsRow, SampleRow
 
-_keep = Upsert(cast(sa.Table, JobSumsRow.__table__), lambda new: {"position": new.position, "sums": new.sums})
+_keep = Upsert(JobSumsRow, "position", "sums")
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,7 @@
 """Samples as they are read and shown."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -10,6 +11,7 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
 from actograph.contract.tool_use import ToolMessage, ToolUse
 from storage.index import pages
+from storage.index.pages import PageOptions
 from storage.tables.models import JobRow, SampleRow
 
 
@@ -28,9 +30,7 @@ def find(
     *,
     status: SampleStatus | None = None,
     condition: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: pages.Order = "asc",
+    **page: Unpack[PageOptions],
 ) -> tuple[Sequence[SampleRow], bool]:
     """One page of a job's samples, in running order by default."""
     statement = sa.select(SampleRow).where(SampleRow.job_id == job_id)
@@ -38,15 +38,8 @@ def find(
         statement = statement.where(SampleRow.status == status)
     if condition is not None:
         statement = statement.where(SampleRow.condition == condition)
-    return pages.fetch(
-        session,
-        statement,
-        key=SampleRow.position,
-        id_column=SampleRow.id,
-        after=after,
-        limit=limit,
-        order=order,
-    )
+    page.setdefault("order", "asc")
+    return pages.fetch(session, statement, SampleRow.position, SampleRow.id, **page)
 
 
 def resource(row: SampleRow) -> resources.Sample:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import sqlalchemy as sa
 from pydantic import TypeAdapter
@@ -13,6 +13,7 @@ from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.specs import ExpiresAfter
 from storage.index import counters, deletions, pages
 from storage.index.database import now
+from storage.index.pages import PageOptions
 from storage.jobs import session_removal
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SessionRow, SessionTagRow
@@ -129,24 +130,17 @@ def file_of(session: Session, session_id: str, name: str) -> resources.SessionFi
 def find(
     session: Session,
     wanted: SessionFilter,
-    *,
-    after: str | None = None,
-    limit: int = 20,
-    order: pages.Order = "desc",
+    **page: Unpack[PageOptions],
 ) -> tuple[Sequence[SessionRow], bool]:
     """One page of sessions, newest first by default."""
-    keys = (SessionRow.created_at, SessionRow.id)
-    if wanted.leads_with_tag:
-        keys = (SessionTagRow.created_at, SessionTagRow.session_id)
+    of_tag = (SessionTagRow.created_at, SessionTagRow.session_id)
     return pages.fetch(
         session,
         wanted.narrow(sa.select(SessionRow)).where(*deletions.visible(session)),
-        key=keys[0],
-        id_column=keys[1],
-        after=after,
-        limit=limit,
-        order=order,
-        after_from=(SessionRow.created_at, SessionRow.id),
+        SessionRow.created_at,
+        SessionRow.id,
+        sorted_by=of_tag if wanted.leads_with_tag else None,
+        **page,
     )
 
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from struct import unpack
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, defer
 
-from actograph.contract.errors import NotFound
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, float32_bytes, vector_sha256
 from storage.index import pages, row_locks
 from storage.index.database import now
 from storage.index.ids import new_vector_id
 from storage.index.ownership import of_everyone
+from storage.index.pages import PageOptions
 from storage.jobs import jobs
 from storage.tables.models import JobRow, VectorRow
 
@@ -37,20 +37,19 @@ def insert(session: Session, new: NewVector, *, owner: str | None = None) -> Vec
 
 def get(session: Session, vector_id: str) -> VectorRow:
     """Raises NotFound."""
-    row = session.get(VectorRow, vector_id)
-    if row is None:
-        raise NotFound(f"no vector {vector_id}")
-    return row
+    return row_locks.one([session.get(VectorRow, vector_id)], f"vector {vector_id}")
 
 
 def keep(session: Session, vector_id: str) -> VectorRow:
     """The vector, held off from deletion until the transaction ends. Raises NotFound."""
-    return _the_one(row_locks.keep(session, VectorRow, [vector_id]), vector_id)
+    return row_locks.one(row_locks.keep(session, VectorRow, [vector_id]), f"vector {vector_id}")
 
 
 def lock(session: Session, vector_id: str) -> VectorRow:
     """The vector, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
-    return _the_one(row_locks.lock(session, VectorRow, [vector_id], to_delete=True), vector_id)
+    return row_locks.one(
+        row_locks.lock(session, VectorRow, [vector_id], to_delete=True), f"vector {vector_id}"
+    )
 
 
 def find(
@@ -58,9 +57,7 @@ def find(
     *,
     name: str | None = None,
     model: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: pages.Order = "desc",
+    **page: Unpack[PageOptions],
 ) -> tuple[Sequence[VectorRow], bool]:
     """One page of vectors without their numbers, newest first by default."""
     statement = sa.select(VectorRow).options(defer(VectorRow.data, raiseload=True))
@@ -68,27 +65,13 @@ def find(
         statement = statement.where(VectorRow.name == name)
     if model is not None:
         statement = statement.where(VectorRow.model == model)
-    return pages.fetch(
-        session,
-        statement,
-        key=VectorRow.created_at,
-        id_column=VectorRow.id,
-        after=after,
-        limit=limit,
-        order=order,
-    )
+    return pages.fetch(session, statement, VectorRow.created_at, VectorRow.id, **page)
 
 
 def delete(session: Session, vector_id: str) -> None:
     """Raises NotFound."""
     session.delete(lock(session, vector_id))
     session.flush()
-
-
-def _the_one(found: Sequence[VectorRow], vector_id: str) -> VectorRow:
-    if not found:
-        raise NotFound(f"no vector {vector_id}")
-    return found[0]
 
 
 @of_everyone

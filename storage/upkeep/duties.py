@@ -1,7 +1,5 @@
 """Duties of the whole deployment, each done by one process at a time and not more often than due."""
 
-from typing import cast
-
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -9,7 +7,7 @@ from storage.index.database import Database, changed, now
 from storage.index.upsert import Upsert
 from storage.tables.models import DutyRow
 
-_add = Upsert(cast(sa.Table, DutyRow.__table__), lambda new: {"name": new.name})
+_add = Upsert(DutyRow, "name")
 
 
 def take(database: Database, name: str, every_seconds: float) -> bool:
