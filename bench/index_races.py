@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from storage import migrate
 from storage.index.database import Database
 from storage.jobs import batches, webhooks
-from storage.queue import job_queue, queue_pause
+from storage.queue import job_queue, pause
 from tests.support.races.client_acts import Client, Memory
 from tests.support.races.invariants import broken
 from tests.support.races.service_acts import ApiActs, WorkerActs
@@ -145,7 +145,7 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
     """Until nothing is left to do. What is still open then, an invariant tells."""
     database = world.apis[0].database
     with database.write() as session:
-        queue_pause.resume(session)
+        pause.end(session)
     for worker in drains:
         worker.come_back()
     world.hold_up = 0.0

@@ -32,7 +32,7 @@ from actograph.redaction import redact
 from api.problems.validation import InvalidFields, field_errors
 from storage.index import disk_reserve
 from storage.index.database import is_full
-from storage.queue import queue_state
+from storage.queue import pause
 from storage.sessions import damage
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 def _full(request: Request, error: BaseException) -> JSONResponse:
     log.error("%s %s: no room left: %s", request.method, request.url.path, error)
-    full = StorageFull(f"the disk of the service is full and nothing was stored; {queue_state.CURE}")
+    full = StorageFull(f"the disk of the service is full and nothing was stored; {pause.CURE}")
     return actograph_problem(full, request.url.path)
 
 
@@ -270,7 +270,7 @@ _SAMPLES: Mapping[int, tuple[str, str, str | None]] = {
     ),
     500: ("internal_error", "something went wrong inside Actograph; the server's log has the reason", None),
     503: ("service_unavailable", "the database does not answer; try again in a moment", None),
-    507: ("storage_full", f"the disk of the service is full; {queue_state.CURE}", None),
+    507: ("storage_full", f"the disk of the service is full; {pause.CURE}", None),
     504: ("deadline_exceeded", "the request was not answered in time", None),
 }
 _HEADERS: Mapping[int, Mapping[str, Any]] = {

@@ -16,7 +16,7 @@ from actograph.contract.errors import (
 from actograph.settings import Settings
 from api.problems.errors import actograph_problem
 from api.requests.lanes import Lane, Lanes, takes_body
-from storage.queue import queue_state
+from storage.queue import pause
 
 UPLOAD_PATH = "/v1/files"
 #: what a multipart body adds to the file in it
@@ -128,7 +128,7 @@ class BodyLimit:
         """Raises StorageFull if the disk is at its floor, or would be with `size` bytes more."""
         services = getattr(scope["app"].state, "services", None) if "app" in scope else None
         if services is not None:
-            queue_state.require_room(services.store, self._settings.disk_floor_bytes, size)
+            pause.require_room(services.store, self._settings.disk_floor_bytes, size)
 
     def _limit(self, path: str) -> int:
         if path == UPLOAD_PATH:

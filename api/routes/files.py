@@ -17,9 +17,9 @@ from api.reading import downloads
 from api.security.auth import caller
 from storage.accounts import quotas
 from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
-from storage.files import file_expiry, files
+from storage.files import files
 from storage.index import deletions, ids, pages
-from storage.queue import queue_state
+from storage.queue import pause
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -158,7 +158,7 @@ def delete_file(services: ServicesDep, file_id: str) -> Deleted:
     known_id(file_id, "file", "file")
     with services.database.write() as session:
         files.lock(session, file_id)
-        reader = file_expiry.reader_of(session, file_id)
+        reader = files.reader_of(session, file_id)
         if reader is not None:
             raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
         files.delete(session, file_id)
@@ -179,7 +179,7 @@ def _above_floor(services: Services, chunks: Iterator[bytes]) -> Iterator[bytes]
     """The same pieces. Raises StorageFull where the disk reaches its floor."""
     for number, chunk in enumerate(chunks):
         if number % 8 == 0:
-            queue_state.require_room(services.store, services.settings.disk_floor_bytes, len(chunk))
+            pause.require_room(services.store, services.settings.disk_floor_bytes, len(chunk))
         yield chunk
 
 

@@ -5,13 +5,13 @@ from sqlalchemy.orm import Session
 from actograph.contract.resources import QueuePause
 from api.dependencies import Services
 from storage.accounts import quotas
-from storage.queue import queue_pause
-from storage.queue.queue_state import disk_pause
+from storage.queue import pause
+from storage.queue.pause import disk_pause
 
 
 def find(services: Services, session: Session) -> list[QueuePause]:
     """What holds the queue for everyone."""
-    manual = queue_pause.find(session)
+    manual = pause.find(session)
     disk = disk_pause(services.store, services.settings.disk_floor_bytes)
     full = quotas.read(session, services.settings).pause()
     found = [manual] if manual is not None else []

@@ -21,7 +21,7 @@ from api.submission import measured_prompts, prompt_tokens
 from api.submission.prompt_tokens import PromptTokens
 from api.submission.submissions import Submission
 from storage.accounts.quotas import Quotas
-from storage.queue import queue_state
+from storage.queue import pause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def _largest(needs: Sequence[Need]) -> Need:
 
 def _known(services: Services, submission: Submission) -> _Known:
     holders, limits = submission.outlook.memory, submission.outlook.quotas
-    writable = queue_state.writable_bytes(services.store, services.settings.disk_floor_bytes)
+    writable = pause.writable_bytes(services.store, services.settings.disk_floor_bytes)
     rooms = [room for room in (writable, limits.left(submission.owner)) if room is not None]
     return _Known(
         structure=submission.structure,

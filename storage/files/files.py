@@ -7,11 +7,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
+from actograph.contract.errors import NotFound
 from storage.artifacts.checked_files import CheckedFile, ChunkDigests
 from storage.artifacts.store import ArtifactStore
 from storage.index import deletions, pages, row_locks
-from storage.index.database import now
+from storage.index.database import Database, now
 from storage.index.pages import PageOptions
+from storage.jobs import batches, jobs
 from storage.tables.models import FileRow
 
 
@@ -93,6 +95,40 @@ def delete(session: Session, file_id: str) -> None:
     row = lock(session, file_id)
     session.delete(row)
     deletions.add(session, [{"id": row.id, "owner": row.owner, "bytes": row.bytes}])
+
+
+def is_any_expired(session: Session) -> bool:
+    """Whether a file has expired."""
+    due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).limit(1)
+    return session.execute(due).first() is not None
+
+
+def expire(database: Database) -> int:
+    """Delete expired files that no job or batch reads. Returns their number."""
+    with database.read() as session:
+        due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).order_by(FileRow.expires_at)
+        expired = session.scalars(due).all()
+    count = 0
+    for file_id in expired:
+        with database.write() as session:
+            try:
+                lock(session, file_id)
+            except NotFound:
+                continue  # deleted meanwhile
+            if reader_of(session, file_id) is not None:
+                continue
+            delete(session, file_id)
+        count += 1
+    return count
+
+
+def reader_of(session: Session, file_id: str) -> str | None:
+    """The active job or batch that reads this file, if any."""
+    job = jobs.refers_to_file(session, file_id)
+    if job is not None:
+        return f"job {job}"
+    batch = batches.reads_file(session, file_id)
+    return None if batch is None else f"batch {batch}"
 
 
 def resource(row: FileRow) -> resources.File:

@@ -17,10 +17,11 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import events
 from storage.index.database import changed, now
 from storage.jobs import jobs
-from storage.tables.models import JobRow, SampleRow
+from storage.tables.models import EventRow, JobRow, SampleRow
 
-#: the kind of job that `storage/queue/model_loads.py` keeps; it has no samples
-LOAD = "load"
+PREPARATION_FAILED = "job.preparation_failed"
+#: a job fails after so many failed attempts to make it ready, counted in its log
+MAX_PREPARATIONS = 3
 
 
 def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
@@ -95,7 +96,7 @@ def retry(session: Session, job_id: str) -> JobRow:
     row = jobs.lock(session, job_id)
     if not JobStatus(row.status).is_terminal():
         raise Conflict(f"job {job_id} is {row.status}; only a job that has ended is retried")
-    if row.kind == LOAD:
+    if row.kind == jobs.LOAD:
         raise Conflict(f"job {job_id} loads a model; ask for the load again with POST /v1/models/load")
     if row.kind == BATCH:
         raise Conflict(f"job {job_id} is a batch's; send the lines of its error file as a new batch")
@@ -125,3 +126,34 @@ def retry(session: Session, job_id: str) -> JobRow:
     events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": changed(opened)})
     session.flush()
     return row
+
+
+def note_failed_preparation(session: Session, job_id: str, error: ActographError) -> None:
+    """Log a failed attempt to make a job ready, and fail the job after `MAX_PREPARATIONS`.
+
+    Attempts count from the submission or the last retry.
+    """
+    held = jobs.lock_all(session, [job_id])
+    if not held or held[0].status not in jobs.ACTIVE:
+        return
+    attempt = 1 + _failed_attempts(session, job_id)
+    events.append(
+        session,
+        job_id,
+        PREPARATION_FAILED,
+        {"attempt": attempt, "of": MAX_PREPARATIONS, "error": error.as_record()},
+    )
+    if attempt >= MAX_PREPARATIONS:
+        jobs.fail(session, job_id, error)
+
+
+def _failed_attempts(session: Session, job_id: str) -> int:
+    retried = (
+        sa.select(sa.func.coalesce(sa.func.max(EventRow.id), 0))
+        .where(EventRow.job_id == job_id, EventRow.event == "job.retried")
+        .scalar_subquery()
+    )
+    counted = sa.select(sa.func.count()).where(
+        EventRow.job_id == job_id, EventRow.event == PREPARATION_FAILED, EventRow.id > retried
+    )
+    return int(session.execute(counted).scalar_one())

@@ -18,6 +18,8 @@ from storage.index.pages import PageOptions
 from storage.jobs import webhooks
 from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
 
+#: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
+LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
 #: states of an incomplete job, whose samples are being inserted or removed (`storage.submission.bulk_insert`)

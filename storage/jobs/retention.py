@@ -15,7 +15,7 @@ from actograph.contract.resources import JobStatus
 from storage.index import row_locks
 from storage.index.database import now
 from storage.jobs import job_deletion
-from storage.jobs.job_control import LOAD
+from storage.jobs.jobs import LOAD
 from storage.tables.models import BatchRow, JobRow, SessionRow
 
 ENDED = [status for status in JobStatus if status.is_terminal()]

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
 from storage.index.database import now
-from storage.queue import job_queue, queue_pause, workers
+from storage.queue import job_queue, pause, workers
 from storage.tables.models import FileRow, JobRow, SessionRow, WorkerRow
 
 
@@ -65,7 +65,7 @@ def read(session: Session) -> Gauges:
         jobs=jobs,
         oldest_queued_seconds=max(0.0, moment - oldest) if oldest is not None else 0.0,
         samples=job_queue.open_samples(session),
-        is_paused=queue_pause.holds(session),
+        is_paused=pause.holds(session),
         workers=by_status,
         live=[_live(row, moment) for row in known if row.status in workers.LIVE],
         sessions=stored[0],

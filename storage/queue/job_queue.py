@@ -10,8 +10,7 @@ from actograph.contract.chat.chat_job import KIND as CHAT
 from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
 from storage.index.database import now
 from storage.index.ownership import of_everyone
-from storage.jobs.job_control import LOAD
-from storage.jobs.jobs import ACTIVE
+from storage.jobs.jobs import ACTIVE, LOAD
 from storage.tables.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
 
 

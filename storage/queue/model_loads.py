@@ -17,7 +17,6 @@ from storage.jobs import jobs
 from storage.queue import workers
 from storage.tables.models import JobRow
 
-KIND = "load"
 #: before everything else that waits
 PRIORITY = 0
 #: a load that ends its worker's process so often is not tried again
@@ -29,7 +28,7 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
     """Insert a request; the caller commits, then wakes the workers."""
     row = JobRow(
         id=new_job_id(),
-        kind=KIND,
+        kind=jobs.LOAD,
         status=JobStatus.QUEUED,
         model=model,
         spec=options.model_dump(mode="json"),
@@ -86,7 +85,7 @@ def options_in_force(session: Session, model: str) -> ModelLoadOptions:
     """How this model is to be loaded: as the last request that succeeded said, else by the settings."""
     statement = (
         sa.select(JobRow.spec)
-        .where(JobRow.kind == KIND, JobRow.model == model, JobRow.status == JobStatus.COMPLETED)
+        .where(JobRow.kind == jobs.LOAD, JobRow.model == model, JobRow.status == JobStatus.COMPLETED)
         .order_by(JobRow.finished_at.desc(), JobRow.id)
         .limit(1)
     )
@@ -97,7 +96,7 @@ def options_in_force(session: Session, model: str) -> ModelLoadOptions:
 def get(session: Session, job_id: str) -> JobRow:
     """Raises NotFound."""
     row = jobs.get(session, job_id)
-    if row.kind != KIND:
+    if row.kind != jobs.LOAD:
         raise NotFound(f"job {job_id} loads no model; it is at /v1/jobs/{job_id}")
     return row
 

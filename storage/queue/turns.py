@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.resources import WorkerStatus
 from storage.index.database import now
 from storage.jobs import jobs
-from storage.jobs.job_control import LOAD
+from storage.jobs.jobs import LOAD
 from storage.queue.job_queue import has_work, not_held
 from storage.tables.models import JobRow, WorkerRow
 

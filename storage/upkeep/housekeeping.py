@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
-from storage.files import file_expiry
+from storage.files import files
 from storage.index import deletions, disk_reserve
 from storage.index.database import Database
 from storage.jobs import retention
@@ -93,7 +93,7 @@ class Housekeeping:
     def tick(self) -> None:
         """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
         with self._database.read() as session:
-            due = session_changes.expired(session).sessions or file_expiry.is_any_due(session)
+            due = session_changes.expired(session).sessions or files.is_any_expired(session)
             has_deletions = deletions.is_any_due(session)
             rescored = rescoring.unsettled(session)
         if due:
@@ -118,8 +118,8 @@ class Housekeeping:
 
     def _expire(self) -> None:
         total = session_changes.Count()
-        if files := file_expiry.expire(self._database):
-            log.info("deleted %d expired file(s)", files)
+        if expired := files.expire(self._database):
+            log.info("deleted %d expired file(s)", expired)
         while not self._stop.is_set():
             gone = session_changes.expire(self._database, limit=EXPIRE_BATCH)
             if not gone.sessions:

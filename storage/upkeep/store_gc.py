@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import StoredObject, StoreGc
 from storage.artifacts.store import ArtifactStore, StoredPrefix
-from storage.files import file_expiry
+from storage.files import files
 from storage.index import deletions
 from storage.index.database import Database
 from storage.sessions import session_changes
@@ -54,7 +54,7 @@ def collect(
     values: dict[str, int] = {}
     if phase == START:
         database.give_back_log()
-        values["expired_files"] = 0 if dry_run else file_expiry.expire(database)
+        values["expired_files"] = 0 if dry_run else files.expire(database)
         values["leftovers"] = store.sweep_staging(older_than_seconds, dry_run=dry_run)
         with database.write() as session:
             values["idempotency_keys"] = idempotency.forget(session, dry_run=dry_run)

@@ -22,8 +22,8 @@ from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database, is_away
-from storage.jobs import job_control, jobs, preparations
-from storage.queue import chat_batches, model_loads, queue_pause, workers
+from storage.jobs import job_control, jobs
+from storage.queue import chat_batches, model_loads, pause, workers
 from storage.samples import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
@@ -172,7 +172,7 @@ class Drain:
             held = self._pauses.held_owners(session)
             if row.owner in held:
                 return
-            if row.kind == model_loads.KIND and not self._stop.is_set():
+            if row.kind == jobs.LOAD and not self._stop.is_set():
                 if not model_loads.begin(session, row, self._worker_id):
                     return
                 workers.set_busy(session, self._worker_id, row.id, row.model)
@@ -182,7 +182,7 @@ class Drain:
         if chosen is None:
             self._wake(job_id, row.priority)
             return
-        if row.kind == model_loads.KIND:
+        if row.kind == jobs.LOAD:
             try:
                 self._model.load_as_asked(row)
             finally:
@@ -214,7 +214,7 @@ class Drain:
         while current is not None and not self._pauses.hold():
             with self._database.write() as session:
                 # a pause or a deadline that came since is seen here at the latest
-                if queue_pause.holds(session) or job_control.fail_overdue(session, job_id):
+                if pause.holds(session) or job_control.fail_overdue(session, job_id):
                     return False
                 if current.owner in self._pauses.held_owners(session):
                     return False
@@ -251,7 +251,7 @@ class Drain:
         except Exception as error:
             reason = unforeseen(error, f"while job {job_id} was made ready")
             with self._database.write() as session:
-                preparations.note_failure(session, job_id, reason)
+                job_control.note_failed_preparation(session, job_id, reason)
             if is_device_lost(error):
                 raise
         return None

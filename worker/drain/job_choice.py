@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat import chat_job
 from actograph.settings import Settings
 from storage.jobs import jobs
-from storage.queue import chat_batches, job_queue, model_loads, routing, turns, workers
+from storage.queue import chat_batches, job_queue, routing, turns, workers
 from storage.tables.models import JobRow
 from worker.drain.chat_share import ChatShare
 from worker.drain.grouping import ModelGrouping
@@ -58,7 +58,7 @@ class JobChoice:
             chosen = self._grouping.choose(
                 waiting,
                 self._model.held,
-                [job for job in job_queue.claimable(session, held) if job.kind != model_loads.KIND],
+                [job for job in job_queue.claimable(session, held) if job.kind != jobs.LOAD],
             )
             if chosen != row.id and self._model.name is not None:
                 model = self._model.name

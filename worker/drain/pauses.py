@@ -8,8 +8,8 @@ from actograph.settings import Settings
 from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
-from storage.queue import queue_pause
-from storage.queue.queue_state import disk_pause
+from storage.queue import pause
+from storage.queue.pause import disk_pause
 from worker.drain.store_outage import StoreOutage
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Pauses:
             full = quotas.read(session, self._settings).pause()
             if full is not None:
                 return self._say(full)
-            is_held = queue_pause.holds(session)
+            is_held = pause.holds(session)
         if self._has_said:
             logger.warning("there is room again for new work")
         self._has_said = False

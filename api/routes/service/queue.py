@@ -16,7 +16,7 @@ from api.requests.request_body import body_of, optional_json_body
 from api.security.auth import caller
 from api.submission import pauses
 from storage.accounts import quotas
-from storage.queue import job_queue, queue_pause, workers
+from storage.queue import job_queue, pause, workers
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def pause_queue(
     """
     reason = parse_body(PauseRequest, body).reason if body is not None else None
     with services.database.write() as session:
-        queue_pause.pause(session, by=by, reason=reason)
+        pause.start(session, by=by, reason=reason)
     log.warning("the queue is paused by %s: %s", by, reason or "no reason given")
     return _queue(services)
 
@@ -62,7 +62,7 @@ def pause_queue(
 def resume_queue(services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Queue:
     """Wakes the waiting jobs. A pause for want of disk space is not ended by this."""
     with services.database.write() as session:
-        was_paused = queue_pause.resume(session)
+        was_paused = pause.end(session)
     if was_paused:
         log.warning("the queue is resumed by %s", by)
     answer = _queue(services)

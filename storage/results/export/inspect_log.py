@@ -8,6 +8,7 @@ filter.
 
 import json
 import shutil
+import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -40,9 +41,7 @@ class InspectLog:
     def __init__(self, run: ConditionRun, spools: ExitStack) -> None:
         self._run = run
         self._spool = spools.enter_context(new_spool())
-        self._zip = spools.enter_context(
-            zipfile.ZipFile(self._spool, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
-        )
+        self._zip = spools.enter_context(zipfile.ZipFile(self._spool, "w"))
         self._summaries = spools.enter_context(new_spool())
         self._ids: dict[int, None] = {}
         self._completed = 0
@@ -79,7 +78,7 @@ class InspectLog:
             header["error"] = _error(error.message if error else "the job failed")
         self._summaries.write(b"]" if self._logged else b"[]")
         self._write("_journal/start.json", start)
-        with self._zip.open("summaries.json", "w") as out:
+        with self._zip.open(self._entry("summaries.json"), "w") as out:
             self._summaries.seek(0)
             shutil.copyfileobj(self._summaries, out, CHUNK)
         self._write("header.json", header)
@@ -98,7 +97,13 @@ class InspectLog:
         return sha256(f"{what}:{self._run.job.id}:{self._run.condition.name}".encode()).hexdigest()
 
     def _write(self, name: str, value: Any) -> None:
-        self._zip.writestr(name, _json(value))
+        self._zip.writestr(self._entry(name), _json(value), compresslevel=1)
+
+    def _entry(self, name: str) -> zipfile.ZipInfo:
+        """An entry that carries the time of the job, so that an export can be made again byte by byte."""
+        entry = zipfile.ZipInfo(name, time.gmtime(self._run.job.created_at)[:6])
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        return entry
 
     def _spec(self, origin: Origin) -> dict[str, Any]:
         run, job, spec = self._run, self._run.job, self._run.spec

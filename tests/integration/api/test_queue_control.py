@@ -13,7 +13,7 @@ from actograph.settings import Settings
 from api.background.reconciler import Reconciler
 from storage import samples
 from storage.jobs import job_control, jobs
-from storage.queue import queue_pause
+from storage.queue import pause
 from storage.sessions import sessions
 from storage.sessions.writer import TensorRows
 from storage.tables.models import SessionRow
@@ -111,7 +111,7 @@ def test_resuming_without_a_broker_leaves_the_rest_to_idle_workers(
     service.client.post("/v1/queue/pause")
     assert service.client.post("/v1/queue/resume").json()["paused"] is False
     with service.database.read() as session:
-        assert not queue_pause.holds(session)
+        assert not pause.holds(session)
     assert service.next_job() is not None
 
 

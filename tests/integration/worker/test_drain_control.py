@@ -11,7 +11,7 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.jobs import job_control, jobs
-from storage.queue import job_view, queue_pause
+from storage.queue import job_view
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -57,7 +57,7 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
 
     def pause() -> None:
         with bench.database.write() as session:
-            queue_pause.pause(session, by="local", reason=None)
+            pause.start(session, by="local", reason=None)
 
     disk.before = pause
     bench.drain(batch_size=2).run_slice(job_id)
@@ -67,7 +67,7 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
     assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
     disk.before = lambda: None
     with bench.database.write() as session:
-        queue_pause.resume(session)
+        pause.end(session)
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert [s.attempts for s in bench.samples(job_id)] == [1] * 5

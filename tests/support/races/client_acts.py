@@ -23,7 +23,7 @@ from api.openai import chat_requests
 from api.routes import batches, files, interventions, jobs, models, rescoring
 from storage.accounts import api_keys
 from storage.jobs import jobs as stored_jobs
-from storage.queue import forecast, queue_pause
+from storage.queue import forecast, pause
 from storage.sessions import session_changes, sessions, vectors
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
@@ -159,11 +159,11 @@ class Client:
 
     def pause(self) -> None:
         with self._services.database.write() as session:
-            queue_pause.pause(session, by="me", reason=None)
+            pause.start(session, by="me", reason=None)
 
     def resume(self) -> None:
         with self._services.database.write() as session:
-            queue_pause.resume(session)
+            pause.end(session)
 
     # sessions
 

@@ -10,6 +10,7 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.service.key_roles import Role
 from storage.index import counters
 from storage.index.counters import Counter
+from storage.jobs import jobs
 from storage.queue import job_queue, model_loads
 from storage.tables.models import (
     ApiKeyRow,
@@ -70,7 +71,7 @@ def _jobs(session: Session) -> Iterator[str]:
         yield f"samples of no job: {orphans}"
     for row in session.scalars(sa.select(JobRow)):
         name = f"{row.kind} {row.id} ({row.status})"
-        if row.kind == model_loads.KIND:
+        if row.kind == jobs.LOAD:
             begun = sa.select(sa.func.count()).where(
                 EventRow.job_id == row.id, EventRow.event == model_loads.LOADING
             )

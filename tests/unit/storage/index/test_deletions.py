@@ -14,7 +14,7 @@ from actograph.settings import Settings
 from storage import samples
 from storage.accounts import quotas
 from storage.artifacts.local import LocalStore
-from storage.files import file_expiry, files
+from storage.files import files
 from storage.index import deletions
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
@@ -193,7 +193,7 @@ def test_whatever_is_deleted_leaves_its_files_to_the_background(
     elif what == "expired sessions":
         session_changes.expire(database)
     elif what == "expired file":
-        file_expiry.expire(database)
+        files.expire(database)
     both = {session_id, file_id}
     assert (listed_ids(database), pending_ids(database)) == (both - {doomed}, {doomed})
     assert stored_ids(store) == both

@@ -11,14 +11,14 @@ from actograph.contract.resources import ModelStructure
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import eta, forecast, job_view, queue_pause, workers
+from storage.queue import forecast, job_view, pause, workers
 from storage.tables.models import EventRow, SampleRow
 
 Submit = Callable[..., str]
 
 
-def work(*given: tuple[str, int, float]) -> list[eta.Work]:
-    return [eta.Work(job_id=name, priority=p, worker_seconds=seconds) for name, p, seconds in given]
+def work(*given: tuple[str, int, float]) -> list[forecast.Work]:
+    return [forecast.Work(job_id=name, priority=p, worker_seconds=seconds) for name, p, seconds in given]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def work(*given: tuple[str, int, float]) -> list[eta.Work]:
 def test_jobs_share_workers_by_priority(
     given: Sequence[tuple[str, int, float]], workers_there: int, expected: dict[str, float]
 ) -> None:
-    assert eta.ends(work(*given), workers_there) == pytest.approx(expected)
+    assert forecast.ends(work(*given), workers_there) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_jobs_share_workers_by_priority(
 def test_what_is_in_hand_counts_as_far_as_it_should_be(
     left: int, cost: float | None, in_hand: list[tuple[int, float]], expected: float
 ) -> None:
-    assert eta.remaining(left, cost, in_hand) == pytest.approx(expected)
+    assert forecast.remaining(left, cost, in_hand) == pytest.approx(expected)
 
 
 class Clock:
@@ -176,7 +176,7 @@ def test_a_paused_queue_has_no_end_in_sight(database: Database, submit: Submit, 
     add_worker(database)
     run(database, clock, job_id, (10, 10.0))
     with database.write() as session:
-        queue_pause.pause(session, by="local", reason=None)
+        pause.start(session, by="local", reason=None)
     assert foretold(database) == {}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from actograph.contract.errors import StorageFull
-from storage.queue.queue_state import disk_pause, require_room, writable_bytes
+from storage.queue.pause import disk_pause, require_room, writable_bytes
 
 
 class Disk:
