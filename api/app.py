@@ -126,7 +126,6 @@ def open_services(settings: Settings) -> Services:
     database = Database(settings.effective_database_url, Pool.of(settings))
     try:
         migrate.require_current(database)
-        deployment.check_index(database)
         public = None
         if settings.s3_public_endpoint:
             public = PublicEndpoint(url=settings.s3_public_endpoint, addressing=settings.s3_public_addressing)

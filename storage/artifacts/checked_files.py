@@ -224,3 +224,12 @@ def hash_file(file: Any, chunk_bytes: int) -> FileHasher:
     while count := file.readinto(buffer):
         hasher.update(view[:count])
     return hasher
+
+
+def digest_of(store: ArtifactStore, key: str) -> tuple[int, str]:
+    """Size and sha256 of a stored file. Raises NotFound."""
+    digest, size = hashlib.sha256(), 0
+    for piece in store.stream(key):
+        digest.update(piece)
+        size += len(piece)
+    return size, digest.hexdigest()

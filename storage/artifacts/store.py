@@ -60,8 +60,13 @@ class StoredPrefix:
     #: Unix seconds of the newest file in it
     modified_at: float
     bytes: int
-    #: a session's upload that broke off before its manifest: nobody can read it
+    #: a session's upload that ended before its manifest: nobody can read it
     incomplete: bool = False
+
+    @property
+    def id(self) -> str:
+        """Id of the session or file."""
+        return self.prefix.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

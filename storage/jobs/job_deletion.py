@@ -47,6 +47,14 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
         remove_slice(session, job_id)
 
 
+def discard(session: Session, job_id: str) -> None:
+    """Delete an incomplete job in the background. Does nothing if it was completed or deleted."""
+    doomed = (JobRow.id == job_id, JobRow.status.in_(jobs.HIDDEN), JobRow.deleted_at.is_(None))
+    marked = sa.update(JobRow).where(*doomed).values(deleted_at=now(session)).returning(JobRow.owner)
+    for (owner,) in session.execute(marked).all():
+        deletions.list_job(session, job_id, owner)
+
+
 def remove_slice(session: Session, job_id: str) -> None:
     """Remove some more rows of a deleted job; at last its own."""
     held = row_locks.lock(session, JobRow, [job_id], to_delete=True)

@@ -22,9 +22,10 @@ from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
-#: states of an incomplete job, whose samples are being inserted or removed (`storage.submission.bulk_insert`)
-SUBMITTING, DISCARDED = "submitting", "discarded"
-HIDDEN = (SUBMITTING, DISCARDED)
+#: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
+SUBMITTING = "submitting"
+#: jobs that no reader sees; earlier versions had `discarded` ones
+HIDDEN = (SUBMITTING, "discarded")
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 

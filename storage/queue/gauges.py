@@ -48,7 +48,8 @@ def read(session: Session) -> Gauges:
     """Counted on indexes, but for the workers, which are few."""
     moment = now(session)
     jobs = dict.fromkeys(JobStatus, 0)
-    for status, count in session.execute(sa.select(JobRow.status, sa.func.count()).group_by(JobRow.status)):
+    known_statuses = sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(list(JobStatus)))
+    for status, count in session.execute(known_statuses.group_by(JobRow.status)):
         jobs[JobStatus(status)] = count
     oldest = session.execute(
         sa.select(sa.func.min(JobRow.created_at)).where(JobRow.status == JobStatus.QUEUED)

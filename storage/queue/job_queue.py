@@ -13,6 +13,9 @@ from storage.index.ownership import of_everyone
 from storage.jobs.jobs import ACTIVE, LOAD
 from storage.tables.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
 
+#: condition on a job: a worker is busy with it
+IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+
 
 def more_urgent_waits(
     session: Session,
@@ -52,11 +55,6 @@ def behind_chats(session: Session, model: str, priority: int, held: Collection[s
         priority: of the chats; jobs that are served before them anyway do not count.
         held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
     """
-    is_run = (
-        sa.select(WorkerRow.id)
-        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
-        .exists()
-    )
     statement = (
         sa.select(JobRow.id)
         .where(
@@ -66,7 +64,7 @@ def behind_chats(session: Session, model: str, priority: int, held: Collection[s
             JobRow.status.in_(ACTIVE),
             has_work(now(session)),
             not_held(held),
-            ~is_run,
+            ~IS_RUN,
         )
         .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
     )
@@ -136,11 +134,6 @@ def next_for(
         held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
         without: jobs that this worker leaves to others.
     """
-    is_run = (
-        sa.select(WorkerRow.id)
-        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
-        .exists()
-    )
     statement = (
         sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
         .where(
@@ -151,7 +144,7 @@ def next_for(
             ),
             has_work(now(session)),
             # while one worker reads the dataset, or loads the model, others have nothing to do
-            sa.or_(JobRow.total.is_not(None), ~is_run),
+            sa.or_(JobRow.total.is_not(None), ~IS_RUN),
             not_held(held),
             JobRow.id.not_in(without),
         )
@@ -218,22 +211,11 @@ def queue_positions(session: Session) -> dict[str, int]:
 
 @of_everyone
 def places(session: Session, job_ids: Collection[str]) -> dict[str, int]:
-    """The places of these jobs, as far as they are queued. Each is counted on an index, without its jobs."""
-    if not job_ids:
-        return {}
-    columns = (JobRow.id, JobRow.priority, JobRow.created_at)
-    queued = JobRow.status == JobStatus.QUEUED
-    found = session.execute(sa.select(*columns).where(JobRow.id.in_(job_ids), queued)).all()
-    connection = session.connection()
-    return {
-        row.id: 1
-        + int(
-            connection.execute(
-                _BEFORE, {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
-            ).scalar_one()
-        )
-        for row in found
-    }
+    """The places of these jobs, without those that are not queued."""
+    columns = (JobRow.id, JobRow.status, JobRow.priority, JobRow.created_at)
+    chosen = sa.select(*columns).where(JobRow.id.in_(job_ids), JobRow.status == JobStatus.QUEUED)
+    found = session.execute(chosen).all() if job_ids else []
+    return {row.id: _place(session, row) for row in found}
 
 
 def next_of_own(session: Session) -> list[str]:
@@ -244,12 +226,12 @@ def next_of_own(session: Session) -> list[str]:
 
 @of_everyone
 def queue_position(session: Session, row: JobRow) -> int | None:
-    """The place of one job among those that are queued; None where it is not.
+    """The place of one job among queued jobs; None if it is not queued."""
+    return _place(session, row) if row.status == JobStatus.QUEUED else None
 
-    Counted on the index alone, so that it is cheap among thousands too.
-    """
-    if row.status != JobStatus.QUEUED:
-        return None
+
+def _place(session: Session, row: Any) -> int:
+    """Counted on an index alone, so it is cheap among thousands of jobs."""
     place = {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
     return 1 + int(session.connection().execute(_BEFORE, place).scalar_one())
 

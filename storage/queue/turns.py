@@ -16,7 +16,7 @@ from actograph.contract.resources import WorkerStatus
 from storage.index.database import now
 from storage.jobs import jobs
 from storage.jobs.jobs import LOAD
-from storage.queue.job_queue import has_work, not_held
+from storage.queue.job_queue import IS_RUN, has_work, not_held
 from storage.tables.models import JobRow, WorkerRow
 
 
@@ -59,17 +59,12 @@ def another_waits(session: Session, job_id: str, held: Collection[str] = ()) -> 
     row = session.get(JobRow, job_id)
     if row is None:
         return False
-    is_run = (
-        sa.select(WorkerRow.id)
-        .where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
-        .exists()
-    )
     statement = sa.select(JobRow.id).where(
         *_siblings(row),
         JobRow.id != job_id,
         has_work(now(session)),
         not_held(held),
-        ~is_run,
+        ~IS_RUN,
     )
     return session.execute(statement.limit(1)).first() is not None
 

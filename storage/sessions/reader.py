@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import sha256
 
 from actograph import tensor_files
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.tensor_files import TensorFileHeader
-from storage.artifacts.checked_files import CheckedFile
+from storage.artifacts.checked_files import CheckedFile, digest_of
 from storage.artifacts.store import ArtifactStore
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
 
@@ -133,17 +132,14 @@ class SessionReader:
         """
         problems = []
         for file in self.manifest.files:
-            digest, size = sha256(), 0
             try:
-                for chunk in self._store.stream(self._key(file.name)):
-                    digest.update(chunk)
-                    size += len(chunk)
+                size, digest = digest_of(self._store, self._key(file.name))
             except NotFound:
                 problems.append(f"{file.name} is missing")
                 continue
             if size != file.bytes:
                 problems.append(f"{file.name} has {size} bytes instead of {file.bytes}")
-            elif digest.hexdigest() != file.sha256:
+            elif digest != file.sha256:
                 problems.append(f"{file.name} does not have the sha256 of the manifest")
         if not problems:
             try:

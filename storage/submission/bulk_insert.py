@@ -2,7 +2,7 @@
 
 One transaction for 200,000 samples would hold up every other writer of a SQLite index for seconds. So each
 slice is a transaction of its own. A submitted job stays hidden until its last slice: no list shows it, and no
-worker claims its samples. If the process dies meanwhile, the reconciler removes the incomplete job.
+worker claims its samples. If the process dies meanwhile, healing deletes the incomplete job.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.index.database import Database, changed, now
-from storage.jobs import jobs
-from storage.jobs.jobs import DISCARDED, SUBMITTING
+from storage.jobs import job_deletion, jobs
+from storage.jobs.jobs import SUBMITTING
 from storage.samples import NewSample
-from storage.tables.models import JobRow, SampleRow
+from storage.tables.models import JobRow
 
 T = TypeVar("T")
 
@@ -44,10 +44,10 @@ def insert_job(
     Args:
         create: inserts the job, in the first transaction.
         publish: runs in the transaction that makes the job visible, the only one of a small job.
-        renew: runs in each transaction before that.
+        renew: runs in each transaction before that one.
 
     Raises:
-        ServiceUnavailable: this took so long that the reconciler removed the job.
+        ServiceUnavailable: it took so long that the job was deleted as abandoned.
     """
     rest = iter(new)
     following, after = _slice(rest), _slice(rest)
@@ -73,9 +73,9 @@ def insert_job(
             published = publish(session, row)
             _require(session, row.id, status=JobStatus.QUEUED, served_at=None)
     except Exception:
-        # otherwise the reconciler does it
-        with suppress(SQLAlchemyError):
-            discard(database, row.id)
+        # otherwise `discard_abandoned` does it later
+        with suppress(SQLAlchemyError), database.write() as session:
+            job_deletion.discard(session, row.id)
         raise
     return published
 
@@ -95,7 +95,7 @@ def _slice(rest: Iterator[NewSample]) -> list[NewSample]:
 def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) -> None:
     """Insert the samples of a dataset that the worker has read, and then the job's total.
 
-    Several workers may do this at once: each slice begins after the last sample that is there.
+    Several workers may do this at once: each slice begins after the last stored sample.
     """
     is_complete = False
     while not is_complete:
@@ -110,36 +110,17 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
                 jobs.set_total(session, job_id, len(new))
 
 
-def discard(database: Database, job_id: str) -> None:
-    """Remove a job that is not complete, slice by slice."""
-    with database.write() as session:
-        hidden = JobRow.status.in_((SUBMITTING, DISCARDED))
-        # its submitter, should it still be at work, adds no further slice
-        session.execute(sa.update(JobRow).where(JobRow.id == job_id, hidden).values(status=DISCARDED))
-    discarded = sa.exists().where(JobRow.id == job_id, JobRow.status == DISCARDED)
-    some = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, discarded).limit(SLICE)
-    while True:
-        with database.write() as session:
-            gone = session.execute(
-                sa.delete(SampleRow)
-                .where(SampleRow.id.in_(some))
-                .execution_options(synchronize_session=False)
-            )
-            if not changed(gone):
-                session.execute(sa.delete(JobRow).where(JobRow.id == job_id, JobRow.status == DISCARDED))
-                return
-
-
 def discard_abandoned(database: Database) -> int:
-    """Remove incomplete jobs whose submitter died. Returns their number."""
+    """Delete incomplete jobs whose submitter died. Returns their number."""
     with database.read() as session:
-        silent = sa.and_(JobRow.status == SUBMITTING, JobRow.served_at < now(session) - ABANDONED_SECONDS)
+        silent = JobRow.served_at < now(session) - ABANDONED_SECONDS
         statement = sa.select(JobRow.id).where(
-            JobRow.status.in_((SUBMITTING, DISCARDED)), sa.or_(silent, JobRow.status == DISCARDED)
+            JobRow.status.in_(jobs.HIDDEN), silent, JobRow.deleted_at.is_(None)
         )
         abandoned = session.scalars(statement).all()
     for job_id in abandoned:
-        discard(database, job_id)
+        with database.write() as session:
+            job_deletion.discard(session, job_id)
     return len(abandoned)
 
 
@@ -150,9 +131,11 @@ def _hide(session: Session, job_id: str) -> None:
 
 
 def _require(session: Session, job_id: str, **values: object) -> None:
-    """Change the hidden job. Raises ServiceUnavailable if the reconciler has given it up."""
+    """Change the hidden job. Raises ServiceUnavailable if it was deleted as abandoned."""
     held = session.execute(
-        sa.update(JobRow).where(JobRow.id == job_id, JobRow.status == SUBMITTING).values(**values)
+        sa.update(JobRow)
+        .where(JobRow.id == job_id, JobRow.status == SUBMITTING, JobRow.deleted_at.is_(None))
+        .values(**values)
     )
     if not changed(held):
-        raise ServiceUnavailable("the job was given up, since it took too long to store it; submit it again")
+        raise ServiceUnavailable("the job took too long to store and was deleted; submit it again")

@@ -1,14 +1,12 @@
-"""Clearing the store, page by page: a call does some seconds of work and says where to go on.
+"""Clear the store page by page. A call works for some seconds and returns where the next one continues.
 
-What goes: expired sessions, stored files of deleted sessions and uploads, files of sessions that the index
-proves superseded, leftovers of writers that were killed (uploads in parts among them), and answers to old
-requests with an Idempotency-Key. What the index does not know is named and left alone, uploaded files
-included: no manifest tells whose they were.
+It removes expired sessions, stored files of deleted sessions and uploads, files of superseded sessions,
+leftovers of killed writers (incomplete multipart uploads included), and old answers for an Idempotency-Key.
+Files that the index does not have are listed and left alone, uploads included: no manifest names their owner.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 
 import sqlalchemy as sa
 
@@ -22,9 +20,8 @@ from storage.sessions import session_changes
 from storage.submission import idempotency
 from storage.tables.models import FileRow
 from storage.upkeep.deletion_drain import drain_deletions
-from storage.upkeep.sweep import ORPHAN_SECONDS, Sweep, id_of, sweep_batch
+from storage.upkeep.sweep import ORPHAN_SECONDS, Sweep, old_batches, sweep_batch
 
-_BATCH = 500
 START, EXPIRED, SESSIONS, FILES = "start", "expired", "sessions", "files"
 
 
@@ -37,19 +34,19 @@ def collect(
     seconds: float = 10.0,
     older_than_seconds: float = ORPHAN_SECONDS,
 ) -> StoreGc:
-    """One page. With `dry_run` nothing is removed, and everything said.
+    """Clear one page of the store. With `dry_run`, report and remove nothing.
 
     Args:
         after: `next` of the page before.
         seconds: about how long the call may take.
-        older_than_seconds: files that were written since then are left alone.
+        older_than_seconds: newer files are left alone.
 
     Raises:
-        InvalidRequest: `after` is no page's `next`.
+        InvalidRequest: `after` is not the `next` of a page.
     """
     phase, _, last_id = (after or START).partition(":")
     if phase not in (START, EXPIRED, SESSIONS, FILES):
-        raise InvalidRequest(f"after: {after!r} is no page's next", param="after")
+        raise InvalidRequest(f"after: {after!r} is not the next of a page", param="after")
     deadline = time.monotonic() + seconds
     values: dict[str, int] = {}
     if phase == START:
@@ -58,7 +55,6 @@ def collect(
         values["leftovers"] = store.sweep_staging(older_than_seconds, dry_run=dry_run)
         with database.write() as session:
             values["idempotency_keys"] = idempotency.forget(session, dry_run=dry_run)
-    follows: str | None = SESSIONS
     if phase in (START, EXPIRED):
         expired, done = _expired(database, store, deadline, dry_run=dry_run)
         values |= {"expired_sessions": expired.sessions, "expired_bytes": expired.bytes}
@@ -66,17 +62,14 @@ def collect(
             return StoreGc(dry_run=dry_run, next=EXPIRED, **values)
         phase, last_id = SESSIONS, ""
     found = Sweep()
-    oldest = time.time() - older_than_seconds
+    old = old_batches(store, phase, older_than_seconds, last_id)
     if phase == SESSIONS:
-        old = _old(store, SESSIONS, last_id, oldest)
-        reached = pages(
+        reached = run_until(
             old, deadline, lambda batch: sweep_batch(database, store, batch, found, delete=not dry_run)
         )
-        follows = f"{SESSIONS}:{reached}" if reached else FILES
     else:
-        old = _old(store, FILES, last_id, oldest)
-        reached = pages(old, deadline, lambda batch: found.unknown.extend(unknown_files(database, batch)))
-        follows = f"{FILES}:{reached}" if reached else None
+        reached = run_until(old, deadline, lambda batch: found.unknown.extend(unknown_files(database, batch)))
+    follows = f"{phase}:{reached}" if reached else (FILES if phase == SESSIONS else None)
     return StoreGc(
         dry_run=dry_run,
         orphans=[stored_object(prefix) for prefix in found.orphans],
@@ -87,37 +80,33 @@ def collect(
 
 
 def stored_object(prefix: StoredPrefix) -> StoredObject:
-    return StoredObject(id=id_of(prefix), bytes=prefix.bytes)
+    return StoredObject(id=prefix.id, bytes=prefix.bytes)
 
 
 def unknown_files(database: Database, batch: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Stored uploads that the index does not know, not even as deleted or being stored."""
-    ids = [id_of(prefix) for prefix in batch]
+    """Stored uploads that the index does not have, not even as deleted or being stored."""
+    ids = [prefix.id for prefix in batch]
     with database.read() as session:
         known = set(session.scalars(sa.select(FileRow.id).where(FileRow.id.in_(ids))))
         known |= deletions.pending_ids(session, ids)
-    return [prefix for prefix in batch if id_of(prefix) not in known]
+    return [prefix for prefix in batch if prefix.id not in known]
 
 
-def pages(
-    found: Iterator[StoredPrefix], deadline: float, act: Callable[[list[StoredPrefix]], object]
+def run_until(
+    batches: Iterable[list[StoredPrefix]], deadline: float, act: Callable[[list[StoredPrefix]], object]
 ) -> str | None:
-    """Act on batches until the deadline; the id to go on behind, None where nothing is left."""
-    while batch := list(islice(found, _BATCH)):
+    """Act on batches until the deadline. Returns the last id, or None if no batch is left."""
+    for batch in batches:
         act(batch)
         if time.monotonic() >= deadline:
-            return id_of(batch[-1])
+            return batch[-1].id
     return None
-
-
-def _old(store: ArtifactStore, parent: str, after: str, oldest: float) -> Iterator[StoredPrefix]:
-    return (prefix for prefix in store.list_prefixes(parent, after) if prefix.modified_at <= oldest)
 
 
 def _expired(
     database: Database, store: ArtifactStore, deadline: float, *, dry_run: bool
 ) -> tuple[session_changes.Count, bool]:
-    """Remove expired sessions and what was deleted; returns the former, and whether that was all."""
+    """Remove expired sessions and deleted files. Returns the sessions, and whether nothing is left."""
     if dry_run:
         with database.read() as session:
             return session_changes.expired(session), True
@@ -128,5 +117,5 @@ def _expired(
             return total, False
     drained = drain_deletions(database, store, deadline=deadline)
     with database.read() as session:
-        # what another process removes at the moment, or the store refuses, is not waited for
+        # files that another process removes, or that the store refuses to remove, are not waited for
         return total, drained.count == 0 or not deletions.is_any_due(session)

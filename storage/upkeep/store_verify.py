@@ -1,7 +1,7 @@
-"""Comparing the store with the index, page by page: every checksum, or those of a share.
+"""Compare the store with the index page by page: all checksums, or those of a random share.
 
-A page reads for some seconds and says where to go on, so that a check of days can be stopped and taken up
-again. Nothing is changed: what is damaged is for a person to judge.
+A page takes some seconds and returns where the next one continues, so a check of days can be stopped and
+resumed. Nothing is changed: an operator decides about damage.
 """
 
 import time
@@ -16,23 +16,24 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import StoreProblem, StoreVerification
+from storage.artifacts.checked_files import digest_of
 from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.index.database import Database
 from storage.sessions.manifest import MANIFEST_NAME
 from storage.sessions.reader import SessionReader
 from storage.sessions.writer import session_prefix
 from storage.tables.models import ArtifactRow, FileRow, SessionRow
-from storage.upkeep.store_gc import pages, unknown_files
-from storage.upkeep.sweep import ORPHAN_SECONDS, id_of, without_row
+from storage.upkeep.store_gc import run_until, unknown_files
+from storage.upkeep.sweep import ORPHAN_SECONDS, old_batches, without_row
 
 SESSIONS, FILES, STORED, STORED_FILES = "sessions", "files", "stored", "stored-files"
 _PARENTS = {STORED: SESSIONS, STORED_FILES: FILES}
 PHASES = (SESSIONS, FILES, STORED, STORED_FILES)
-#: read at once
+#: sessions or files that are read at once
 THREADS = 4
 _CHUNK = 16
 _IDS = 1000
-#: bytes that were read, and what is wrong
+#: bytes read, and the problem if any
 Checked = tuple[int, StoreProblem | None]
 
 
@@ -46,22 +47,21 @@ def verify(
     seconds: float = 10.0,
     older_than_seconds: float = ORPHAN_SECONDS,
 ) -> StoreVerification:
-    """One page.
+    """Verify one page.
 
     Args:
         after: `next` of the page before, with the same `sample` and `seed`.
-        sample: share of the sessions and files whose bytes are read, drawn by `seed`; what is orphaned is
-            always looked for everywhere.
+        sample: share of the sessions and files to read, drawn by `seed`. Orphans are searched everywhere.
         seconds: about how long the call may take; one session is read to its end.
-        older_than_seconds: stored files that were written since then are no orphans yet.
+        older_than_seconds: newer files are not orphans yet.
 
     Raises:
-        InvalidRequest: `after` is no page's `next`.
-        ServiceUnavailable: the store cannot be reached; that is no damage.
+        InvalidRequest: `after` is not the `next` of a page.
+        ServiceUnavailable: the store cannot be reached.
     """
     phase, _, last_id = (after or SESSIONS).partition(":")
     if phase not in PHASES:
-        raise InvalidRequest(f"after: {after!r} is no page's next", param="after")
+        raise InvalidRequest(f"after: {after!r} is not the next of a page", param="after")
     deadline = time.monotonic() + seconds
     problems: list[StoreProblem] = []
     checked = size = 0
@@ -78,10 +78,9 @@ def verify(
                     reached = chunk[-1]
                     break
     else:
-        oldest = time.time() - older_than_seconds
-        old = (p for p in store.list_prefixes(_PARENTS[phase], last_id) if p.modified_at <= oldest)
+        old = old_batches(store, _PARENTS[phase], older_than_seconds, last_id)
         find = without_row if phase == STORED else unknown_files
-        reached = pages(old, deadline, lambda batch: problems.extend(map(_orphan, find(database, batch))))
+        reached = run_until(old, deadline, lambda batch: problems.extend(map(_orphan, find(database, batch))))
     follows = f"{phase}:{reached}" if reached else next(iter(PHASES[PHASES.index(phase) + 1 :]), None)
     with database.read() as session:
         total = round(sample * (_count(session, SessionRow.id) + _count(session, FileRow.id)))
@@ -89,7 +88,7 @@ def verify(
 
 
 def in_sample(identifier: str, sample: float, seed: int) -> bool:
-    """Whether an id belongs to the share `sample` that `seed` draws."""
+    """Whether `seed` draws this id into the share `sample`."""
     if sample >= 1:
         return True
     draw = int.from_bytes(sha256(f"{seed}:{identifier}".encode()).digest()[:8], "big")
@@ -133,12 +132,12 @@ def _compare(reader: SessionReader, store: ArtifactStore, recorded: Mapping[str,
     """Raises NotFound or StoreDamaged."""
     key = f"{session_prefix(reader.session_id)}/{MANIFEST_NAME}"
     found = {file.name: (file.bytes, file.sha256) for file in reader.manifest.files}
-    found[MANIFEST_NAME] = _digest(store, key)
+    found[MANIFEST_NAME] = digest_of(store, key)
     differing = sorted(
         name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name)
     )
     if differing:
-        raise StoreDamaged(f"{', '.join(differing)}: not what the index has on record")
+        raise StoreDamaged(f"{', '.join(differing)}: different from the index")
     reader.verify()
 
 
@@ -148,10 +147,10 @@ def _check_file(database: Database, store: ArtifactStore, file_id: str) -> Check
     if row is None:
         return 0, None
     try:
-        if _digest(store, f"{FILES}/{file_id}") == (row.bytes, row.sha256):
+        if digest_of(store, f"{FILES}/{file_id}") == (row.bytes, row.sha256):
             return row.bytes, None
         problem: Literal["missing", "damaged"] = "damaged"
-        detail = "not the bytes that the index has on record"
+        detail = "different from the index"
     except NotFound as error:
         problem, detail = "missing", error.message
     except OSError as error:
@@ -162,17 +161,9 @@ def _check_file(database: Database, store: ArtifactStore, file_id: str) -> Check
     return row.bytes, StoreProblem(id=file_id, problem=problem, detail=detail)
 
 
-def _digest(store: ArtifactStore, key: str) -> tuple[int, str]:
-    digest, size = sha256(), 0
-    for chunk in store.stream(key):
-        digest.update(chunk)
-        size += len(chunk)
-    return size, digest.hexdigest()
-
-
 def _orphan(prefix: StoredPrefix) -> StoreProblem:
-    detail = f"{prefix.bytes:,} bytes that the index does not know"
-    return StoreProblem(id=id_of(prefix), problem="orphaned", detail=detail)
+    detail = f"{prefix.bytes:,} bytes that are not in the index"
+    return StoreProblem(id=prefix.id, problem="orphaned", detail=detail)
 
 
 def _count(session: Session, column: sa.orm.InstrumentedAttribute[str]) -> int:

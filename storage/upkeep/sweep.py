@@ -1,21 +1,23 @@
-"""Removes stored sessions that nothing refers to: `python -m storage.upkeep.sweep --dry-run|--delete`.
+"""Remove stored sessions without a row: `python -m storage.upkeep.sweep --dry-run|--delete`.
 
-A worker that is killed after its session's files are in place and before the index has their row
-leaves an orphan; the sample is run again and gets another session. An orphan goes only where its own
-manifest and the index together prove that nobody will miss it: the index knows the sample that the
-manifest names as completed, with another session that is in the store, or with one that a user deleted;
-or it remembers that the job was deleted.
-Ids are 128 random bits and a completed sample is never run again. Hence an index that is new, empty,
-restored from an old copy or another service's never leads to a removal of what it does not know:
-such sessions are counted and left alone. An upload that broke off before its manifest was never a
-session, and goes too.
+A worker that is killed between the commit of a session's files and the commit of its row leaves an orphan.
+The sample runs again and gets another session. The sweep removes an orphan only if its manifest and the index
+together prove that nobody needs it:
+
+* The index has the sample of the manifest as completed. Its session is another one that is in the store, or
+  it was deleted by a user.
+* Or the index remembers that the job was deleted.
+
+Ids are 128 random bits, and a completed sample never runs again. So an index that is new, empty, restored
+from an old copy or of another service never leads to a removal: sessions that it does not know are counted
+and left alone. An upload that ended before its manifest never was a session, and is removed.
 """
 
 import argparse
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -33,14 +35,14 @@ from storage.sessions.reader import SessionReader
 from storage.sessions.writer import session_prefix
 from storage.tables.models import SampleRow, SessionRow
 
-#: no writer takes so long from its files to its row
+#: no writer takes so long between its files and its row
 ORPHAN_SECONDS = 3600.0
 _BATCH = 500
 
 
 @dataclass
 class Sweep:
-    """What was found in the store without a row in the index."""
+    """Stored sessions without a row in the index."""
 
     #: superseded sessions: removed, or to be removed
     orphans: list[StoredPrefix] = field(default_factory=list)
@@ -60,28 +62,36 @@ def sweep_sessions(
     older_than_seconds: float = ORPHAN_SECONDS,
     stop: threading.Event | None = None,
 ) -> Sweep:
-    """Find sessions without a row and, where `delete` says so, remove those that are proved superseded.
+    """Find sessions without a row. With `delete`, remove the superseded ones.
 
     Args:
-        older_than_seconds: what was written since then is left alone.
+        older_than_seconds: newer files are left alone.
         stop: ends the search early once it is set.
     """
-    oldest = time.time() - older_than_seconds
     found = Sweep()
-    old = (p for p in store.list_prefixes("sessions") if p.modified_at <= oldest)
-    for batch in _batches(old):
+    for batch in old_batches(store, "sessions", older_than_seconds):
         if stop is not None and stop.is_set():
             break
         sweep_batch(database, store, batch, found, delete=delete)
     return found
 
 
+def old_batches(
+    store: ArtifactStore, parent: str, older_than_seconds: float, after: str = ""
+) -> Iterator[list[StoredPrefix]]:
+    """Prefixes under `sessions` or `files` that were written so long ago, in batches."""
+    oldest = time.time() - older_than_seconds
+    old = (prefix for prefix in store.list_prefixes(parent, after) if prefix.modified_at <= oldest)
+    while batch := list(islice(old, _BATCH)):
+        yield batch
+
+
 def sweep_batch(
     database: Database, store: ArtifactStore, batch: Sequence[StoredPrefix], found: Sweep, *, delete: bool
 ) -> None:
-    """`sweep_sessions` for some prefixes, all old enough; adds to `found`."""
+    """Sweep some prefixes, all old enough; adds to `found`."""
     for prefix in without_row(database, batch):
-        if not prefix.incomplete and not _is_superseded(database, store, id_of(prefix)):
+        if not prefix.incomplete and not _is_superseded(database, store, prefix.id):
             found.unknown.append(prefix)
             continue
         if delete:
@@ -90,12 +100,12 @@ def sweep_batch(
 
 
 def without_row(database: Database, prefixes: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Prefixes of sessions that the index does not know, not even as deleted."""
-    ids = [id_of(prefix) for prefix in prefixes]
+    """Prefixes of sessions that the index does not have, not even as deleted."""
+    ids = [prefix.id for prefix in prefixes]
     with database.read() as session:
         known = set(session.scalars(sa.select(SessionRow.id).where(SessionRow.id.in_(ids))))
         known |= deletions.pending_ids(session, ids)
-    return [prefix for prefix in prefixes if id_of(prefix) not in known]
+    return [prefix for prefix in prefixes if prefix.id not in known]
 
 
 def _is_superseded(database: Database, store: ArtifactStore, session_id: str) -> bool:
@@ -113,21 +123,11 @@ def _is_superseded(database: Database, store: ArtifactStore, session_id: str) ->
     return kept is None or (kept != session_id and store.exists(session_prefix(kept)))
 
 
-def id_of(prefix: StoredPrefix) -> str:
-    return prefix.prefix.rpartition("/")[2]
-
-
-def _batches(prefixes: Iterable[StoredPrefix]) -> Iterator[list[StoredPrefix]]:
-    iterator = iter(prefixes)
-    while batch := list(islice(iterator, _BATCH)):
-        yield batch
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m storage.upkeep.sweep", description=__doc__)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--dry-run", action="store_true", help="say what would be removed")
-    action.add_argument("--delete", action="store_true", help="remove it")
+    action.add_argument("--dry-run", action="store_true", help="list the sessions to remove")
+    action.add_argument("--delete", action="store_true", help="remove them")
     parser.add_argument("--older-than", type=float, default=ORPHAN_SECONDS, metavar="SECONDS")
     arguments = parser.parse_args()
     settings = Settings()
@@ -148,9 +148,7 @@ def main() -> int:
     verb = "removed" if arguments.delete else "to be removed"
     sys.stdout.write(f"{verb}: {len(found.orphans)} superseded sessions, {found.orphan_bytes:,} bytes\n")
     for prefix in found.unknown:
-        sys.stdout.write(
-            f"left alone, the index does not know it: {prefix.prefix} ({prefix.bytes:,} bytes)\n"
-        )
+        sys.stdout.write(f"not in the index, left alone: {prefix.prefix} ({prefix.bytes:,} bytes)\n")
     return 0
 
 

@@ -60,7 +60,6 @@ class WorkerProcess:
         # a database that is being restarted is no reason to give up
         self._database.insist(lambda session: session.execute(sa.select(1)), give_up=self._stop.is_set)
         migrate.require_current(self._database)
-        deployment.check_index(self._database)
         deployment.check_store(self._database, settings.effective_artifact_url)
         hostname = socket.gethostname()
         name = model_names.parse(settings.model).name if settings.model else ""

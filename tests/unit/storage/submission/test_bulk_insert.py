@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -13,12 +14,14 @@ from actograph.contract.errors import NotFound, ServiceUnavailable
 from actograph.contract.resources import JobStatus
 from actograph.contract.specs import CaptureJobSpec
 from storage import samples
+from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.queue import job_queue
+from storage.queue import gauges, job_queue
 from storage.samples import NewSample
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow, SampleRow
+from storage.upkeep.deletion_drain import drain_deletions
 
 MakeSpec = Callable[..., CaptureJobSpec]
 
@@ -34,6 +37,12 @@ def stored_samples(database: Database, job_id: str | None = None) -> list[int]:
         statement = statement.where(SampleRow.job_id == job_id)
     with database.read() as session:
         return list(session.scalars(statement))
+
+
+def remaining(database: Database, folder: Path) -> tuple[list[str], list[int]]:
+    """Jobs and samples after the deletions in the background."""
+    drain_deletions(database, LocalStore(folder))
+    return job_ids(database), stored_samples(database)
 
 
 def job_ids(database: Database) -> list[str]:
@@ -101,6 +110,7 @@ def test_a_job_appears_as_a_whole(
                     assert job_queue.claimable(session) == []
                     assert job_queue.queue_positions(session) == {}
                     assert job_queue.unended(session) == []
+                    assert sum(gauges.read(session).jobs.values()) == 0
                     assert not samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
                     for act in (jobs.get, jobs.lock, jobs.cancel, job_deletion.delete, jobs.end_if_done):
                         with pytest.raises(NotFound):
@@ -116,7 +126,9 @@ def test_a_job_appears_as_a_whole(
     assert stored_samples(database) == list(range(count))
 
 
-def test_a_submission_that_fails_leaves_nothing(database: Database, insert: Callable[..., str]) -> None:
+def test_a_submission_that_fails_leaves_nothing(
+    database: Database, insert: Callable[..., str], tmp_path: Path
+) -> None:
     def broken() -> Iterator[NewSample]:
         yield from new_samples(2500)
         raise LookupError("the rest cannot be read")
@@ -128,12 +140,11 @@ def test_a_submission_that_fails_leaves_nothing(database: Database, insert: Call
         insert(broken())
     with pytest.raises(LookupError):
         insert(new_samples(2500), refuse)
-    assert job_ids(database) == []
-    assert stored_samples(database) == []
+    assert remaining(database, tmp_path) == ([], [])
 
 
 def test_what_a_killed_submitter_left_is_removed(
-    database: Database, insert: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    database: Database, insert: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def killed() -> Iterator[NewSample]:
         yield from new_samples(2100)
@@ -145,12 +156,11 @@ def test_what_a_killed_submitter_left_is_removed(
     assert stored_samples(database)
     monkeypatch.setattr(bulk_insert, "ABANDONED_SECONDS", -1.0)
     assert bulk_insert.discard_abandoned(database) == 1
-    assert job_ids(database) == []
-    assert stored_samples(database) == []
+    assert remaining(database, tmp_path) == ([], [])
 
 
 def test_a_submitter_that_was_given_up_publishes_nothing(
-    database: Database, insert: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    database: Database, insert: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(bulk_insert, "ABANDONED_SECONDS", -1.0)
 
@@ -162,8 +172,7 @@ def test_a_submitter_that_was_given_up_publishes_nothing(
 
     with pytest.raises(ServiceUnavailable, match="submit it again"):
         insert(slow())
-    assert job_ids(database) == []
-    assert stored_samples(database) == []
+    assert remaining(database, tmp_path) == ([], [])
 
 
 def test_workers_that_read_one_dataset_insert_each_sample_once(
