@@ -15,8 +15,7 @@ from actograph.contract.resources import Problem
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KeyUpdate, NewKey
-from actograph.contract.service.queue_control import PauseRequest
-from actograph.contract.specs import SessionUpdate, job_spec_adapter
+from actograph.contract.specs import PauseRequest, SessionUpdate, job_spec_adapter
 from api.examples import add_examples
 from api.security.roles import OPEN_PATHS, ROLES
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
-from actograph.contract.capture_checks import check_capture
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import (
     ContextLengthExceeded,
@@ -22,7 +21,6 @@ from actograph.contract.errors import (
     UnknownHook,
 )
 from actograph.contract.resources import ModelStructure
-from actograph.contract.sampling_checks import check_sampling
 from actograph.contract.specs import (
     AnyJobSpec,
     CaptureInput,
@@ -36,6 +34,7 @@ from actograph.contract.specs import (
     HubDataset,
     PathDataset,
 )
+from actograph.contract.structure_checks import check_capture, check_sampling
 from actograph.datasets.dataset_formats import format_of
 from actograph.datasets.dataset_rows import DatasetRow, TextRow
 from actograph.scoring.of_job import JobScoring

@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources, tool_use
-from actograph.contract.resources import SampleStatus
-from actograph.contract.tool_use import ToolTotals, ToolUse
+from actograph.contract import resources
+from actograph.contract.resources import SampleStatus, tool_use
+from actograph.contract.resources.tool_use import ToolTotals, ToolUse
 from actograph.statistics import epoch_metrics
 from actograph.statistics.metrics import check_scorers, problem_mean
 from actograph.statistics.moments import Moments

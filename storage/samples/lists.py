@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
-from actograph.contract.tool_use import ToolMessage, ToolUse
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse
 from storage.index import pages
 from storage.index.pages import PageOptions
 from storage.tables.models import JobRow, SampleRow

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from actograph.contract import batches, hooks
-from actograph.contract.capture_checks import check_capture
 from actograph.contract.chat import chat_job
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
+from actograph.contract.structure_checks import check_capture
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
 from storage import samples

@@ -11,8 +11,8 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.plans.layer_order import LayerOrder
 from actograph.contract.plans.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
-from actograph.contract.sampling_checks import check_sampling
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
+from actograph.contract.structure_checks import check_sampling
 from worker.engine.model import memory
 from worker.engine.model.learned_limit import LearnedLimit
 from worker.engine.model.loaded import LoadedModel

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.chat.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from worker.evals.tools import Tool, run_call
 from worker.text.chat_template import encode_prompt, render_chat
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.chat.tool_calls import CALCULATION, annotation_call
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.scoring.calculator import MAX_CHARS
 from worker.engine.requests import TextEnd
 from worker.engine.tokens.stopping import decode_exactly

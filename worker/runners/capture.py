@@ -6,8 +6,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolUseEnd
 from actograph.contract.specs import CaptureInput, SamplingSpec
-from actograph.contract.tool_use import ToolUseEnd
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation
 from worker.runners import text

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from actograph.contract.chat.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import ModelStructure, Score
+from actograph.contract.resources.tool_use import ToolUseEnd
 from actograph.contract.specs import SamplingSpec
-from actograph.contract.tool_use import ToolUseEnd
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation, TokenLogprobs

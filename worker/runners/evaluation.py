@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec, SamplingSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation, TextEnd
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from worker.evals.tool_dialogue import Messages, ToolFormat, tool_use
 from worker.evals.tools import TOOLS
 from worker.runners import text

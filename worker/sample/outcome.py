@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse
 from actograph.contract.specs import SamplingSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation
 from worker.runners.runner import Prompt, Runner

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.resources.tool_use import ToolUseEnd
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec, sample_seed
-from actograph.contract.tool_use import ToolUseEnd
 from worker.engine.requests import (
     EarlierRows,
     Generation,

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.resources.base import ErrorRecord, Resource
-from actograph.contract.tool_use import ToolTotals
+from actograph.contract.resources.tool_use import ToolTotals
 
 
 class JobStatus(StrEnum):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from actograph.contract.resources.base import ErrorRecord, Resource
-from actograph.contract.tool_use import ToolMessage, ToolUse
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse
 
 
 class SampleStatus(StrEnum):

@@ -86,3 +86,16 @@ class StoreVerification(Resource):
     total: int = Field(description="Sessions and uploaded files in the index, the sampled share of them.")
     problems: list[StoreProblem] = Field(default_factory=list)
     next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
+
+
+class File(Resource):
+    """An uploaded file, in OpenAI's shape."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = Field(None, description="Unix seconds after which it is deleted; null: kept.")
+    status: Literal["processed"] = Field("processed", description="It can be read as soon as it is uploaded.")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import Queue, WorkerStatus
-from actograph.contract.service.queue_control import PauseRequest
+from actograph.contract.specs import PauseRequest
 from api.dependencies import Services, ServicesDep
 from api.problems.errors import documented
 from api.problems.validation import parse_body

@@ -15,8 +15,7 @@ from actograph.contract.models.model_loads import ModelLoadRequest
 from actograph.contract.resources import Problem
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.service.keys import KeyUpdate, NewKey
-from actograph.contract.service.queue_control import PauseRequest
-from actograph.contract.specs import SessionUpdate, job_spec_adapter
+from actograph.contract.specs import PauseRequest, SessionUpdate, job_spec_adapter
 from api.app import create_app
 from api.examples import EXAMPLES
 from api.security.roles import OPEN_PATHS

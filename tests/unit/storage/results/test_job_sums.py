@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobResults, Score
+from actograph.contract.resources.tool_use import ToolUse
 from actograph.contract.specs import EvaluationSpec, job_spec_adapter
-from actograph.contract.tool_use import ToolUse
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import job_control, jobs

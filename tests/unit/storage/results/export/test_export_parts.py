@@ -1,8 +1,8 @@
 """Conditions and samples of one job that differ in one thing each: the export keeps them apart."""
 
 from actograph.contract.resources import ConditionResults, Job, JobStatus, Progress, Sample, SampleStatus
+from actograph.contract.resources.tool_use import ToolMessage
 from actograph.contract.specs import EvaluationSpec
-from actograph.contract.tool_use import ToolMessage
 from storage.results.export import records, trajectories
 from storage.results.export.of_condition import runs
 

@@ -1,4 +1,4 @@
-"""Changes of stored sessions."""
+"""Changes of sessions and of the queue."""
 
 from pydantic import Field, model_validator
 
@@ -21,3 +21,9 @@ class SessionUpdate(Spec):
         if not self.model_fields_set:
             raise ValueError("name at least one of expires_at, pinned and tags")
         return self
+
+
+class PauseRequest(Spec):
+    """Why the queue shall stand still; shown to everybody who asks for the queue."""
+
+    reason: str | None = Field(None, min_length=1, max_length=500, pattern=r"^[^\x00]*$")

@@ -1,11 +1,11 @@
-"""Checks of a capture spec against a model's structure, for the API at submission and the worker at start."""
+"""Checks of a job against the model's structure, for the API at submission and the worker at start."""
 
 from collections.abc import Sequence
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import ModelStructure
 from actograph.contract.row_selection import FirstFeatures
-from actograph.contract.specs import CaptureSpec
+from actograph.contract.specs import CaptureSpec, SamplingSpec
 
 
 def features_needed(capture: CaptureSpec) -> int:
@@ -44,3 +44,13 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
                 f"{needed - 1}. Lower features, or capture hooks that are wide enough",
                 param="capture.features",
             )
+
+
+def check_sampling(sampling: SamplingSpec, structure: ModelStructure) -> None:
+    """Raises InvalidRequest where a token is biased that the model does not have."""
+    beyond = [token for token in sampling.logit_bias if token >= structure.vocab_size]
+    if beyond:
+        raise InvalidRequest(
+            f"logit_bias names token {beyond[0]}; this model's ids are from 0 to {structure.vocab_size - 1}",
+            param="sampling.logit_bias",
+        )

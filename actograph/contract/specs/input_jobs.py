@@ -1,0 +1,94 @@
+"""Jobs over prompts and conversations that a client sends: capture and extract."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from actograph.contract.interventions import each
+from actograph.contract.row_selection import needs_generation
+from actograph.contract.specs.base import PromptText, Spec, Text
+from actograph.contract.specs.capture import ExtractCaptureSpec
+from actograph.contract.specs.conditions import CaptureCondition, distinct_names
+from actograph.contract.specs.datasets import DatasetRef
+from actograph.contract.specs.job_base import GeneratingSpec, JobSpecBase, SampleTimeout
+
+MAX_INPUTS = 100_000
+
+
+class Message(Spec):
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+class CaptureInput(Spec):
+    """One prompt or one conversation; exactly one of the two."""
+
+    prompt: PromptText | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "CaptureInput":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        return self
+
+
+class InputJobSpec(JobSpecBase):
+    """A job over prompts or conversations that a client sends, under steered conditions."""
+
+    conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
+        default_factory=list, max_length=64, description="Every input is run under each; none: run once."
+    )
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+    @model_validator(mode="after")
+    def _edits_of_what_is_read(self) -> "InputJobSpec":
+        if self.is_prefill:
+            for param, intervention in each(self.interventions, self.conditions):
+                lacking = needs_generation(intervention.positions)
+                if lacking is not None:
+                    raise ValueError(
+                        f"{param}.positions: {lacking} needs generated tokens; mode prefill generates none"
+                    )
+        return self
+
+
+class CaptureJobSpec(InputJobSpec, GeneratingSpec):
+    """Generate from prompts or conversations and keep the activations."""
+
+    kind: Literal["capture"]
+    inputs: list[CaptureInput] = Field(min_length=1, max_length=MAX_INPUTS)
+    sample_timeout_seconds: SampleTimeout = None
+
+
+class ExtractSpec(InputJobSpec):
+    """Read texts, generate nothing, keep the activations of every token: prefill in chunks of layers."""
+
+    kind: Literal["extract"]
+    inputs: list[CaptureInput] | None = Field(
+        None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations; or `dataset`."
+    )
+    dataset: DatasetRef | None = Field(None, description="Rows with a text each; or `inputs`.")
+    text_field: str = Field("text", min_length=1, max_length=256, description="Of each row, what is read.")
+    limit: int | None = Field(None, ge=1, description="Most rows of the dataset to take; null takes all.")
+    offset: int = Field(0, ge=0, description="Rows of the dataset to skip first.")
+    truncate: bool = Field(
+        False, description="Cut a text to the model's context; false fails a sample that is longer."
+    )
+    layers_per_pass: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Layers whose rows are held at once; null: the memory plan decides.",
+    )
+    capture: ExtractCaptureSpec = Field(default_factory=ExtractCaptureSpec)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ExtractSpec":
+        if (self.inputs is None) == (self.dataset is None):
+            raise ValueError("give exactly one of inputs and dataset")
+        if self.inputs is not None and (self.limit is not None or self.offset):
+            raise ValueError("limit and offset are for a dataset; inputs are taken as they are")
+        return self
