@@ -1,7 +1,7 @@
-"""A job's log as Server-Sent Events.
+"""The log of a job as Server-Sent Events.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html. A stream holds no database
-connection between two looks at the log, so that many may be open at once.
+connection between two reads of the log, so many streams can be open.
 """
 
 import logging
@@ -24,54 +24,55 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 PING_SECONDS = 15.0
 BATCH = 500
-#: of an answer in the OpenAPI document: one message of the stream
-DOCUMENTED: dict[str, Any] = {
-    "text/event-stream": {
-        "itemSchema": {
-            "type": "object",
-            "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
-            "required": ["data"],
-        }
-    }
-}
-#: a browser that lost the stream asks again after so long
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+#: pause of a browser before it reconnects
 RETRY_MILLISECONDS = 2000
 LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
 
 
+def documented(example: str) -> dict[str, Any]:
+    """The content of an event stream in the OpenAPI document."""
+    message = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+        "required": ["data"],
+    }
+    return {"text/event-stream": {"itemSchema": message, "example": example}}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What the log held after some event."""
+    """Entries of the log after some event."""
 
     events: list[Event]
-    #: None: the job was deleted
+    #: None if the job was deleted
     status: JobStatus | None
 
     @property
     def is_over(self) -> bool:
-        """Nothing follows any more."""
+        """True if the log has ended and no entry is left."""
         return not self.events and (self.status is None or self.status.is_terminal())
 
     @property
     def has_last(self) -> bool:
-        """Nothing follows after these. The end before a retry is no last event."""
+        """True if these entries are the last. The end before a retry is not."""
         is_ended = self.status is None or self.status.is_terminal()
         return is_ended and (not self.events or self.events[-1].event in LAST_EVENTS)
 
 
 def look(services: Services, job_id: str, after: int) -> Look:
-    """The next entries after event `after`."""
+    """Read the next entries after event `after`."""
     with services.database.read() as session:
-        # the status first: where it is an end, the last entry is there to be read
+        # read the status first: a terminal status means that the last entry exists
         status = jobs.status_of(session, job_id)
         return Look(events=events.after(session, job_id, after, BATCH), status=status)
 
 
 async def follow(services: Services, job_id: str, after: int, first: Look) -> AsyncIterator[str]:
-    """The log after event `after`, of which `first` is the beginning, as it is written.
+    """Follow the log after event `after`; `first` holds the entries read so far.
 
-    Ends after the job's last event, when the job is deleted, when the service stops, and when
-    the database fails; the client resumes with the id of the last event that it got.
+    The stream ends after the job's last event, if the job is deleted, if the service stops, and if the
+    database fails. The client resumes with the id of its last event.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     sent_at = time.monotonic()
@@ -95,5 +96,5 @@ async def follow(services: Services, job_id: str, after: int, first: Look) -> As
 
 
 def encode(event: Event) -> str:
-    """One message; JSON holds no line break, so `data` is one line."""
+    """Encode one message. JSON has no line break, so `data` is one line."""
     return f"id: {event.id}\nevent: {event.event}\ndata: {event.model_dump_json()}\n\n"

@@ -1,4 +1,4 @@
-"""Limits on requests: size and pace of their bodies, the memory of all of them together, places in lanes."""
+"""Limits on requests: the size and pace of a body, the memory of all bodies, and places in lanes."""
 
 import asyncio
 from collections import Counter
@@ -15,33 +15,28 @@ from actograph.contract.errors import (
 )
 from actograph.settings import Settings
 from api.problems.errors import actograph_problem
-from api.requests.lanes import Lane, Lanes, takes_body
+from api.requests.lanes import SIZES, Lane
+from api.routing import Rule, rule_of
 from storage.queue import pause
 
 UPLOAD_PATH = "/v1/files"
-#: what a multipart body adds to the file in it
+#: bytes that multipart encoding adds to a file
 MULTIPART_OVERHEAD = 1 << 20
-#: routes that take whole lists of inputs have the setting alone as their limit
-_INPUT_PATHS = frozenset({"/v1/jobs", "/v1/estimate"})
-_ROUTE_BYTES = {
-    "/v1/completions": 24 << 20,
-    "/v1/interventions": 24 << 20,
-    "/v1/chat/completions": 8 << 20,
-}
+#: limit of paths without a body of their own
 _OTHER_BYTES = 4 << 20
-#: a smaller body is not counted against the memory that all share
+#: smaller bodies do not count against the shared memory
 FREE_BYTES = 64 << 10
-#: memory that remains for others while one owner's bodies take the largest size
+#: memory left for others while one owner's bodies have the largest size
 SPARE_BYTES = 32 << 20
-#: bytes of an upload between two looks at the free disk
+#: bytes of an upload between two checks of the free disk space
 LOOK_BYTES = 8 << 20
-#: a body may take so long, and a second more for each `LEAST_PACE` bytes
+#: time limit of a body; each `LEAST_PACE` bytes add a second
 BODY_SECONDS = 30.0
 LEAST_PACE = 256 << 10
 
 
 class BodyMemory:
-    """Bytes of bodies that this process holds, for all and for each owner. For the event loop alone."""
+    """Bytes of bodies in this process, in total and per owner. For the event loop alone."""
 
     def __init__(self, most: int, most_of_owner: int) -> None:
         self._free = most
@@ -65,10 +60,10 @@ class BodyMemory:
 
 
 class BodyLimit:
-    """ASGI middleware. It refuses a body that is too large, too slow, or too much for this process's memory.
+    """ASGI middleware that refuses bodies that are too large, too slow or too much for the memory.
 
-    The limit also holds for bodies without a Content-Length. The memory of a JSON body counts until its
-    request has been answered; an upload goes to disk.
+    The limits also hold without a Content-Length. A JSON body counts against the memory until its request is
+    answered. An upload goes to disk.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -76,15 +71,17 @@ class BodyLimit:
         self._settings = settings
         largest = settings.max_body_bytes
         self._memory = BodyMemory(largest + SPARE_BYTES, largest)
-        self._lanes = Lanes()
+        self._lanes = {name: Lane(name, size) for name, size in SIZES.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        too_large = self._too_large(scope["path"])
+        rule = rule_of(scope["method"], scope["path"])
+        limit = self._limit(scope["path"], rule)
+        too_large = self._too_large(scope["path"], limit)
         declared = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
-        if declared.isdigit() and int(declared) > self._limit(scope["path"]):
+        if declared.isdigit() and int(declared) > limit:
             await actograph_problem(too_large, scope["path"])(scope, receive, send)
             return
         is_upload = scope["path"] == UPLOAD_PATH and scope["method"] == "POST"
@@ -97,9 +94,10 @@ class BodyLimit:
         body = _Body(scope, receive, None if scope["path"] == UPLOAD_PATH else self._memory)
         if is_upload:
             body.require_room = lambda: self._require_room(scope)
-        body.limit, body.too_large = self._limit(scope["path"]), too_large
-        lane = self._lanes.of(scope["method"], scope["path"])
-        if lane is not None and takes_body(scope["method"], scope["path"]):
+        body.limit, body.too_large = limit, too_large
+        lane = self._lanes.get(rule.lane) if rule is not None else None
+        if lane is not None and rule is not None and rule.takes_body:
+            # a slow body must not hold a place
             body.lane = lane
         elif lane is not None:
             try:
@@ -110,7 +108,7 @@ class BodyLimit:
         started = False
 
         async def guarded(message: Message) -> None:
-            # The form parser turns what `receive` raises into a 400; the answer is the refusal all the same.
+            # The form parser turns errors of `receive` into a 400; send the refusal instead.
             nonlocal started
             if body.refusal is not None and not started:
                 if message["type"] == "http.response.start":
@@ -125,30 +123,28 @@ class BodyLimit:
             body.give_back()
 
     def _require_room(self, scope: Scope, size: int = 0) -> None:
-        """Raises StorageFull if the disk is at its floor, or would be with `size` bytes more."""
+        """Raises StorageFull if `size` more bytes would reach the floor of the disk."""
         services = getattr(scope["app"].state, "services", None) if "app" in scope else None
         if services is not None:
             pause.require_room(services.store, self._settings.disk_floor_bytes, size)
 
-    def _limit(self, path: str) -> int:
+    def _limit(self, path: str, rule: Rule | None) -> int:
         if path == UPLOAD_PATH:
             return self._settings.max_upload_bytes + MULTIPART_OVERHEAD
-        if path in _INPUT_PATHS:
-            return self._settings.max_body_bytes
-        return min(self._settings.max_body_bytes, _ROUTE_BYTES.get(path, _OTHER_BYTES))
+        most = rule.body.max_bytes if rule is not None and rule.body is not None else _OTHER_BYTES
+        return min(self._settings.max_body_bytes, most or self._settings.max_body_bytes)
 
-    def _too_large(self, path: str) -> PayloadTooLarge:
+    def _too_large(self, path: str, limit: int) -> PayloadTooLarge:
+        most, why = limit, "the limit of this route"
         if path == UPLOAD_PATH:
             most, why = self._settings.max_upload_bytes, "ACTOGRAPH_MAX_UPLOAD_BYTES"
-        else:
-            most, why = self._limit(path), "the most that this route takes"
-            if most == self._settings.max_body_bytes:
-                why = "ACTOGRAPH_MAX_BODY_BYTES"
+        elif limit == self._settings.max_body_bytes:
+            why = "ACTOGRAPH_MAX_BODY_BYTES"
         return PayloadTooLarge(f"the request body is larger than {most} bytes ({why})")
 
 
 class _Body:
-    """One request's body while it is received. Without `memory` its bytes are not counted."""
+    """The body of one request while it is received. Without `memory` its bytes do not count."""
 
     limit: int
     too_large: PayloadTooLarge
@@ -170,7 +166,7 @@ class _Body:
         self.refusal: ActographError | None = None
 
     async def receive(self) -> Message:
-        """The next message. Raises what `refusal` is from then on."""
+        """Receive the next message. If the body is refused, `refusal` keeps the error."""
         try:
             return await self._next()
         except (PayloadTooLarge, ServiceBusy, RequestTimeout, StorageFull) as error:
@@ -207,7 +203,7 @@ class _Body:
         self._entered = lane
 
     def give_back(self) -> None:
-        """Free the memory and the place."""
+        """Release the memory and the place."""
         if self._entered is not None:
             self._entered.leave(self._owner)
         if self._memory is not None and self._counted:

@@ -1,14 +1,12 @@
-"""A JSON body as it came, and how the OpenAPI document speaks of it."""
+"""The JSON body of a request, as bytes."""
 
-from typing import Any
+from typing import Annotated
 
-from fastapi import HTTPException, Request
-
-from api.problems.errors import documented
+from fastapi import Depends, HTTPException, Request
 
 
-async def json_body(request: Request) -> bytes:
-    """The body's bytes; they are parsed in the thread that answers, not in the event loop."""
+async def _json_body(request: Request) -> bytes:
+    """Receive the body. The thread that answers parses it, not the event loop."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise HTTPException(415, "send the body as JSON, with Content-Type: application/json")
@@ -17,14 +15,11 @@ async def json_body(request: Request) -> bytes:
     return await request.body()
 
 
-async def optional_json_body(request: Request) -> bytes | None:
-    """The same of a body that may be left out; None where it is."""
+async def _optional_json_body(request: Request) -> bytes | None:
     body = await request.body()
-    return await json_body(request) if body else None
+    return await _json_body(request) if body else None
 
 
-def body_of(schema: str, *, required: bool = True) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes `json_body`; `schema` is the name of a component."""
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    refusals = {str(status): answer for status, answer in documented(408, 413, 415).items()}
-    return {"requestBody": {"required": required, "content": content}, "responses": refusals}
+JsonBody = Annotated[bytes, Depends(_json_body)]
+#: None if the request has no body
+OptionalJsonBody = Annotated[bytes | None, Depends(_optional_json_body)]

@@ -1,9 +1,14 @@
-"""Who is served, and with what: bearers of a key, or, where there are no keys, this machine alone."""
+"""Authentication of requests by API key.
+
+A service without keys serves only clients on the same machine.
+"""
 
 import ipaddress
 import math
+from typing import Annotated
 from urllib.parse import urlsplit
 
+from fastapi import Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -12,21 +17,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actograph.contract.errors import ActographError, Forbidden, RateLimited, Unauthorized
 from actograph.contract.service.key_roles import Role
 from api.problems.errors import actograph_problem
+from api.routing import OPEN_PATHS, rule_of
 from api.security.key_ring import Access, KeyRing
-from api.security.roles import OPEN_PATHS, needed_role
 from storage.broker.rate_limits import RateLimits
 from storage.index.database import Database
 
-#: who asks where a service has no keys
+#: the caller of a service without keys
 LOCAL = Access(owner="local", role=Role.ADMIN)
-#: headers by which a proxy says that it forwards a request, beside X-Forwarded-*
+#: headers of forwarding proxies, beside X-Forwarded-*
 _OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
-#: who asks what is open to all: they own nothing, and so they see nothing of anyone's
+#: the caller of an open path, who owns and sees nothing
 NOBODY = Access(owner="", role=Role.READ)
 
 
 class Authentication:
-    """ASGI middleware, so that nobody's body is read before they are known and let in."""
+    """ASGI middleware that authenticates before the request body is read."""
 
     def __init__(
         self, app: ASGIApp, ring: KeyRing, limits: RateLimits, *, metrics_open: bool = False
@@ -51,7 +56,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Access:
-        """Who it is. Raises Unauthorized; ServiceUnavailable where that cannot be found out."""
+        """Identify the caller. Raises Unauthorized, or ServiceUnavailable if keys cannot be looked up."""
         headers = Headers(scope=scope)
         database: Database = scope["app"].state.services.database
         needed = self._ring.is_needed()
@@ -60,7 +65,7 @@ class Authentication:
         return await self._holder(headers, database) if needed else _neighbour(scope, headers)
 
     async def _count(self, access: Access) -> None:
-        """Raises RateLimited where the key has had its share; requests that are refused count too."""
+        """Raises RateLimited if the key is over its limit. Refused requests count too."""
         if access.key_id is None or access.requests_per_minute is None:
             return
         take = self._limits.take
@@ -73,7 +78,7 @@ class Authentication:
             )
 
     async def _holder(self, headers: Headers, database: Database) -> Access:
-        """Who bears a key that is good. Raises Unauthorized."""
+        """Find the access of the bearer key. Raises Unauthorized if the key is not valid."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
@@ -87,11 +92,11 @@ class Authentication:
 
 
 def _neighbour(scope: Scope, headers: Headers) -> Access:
-    """A program of this machine.
+    """Access of a client on this machine.
 
     Raises:
-        Unauthorized: the client is on another machine, or a web page of another site.
-        Forbidden: a proxy has forwarded the request, so that the client may be anywhere.
+        Unauthorized: the client is on another machine, or is a web page of another site.
+        Forbidden: a proxy forwarded the request, so the client may be anywhere.
     """
     forwarded = next((n for n in headers if n in _OF_PROXIES or n.startswith("x-forwarded-")), None)
     if forwarded is not None:
@@ -120,18 +125,14 @@ def _require_role(access: Access, scope: Scope) -> None:
     """Raises Forbidden."""
     if access.role is Role.ADMIN:
         return
-    needed = needed_role(scope["method"], scope["path"])
-    if needed is not None and not access.role.includes(needed):
-        raise Forbidden(_refusal(access.role, needed))
-    scope.setdefault("state", {})["is_listed"] = needed is not None
+    rule = rule_of(scope["method"], scope["path"])
+    if rule is not None and not access.role.includes(rule.role):
+        raise Forbidden(_refusal(access.role, rule.role))
+    scope.setdefault("state", {})["is_listed"] = rule is not None
 
 
 async def refuse_unlisted(request: Request) -> None:
-    """A route that nobody gave a role is an admin's.
-
-    Raises:
-        Forbidden: it is such a route, and somebody else asks.
-    """
+    """Reserve routes without a role for admins. Raises Forbidden for other callers."""
     access: Access = request.state.access
     if access is not NOBODY and access.role is not Role.ADMIN and not request.state.is_listed:
         raise Forbidden(_refusal(access.role, Role.ADMIN))
@@ -142,13 +143,16 @@ def _refusal(role: Role, needed: Role) -> str:
 
 
 async def caller(request: Request) -> str:
-    """Who asks: `local`, the owner that a key names, or `key:` with the beginning of the key's digest."""
+    """Owner of the caller's key: a name, `local`, or `key:` and the start of the key's digest."""
     access: Access = request.state.access
     return access.owner
 
 
+Caller = Annotated[str, Depends(caller)]
+
+
 def is_loopback(host: str | None) -> bool:
-    """Whether an address, or the name `localhost`, is this machine's own."""
+    """True if a host is a loopback address or `localhost`."""
     if not host:
         return False
     if host.lower().rstrip(".") == "localhost":

@@ -1,28 +1,24 @@
-"""/v1/capabilities: what this service can do, for clients that would otherwise have to try."""
+"""/v1/capabilities: features and limits of the service."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from actograph import __version__
 from actograph.contract.service.capabilities import Capabilities, Features, Limits, of_contract
 from api.dependencies import RingDep, Services, ServicesDep
 from api.routes.models import list_models
+from api.routing import READ, Routes
 from api.submission.submissions import MAX_SAMPLES
 from storage.accounts import quotas
 
-router = APIRouter(tags=["models"])
+router = Routes(tags=["models"])
 
-#: paths of OpenAI's API and what stands under them
+#: paths of OpenAI's API
 OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", "/v1/batches")
 
 
-@router.get(
-    "/v1/capabilities",
-    operation_id="get_capabilities",
-    summary="What this service can do",
-    response_model=Capabilities,
-)
+@router.add("GET", "/v1/capabilities", READ, "Features and limits of the service")
 def get_capabilities(services: ServicesDep, ring: RingDep, request: Request) -> Capabilities:
-    """Job kinds, hook points, tasks, scorers, limits, served models, and how the service was set up."""
+    """Job kinds, hook points, tasks, scorers, limits, served models and features of the service."""
     paths = request.app.openapi()["paths"]
     return Capabilities(
         version=__version__,

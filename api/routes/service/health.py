@@ -1,4 +1,4 @@
-"""Probes: is the process alive, and can it serve?"""
+"""Probes: liveness and readiness."""
 
 import asyncio
 import time
@@ -6,35 +6,32 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from api.dependencies import Services
-from api.problems.errors import documented
+from api.routing import READ, Routes
 from storage.queue import workers
 
-router = APIRouter(tags=["health"])
+router = Routes(tags=["health"])
 
-#: the checks of all callers of a process are made at most so often
+#: shortest time between two rounds of checks
 CHECK_SECONDS = 1.0
-#: jobs wait for it, but requests are served without it: a worker that restarts takes no API process away
+#: reported, but not required: the API serves requests without a worker
 _OF_JOBS = "worker"
 
 
 class Health(BaseModel):
     status: Literal["ok", "unavailable"]
-    #: check -> "ok" or what is wrong; `worker` does not count for the status
+    #: check -> "ok" or the fault; `worker` does not affect the status
     checks: dict[str, str]
 
 
 class Checks:
-    """The outcome of all checks, which all callers share: anybody may ask, without a key.
-
-    For the event loop alone. Nothing is written.
-    """
+    """Result of the checks, shared by all callers, since probes need no key. For the event loop alone."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -42,11 +39,11 @@ class Checks:
         self._running: asyncio.Future[dict[str, str]] | None = None
 
     async def outcome(self) -> dict[str, str]:
-        """`database`, `broker`, `store` and `worker`, each "ok" or what is wrong with it."""
+        """Return "ok" or the fault for `database`, `broker`, `store` and `worker`."""
         if self._running is None or (self._running.done() and time.monotonic() > self._began + CHECK_SECONDS):
             self._began = time.monotonic()
             self._running = asyncio.ensure_future(run_in_threadpool(_run_checks, self._services))
-        # a caller that goes away must not end the check of the others
+        # a caller that disconnects must not cancel the checks of others
         return await asyncio.shield(self._running)
 
 
@@ -59,6 +56,7 @@ ChecksDep = Annotated[dict[str, str], Depends(_outcome_of_all)]
 
 
 _NO_BROKER = "the broker does not answer"
+_READY = "[+]database ok\n[+]broker ok\n[+]store ok\n[+]worker ok\nreadyz check passed\n"
 _NOT_READY = f"[+]database ok\n[-]broker {_NO_BROKER}\n[+]store ok\n[+]worker ok\nreadyz check failed\n"
 _UNAVAILABLE = {
     "status": "unavailable",
@@ -66,28 +64,36 @@ _UNAVAILABLE = {
 }
 
 
-@router.get("/livez", operation_id="livez", summary="The process answers", response_class=PlainTextResponse)
+@router.add(
+    "GET",
+    "/livez",
+    READ,
+    "The process answers",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {"example": "ok\n"}}}},
+)
 async def livez() -> str:
     return "ok\n"
 
 
-@router.get(
+@router.add(
+    "GET",
     "/readyz",
-    operation_id="readyz",
-    summary="Requests can be served",
+    READ,
+    "The service can answer requests",
     response_class=PlainTextResponse,
     responses={
+        200: {"content": {"text/plain": {"example": _READY}}},
         503: {
-            "description": "Something is missing; the lines say what.",
+            "description": "A check failed; the lines name it.",
             "content": {"text/plain": {"example": _NOT_READY}},
         },
-        **documented(422),
     },
 )
 async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:
-    """Database, broker and store answer. A missing worker is said and is no failure: jobs wait for one.
+    """Check database, broker and store. A missing worker is reported but is no failure.
 
-    `?verbose` lists every check, one to a line.
+    `?verbose` lists every check, one per line.
     """
     ready = _is_ready(checks)
     lines = {name: f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in checks.items()}
@@ -98,15 +104,16 @@ async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = No
     return PlainTextResponse("\n".join([*lines.values(), end]) + "\n", 200 if ready else 503)
 
 
-@router.get(
+@router.add(
+    "GET",
     "/health",
-    operation_id="health",
-    summary="The same as /readyz, in JSON",
+    READ,
+    "The same as /readyz, in JSON",
     response_model=Health,
     responses={
         503: {
             "model": Health,
-            "description": "Something is missing.",
+            "description": "A check failed.",
             "content": {"application/json": {"example": _UNAVAILABLE}},
         }
     },

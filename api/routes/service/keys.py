@@ -1,36 +1,30 @@
-"""/v1/keys: API keys, which only admins see."""
-
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+"""/v1/keys: API keys, for admins."""
 
 from actograph.contract.resources import ListPage
 from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
-from api.dependencies import PageDep, RingDep, Services, ServicesDep, known_id
-from api.problems.errors import documented
+from api.dependencies import KeyId, PageDep, RingDep, Services, ServicesDep
 from api.problems.validation import parse_body
-from api.requests.request_body import body_of, json_body
+from api.requests.request_body import JsonBody
+from api.routing import ADMIN, Body, Routes
 from api.security.key_ring import KeyRing
 from storage.accounts import api_keys
 from storage.broker import key_changes
 from storage.index import pages
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"])
+router = Routes(prefix="/v1/keys", tags=["keys"])
 
-
-@router.post(
-    "",
-    operation_id="create_key",
-    summary="Make an API key, which is shown in this answer alone",
-    status_code=201,
-    response_model=CreatedKey,
-    responses=documented(409, 413, 415, 422),
-    openapi_extra=body_of("NewKey"),
+NEW = Body(
+    NewKey,
+    {
+        "for one person": {"name": "laptop", "role": "submit", "owner": "alice", "requests_per_minute": 600},
+    },
 )
-def create_key(
-    services: ServicesDep, ring: RingDep, body: Annotated[bytes, Depends(json_body)]
-) -> CreatedKey:
-    """The first key of a service must be an admin's: from then on every request needs a key."""
+UPDATE = Body(KeyUpdate, {"another limit": {"requests_per_minute": 60, "quota_bytes": None}})
+
+
+@router.add("POST", "", ADMIN, "Create an API key, shown only here", errors=[409], body=NEW, status_code=201)
+def create_key(services: ServicesDep, ring: RingDep, body: JsonBody) -> CreatedKey:
+    """Create a key. The first key must be an admin's; from then on every request needs a key."""
     new = parse_body(NewKey, body)
     with services.database.write() as session:
         row, key = api_keys.create(session, new, needs_admin=not services.settings.api_keys)
@@ -39,44 +33,22 @@ def create_key(
     return shown
 
 
-@router.get(
-    "",
-    operation_id="list_keys",
-    summary="List keys, those that have ended included",
-    response_model=ListPage[ApiKey],
-    responses=documented(422),
-)
+@router.add("GET", "", ADMIN, "List keys, including revoked and expired ones")
 def list_keys(services: ServicesDep, page: PageDep) -> ListPage[ApiKey]:
     with services.database.read() as session:
         rows, has_more = api_keys.find(session, after=page.after, limit=page.limit, order=page.order)
         return pages.page(rows, has_more, api_keys.resource)
 
 
-@router.get(
-    "/{key_id}",
-    operation_id="get_key",
-    summary="One key, without itself",
-    response_model=ApiKey,
-    responses=documented(404, 422),
-)
-def get_key(services: ServicesDep, key_id: str) -> ApiKey:
+@router.add("GET", "/{key_id}", ADMIN, "One key, without its secret")
+def get_key(services: ServicesDep, key_id: KeyId) -> ApiKey:
     with services.database.read() as session:
-        return api_keys.resource(api_keys.get(session, known_id(key_id, "key", "key")))
+        return api_keys.resource(api_keys.get(session, key_id))
 
 
-@router.patch(
-    "/{key_id}",
-    operation_id="update_key",
-    summary="Change a key's name or limits",
-    response_model=ApiKey,
-    responses=documented(404, 409, 413, 415, 422),
-    openapi_extra=body_of("KeyUpdate"),
-)
-def update_key(
-    services: ServicesDep, ring: RingDep, key_id: str, body: Annotated[bytes, Depends(json_body)]
-) -> ApiKey:
-    """Role and owner stay: for others there are other keys."""
-    known_id(key_id, "key", "key")
+@router.add("PATCH", "/{key_id}", ADMIN, "Change the name or limits of a key", errors=[409], body=UPDATE)
+def update_key(services: ServicesDep, ring: RingDep, key_id: KeyId, body: JsonBody) -> ApiKey:
+    """Change a key. Its role and owner cannot change; create another key instead."""
     change = parse_body(KeyUpdate, body)
     with services.database.write() as session:
         shown = api_keys.resource(api_keys.update(session, key_id, change))
@@ -84,19 +56,12 @@ def update_key(
     return shown
 
 
-@router.delete(
-    "/{key_id}",
-    operation_id="revoke_key",
-    summary="Revoke a key for good",
-    response_model=ApiKey,
-    responses=documented(404, 409, 422),
-)
-def revoke_key(services: ServicesDep, ring: RingDep, key_id: str) -> ApiKey:
-    """Every process refuses it before this is answered. What its owner has stays; the row does too.
+@router.add("DELETE", "/{key_id}", ADMIN, "Revoke a key for good", errors=[409])
+def revoke_key(services: ServicesDep, ring: RingDep, key_id: KeyId) -> ApiKey:
+    """Revoke a key. Every process refuses it before this answer; data of its owner stays.
 
-    Where the broker is away, the other processes refuse it within 3 seconds.
+    If the broker is unreachable, the other processes refuse the key within 3 seconds.
     """
-    known_id(key_id, "key", "key")
     with services.database.write() as session:
         row = api_keys.revoke(session, key_id, needs_admin=not services.settings.api_keys)
         shown = api_keys.resource(row)
@@ -105,6 +70,6 @@ def revoke_key(services: ServicesDep, ring: RingDep, key_id: str) -> ApiKey:
 
 
 def _tell_all(services: Services, ring: KeyRing) -> None:
-    """This process looks at the keys anew before its next answer, and so do the others."""
+    """Make every process read the keys again before its next answer."""
     ring.forget()
     key_changes.tell(services.settings.broker_url)

@@ -1,53 +1,46 @@
-"""/v1/queue: what waits and what runs, and holding it."""
+"""/v1/queue and /v1/workers: show the queue and its workers, pause and resume the queue."""
 
 import logging
 from collections import Counter
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.contract.resources import Queue, WorkerStatus
+from actograph.contract.resources import ListPage, Queue, Worker, WorkerStatus
 from actograph.contract.specs import PauseRequest
 from api.dependencies import Services, ServicesDep
-from api.problems.errors import documented
 from api.problems.validation import parse_body
-from api.requests.request_body import body_of, optional_json_body
-from api.security.auth import caller
+from api.requests.request_body import OptionalJsonBody
+from api.routing import ADMIN, READ, Body, Routes
+from api.security.auth import Caller
 from api.submission import pauses
 from storage.accounts import quotas
+from storage.index import pages
 from storage.queue import job_queue, pause, workers
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/v1/queue", tags=["queue"])
+router = Routes(prefix="/v1", tags=["queue"])
+
+PAUSE = Body(PauseRequest, {"with a reason": {"reason": "the GPU is needed until noon"}}, required=False)
 
 SHOWN_JOBS = 20
-#: jobs that get a message when the queue is resumed; the others' turn comes by the index
+#: jobs that get a message when the queue resumes; workers find the others in the index
 MOST_WOKEN = 500
 
 
-@router.get("", operation_id="get_queue", summary="What waits and what runs", response_model=Queue)
+@router.add("GET", "/queue", READ, "Waiting and running jobs")
 def get_queue(services: ServicesDep) -> Queue:
     return _queue(services)
 
 
-@router.post(
-    "/pause",
-    operation_id="pause_queue",
-    summary="Begin nothing new",
-    response_model=Queue,
-    responses=documented(413, 415, 422),
-    openapi_extra=body_of("PauseRequest", required=False),
-)
+@router.add("POST", "/queue/pause", ADMIN, "Start no new batch", body=PAUSE)
 def pause_queue(
     services: ServicesDep,
-    by: Annotated[str, Depends(caller)],
-    body: Annotated[bytes | None, Depends(optional_json_body)],
+    by: Caller,
+    body: OptionalJsonBody,
 ) -> Queue:
-    """Workers finish the unit in hand and claim no other; jobs are still accepted.
+    """Pause the queue. Workers finish their current batch and claim no other; jobs are still accepted.
 
-    It lasts, also over restarts, until `POST /v1/queue/resume`. Pausing twice changes the reason alone.
+    The pause lasts, also across restarts, until `POST /v1/queue/resume`. A second pause changes the reason.
     """
     reason = parse_body(PauseRequest, body).reason if body is not None else None
     with services.database.write() as session:
@@ -56,11 +49,9 @@ def pause_queue(
     return _queue(services)
 
 
-@router.post(
-    "/resume", operation_id="resume_queue", summary="End the pause that was asked for", response_model=Queue
-)
-def resume_queue(services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Queue:
-    """Wakes the waiting jobs. A pause for want of disk space is not ended by this."""
+@router.add("POST", "/queue/resume", ADMIN, "End a pause requested by an admin")
+def resume_queue(services: ServicesDep, by: Caller) -> Queue:
+    """Resume the queue and wake waiting jobs. A pause for lack of disk space stays."""
     with services.database.write() as session:
         was_paused = pause.end(session)
     if was_paused:
@@ -71,8 +62,15 @@ def resume_queue(services: ServicesDep, by: Annotated[str, Depends(caller)]) -> 
     return answer
 
 
+@router.add("GET", "/workers", ADMIN, "Workers, the newest first")
+def list_workers(services: ServicesDep) -> ListPage[Worker]:
+    """Live workers, and workers that ended within a day."""
+    with services.database.read() as session:
+        return pages.page(workers.find(session), False, workers.resource)
+
+
 def _wake_waiting(services: Services) -> None:
-    """Wake workers at once; without a broker they find the jobs by asking the index."""
+    """Wake workers at once. Without a broker they find the jobs in the index."""
     with services.database.read() as session:
         held = quotas.read(session, services.settings).paused_owners()
         waiting = job_queue.claimable(session, held)[:MOST_WOKEN]

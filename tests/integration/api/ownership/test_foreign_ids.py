@@ -8,7 +8,7 @@ import pytest
 from actograph.contract.batches import BatchRequest
 from actograph.contract.service.key_roles import Role
 from api.openai.batch_keeper import BatchKeeper
-from api.security.roles import ROLES
+from api.routing import RULES
 from storage.index import ids
 from storage.jobs import batches
 
@@ -33,8 +33,8 @@ def own_routes() -> list[tuple[str, str]]:
     """Routes below admin that name a thing."""
     return [
         (method, path)
-        for (method, path), role in ROLES.items()
-        if role is not Role.ADMIN and "{" in path and "{model" not in path
+        for (method, path), rule in RULES.items()
+        if rule.role is not Role.ADMIN and "{" in path and "{model" not in path
     ]
 
 
