@@ -28,8 +28,8 @@ from api.routes.service.metrics import FOLDER_VARIABLE
 GRACE_SECONDS = 5
 #: shorter than Python's 5 ms, which a request waits for the interpreter after each query
 SWITCH_SECONDS = 0.001
-#: a process that does not answer its supervisor for so long is replaced
-HUNG_SECONDS = 30
+#: a process that does not answer its supervisor for so long is replaced; a slow start must fit in
+HUNG_SECONDS = 120
 
 
 def serve(settings: Settings) -> int:

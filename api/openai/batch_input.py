@@ -25,9 +25,9 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import CaptureSpec, SamplingSpec, canonical_digest
 from api.dependencies import Services
 from api.openai.batch_lines import InvalidBatch, LineReader, numbered
-from api.submission import outlook, planning, prompt_tokens, submissions
+from api.submission import planning, prompt_tokens, steps
 from api.submission.prompt_tokens import PromptTokens
-from api.submission.submissions import Submission
+from api.submission.steps import Submission
 from storage.samples import NewSample
 
 #: errors that are told of one file
@@ -61,8 +61,8 @@ def submission_of(
                 lines.add(line, spec, hooks)
         if not errors and not lines.requests:
             errors.append(BatchError(code="empty_file", message="the input file has no requests"))
-        if not errors and lines.samples > submissions.MAX_SAMPLES:
-            message = f"{lines.samples} choices; one batch may have {submissions.MAX_SAMPLES}"
+        if not errors and lines.samples > steps.MAX_SAMPLES:
+            message = f"{lines.samples} choices; one batch may have {steps.MAX_SAMPLES}"
             errors.append(BatchError(code="too_many_tasks", message=message))
         if errors:
             raise InvalidBatch(errors)
@@ -182,7 +182,7 @@ def _submission(
     lines: _Lines,
 ) -> Submission:
     """The job. Raises InsufficientResources where it certainly does not fit."""
-    spec = submissions.with_defaults(
+    spec = steps.with_defaults(
         services,
         BatchJobSpec(
             model=lines.model,
@@ -200,7 +200,7 @@ def _submission(
         ),
     )
     with services.database.read() as session:
-        ahead = outlook.read(services, session, spec.model, spec.priority)
+        ahead = steps.read_outlook(services, session, spec)
 
     def within_context(most: int) -> BatchJobSpec:
         # a line that asks for more fails by itself

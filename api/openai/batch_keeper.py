@@ -21,7 +21,7 @@ from actograph.contract.errors import ActographError, NotFound, ServiceUnavailab
 from api.dependencies import Services
 from api.openai import batch_input, batch_output
 from api.openai.batch_lines import InvalidBatch
-from api.submission import job_insertion
+from api.submission import submit
 from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkDigests, ChunkHasher
 from storage.files import files
 from storage.index import deletions, ids
@@ -95,7 +95,7 @@ class BatchKeeper:
             services = replace(services, database=services.database.restricted_to(row.owner))
         try:
             with batch_input.submission_of(services, row.id, request, row.owner) as submission:
-                job = job_insertion.insert(services.database, submission, partial(_begin_batch, row.id))
+                job = submit.insert(services.database, submission, partial(_begin_batch, row.id))
         except _Taken:
             return
         except ServiceUnavailable:

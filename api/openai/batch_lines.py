@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from actograph.contract.batches import BatchError, BatchLine, BatchRequest
 from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.chat.chat_job import ChatJobSpec
@@ -15,7 +13,7 @@ from actograph.contract.specs import canonical_digest
 from api.dependencies import Services
 from api.openai import chat_requests
 from api.problems.validation import InvalidFields, parse_body
-from api.submission import interventions, submissions
+from api.submission import steps
 from storage.files import files
 
 #: a line can hold a prompt of the largest size
@@ -149,25 +147,22 @@ class LineReader:
         return spec.model_copy(update={"model": model})
 
     def _hooks(self, spec: ChatJobSpec) -> list[str] | None:
-        submissions.check_template(spec, self._structure)
-        submissions.check_biased(spec, self._structure)
+        steps.check_messages(spec, self._structure)
+        steps.check_bias(spec, self._structure)
         asked = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
         if asked not in self._checked:
             if len(self._checked) >= MOST_CHECKED:
                 self._checked.clear()
             try:
                 with self._services.database.read() as session:
-                    self._checked[asked] = self._asked(session, spec)
+                    stored = steps.stored_vectors(session, spec)
+                self._checked[asked] = steps.check_hooks(spec, self._structure, stored)
             except InvalidRequest as error:
                 self._checked[asked] = error
-        found = self._checked[asked]
-        if isinstance(found, ActographError):
-            raise found
-        return found
-
-    def _asked(self, session: Session, spec: ChatJobSpec) -> list[str] | None:
-        interventions.check(session, spec, self._structure)
-        return submissions.captured_hooks(spec.capture, self._structure)
+        known = self._checked[asked]
+        if isinstance(known, ActographError):
+            raise known
+        return known
 
 
 def _refuse_stream(stream: Any) -> None:

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -11,7 +10,8 @@ from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, 
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from api.dependencies import Services
-from api.submission import job_insertion, pauses, planning, submissions
+from api.submission import pauses, planning
+from api.submission import submit as submission_steps
 from storage import samples
 from storage.tables.models import JobRow, SampleRow
 
@@ -84,8 +84,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
         InvalidRequest: `param` is named as in the request.
     """
     try:
-        submission = submissions.check(services, _within_context(spec, services))
-        submission = replace(submission, owner=owner)
+        submission = submission_steps.check(services, spec, owner)
         planning.admit(services, submission)
         ahead = submission.outlook
         if ahead.waiting_reason is not None:
@@ -94,7 +93,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
             held = pauses.of_owner(services, session, owner)
         if held is not None:
             raise ServiceUnavailable(f"nothing is begun now: {held}")
-        made = job_insertion.insert(services.database, submission, _with_samples)
+        made = submission_steps.insert(services.database, submission, _with_samples)
     except ActographError as error:
         # a job's sampling is a request's own fields
         error.param = error.param and error.param.removeprefix("sampling.")
@@ -105,14 +104,3 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
 
 def _with_samples(session: Session, row: JobRow) -> tuple[JobRow, Sequence[SampleRow]]:
     return row, samples.find(session, row.id, limit=row.total or 1)[0]
-
-
-def _within_context(spec: ChatJobSpec, services: Services) -> ChatJobSpec:
-    """A default for `max_tokens` that is more than the model's context is no fault of the client's."""
-    model = services.models.require(spec.model)
-    with services.database.read() as session:
-        structure = services.structures.find(session, model)
-    if structure is None or any(given.max_tokens is not None for given in spec.inputs):
-        return spec
-    most = min(spec.sampling.max_tokens, structure.context_length - 1)
-    return spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_tokens": most})})

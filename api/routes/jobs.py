@@ -1,6 +1,5 @@
 """/v1/jobs: estimate, submit, list, cancel, retry, rescore and delete jobs."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -16,7 +15,7 @@ from api.requests.answered_once import IdempotencyKey, Keep, answered_once
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from api.security.auth import Caller
-from api.submission import job_insertion, planning, submissions
+from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
 from storage.jobs import job_control, job_deletion, job_shape, jobs
@@ -105,7 +104,7 @@ def estimate_job(
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""
     spec = parse_job_spec(body)
     require_priority(services, spec.priority)
-    submission = replace(submissions.check(services, spec), owner=by)
+    submission = submit.check(services, spec, by)
     return planning.plan(services, submission, prompt_tokens)
 
 
@@ -133,8 +132,8 @@ def submit_job(
     spec = parse_job_spec(body)
     require_priority(services, spec.priority)
 
-    def submit(keep: Keep) -> StoredAnswer:
-        submission = replace(submissions.check(services, spec), owner=by)
+    def act(keep: Keep) -> StoredAnswer:
+        submission = submit.check(services, spec, by)
         planning.admit(services, submission)
         ahead = submission.outlook
 
@@ -145,12 +144,12 @@ def submit_job(
             keep(session, answer)
             return row, answer
 
-        row, answer = job_insertion.insert(services.database, submission, finish, renew=keep.renew)
+        row, answer = submit.insert(services.database, submission, finish, renew=keep.renew)
         # without the broker an idle worker finds the job
         services.broker.wake(row.id, row.priority, ahead.queue)
         return answer
 
-    return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, submit))
+    return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, act))
 
 
 def _shown_at_once(session: Session, row: JobRow) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from actograph.tasks.prompts import FewshotSampler, build_prompt, task_of
 from actograph.tasks.rows import row_form
 from api.dependencies import Services
 from api.submission.prompt_tokens import PromptTokens, characters_of
-from api.submission.submissions import Submission
+from api.submission.steps import Submission
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
 from storage.queue import model_tokenizers

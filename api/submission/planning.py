@@ -19,7 +19,7 @@ from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
 from api.dependencies import Services
 from api.submission import measured_prompts, prompt_tokens
 from api.submission.prompt_tokens import PromptTokens
-from api.submission.submissions import Submission
+from api.submission.steps import Submission
 from storage.accounts.quotas import Quotas
 from storage.queue import pause
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, ExtractSpec
-from api.submission.submissions import Submission
+from api.submission.steps import Submission
 from storage.samples import NewSample
 
 #: of English text under a vocabulary of 30,000 tokens or more

@@ -7,7 +7,7 @@ from actograph.contract.service.capabilities import Capabilities, Features, Limi
 from api.dependencies import RingDep, Services, ServicesDep
 from api.routes.models import list_models
 from api.routing import READ, Routes
-from api.submission.submissions import MAX_SAMPLES
+from api.submission.steps import MAX_SAMPLES
 from storage.accounts import quotas
 
 router = Routes(tags=["models"])

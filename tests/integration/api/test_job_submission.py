@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.settings import Settings
-from api.submission import submissions
+from api.submission import datasets, steps
 from storage import samples
 from storage.jobs import jobs
 from storage.queue import routing
@@ -389,7 +389,8 @@ def test_a_hub_name_without_owner_is_refused(refused: Callable[..., Any]) -> Non
 def test_a_job_of_too_many_samples_is_refused(
     service: "Service", refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submissions, "MAX_SAMPLES", 9)
+    for module in (steps, datasets):
+        monkeypatch.setattr(module, "MAX_SAMPLES", 9)
     file_id = service.upload(*GOOD_ROWS)
     refused(evaluation({"file_id": file_id}, epochs=2), None, says="9")
     refused(capture(epochs=10), None, says="9")

@@ -55,7 +55,7 @@ def run(settings: Settings) -> Iterator[Run]:
         )
         started.append(process)
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             try:
                 httpx.get(f"{url}/livez", trust_env=False)

@@ -20,7 +20,7 @@ from actograph.contract.service.keys import KeyUpdate, NewKey
 from actograph.contract.specs import SessionUpdate
 from api.dependencies import PageQuery, Services
 from api.openai import chat_requests
-from api.routes import batches, files, interventions, jobs, models, rescoring
+from api.routes import batches, files, interventions, jobs, models
 from storage.accounts import api_keys
 from storage.jobs import jobs as stored_jobs
 from storage.queue import forecast, pause
@@ -152,7 +152,7 @@ class Client:
 
     def rescore(self) -> None:
         body = json.dumps({"scorers": ["numeric"]}).encode()
-        rescoring.rescore_job(self._services, self._any("evaluation"), body)
+        jobs.rescore_job(self._services, self._any("evaluation"), body)
 
     def load_model(self) -> None:
         models.load_model(self._services, json.dumps({"model_id": MODEL}).encode())
