@@ -25,7 +25,6 @@ from actograph.settings import Settings
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
 from api.served_models import ServedModels
-from bench.marks import Mark, print_marks, write_result
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.broker.broker import Broker
@@ -35,6 +34,7 @@ from storage.index.database import Database, now
 from storage.jobs import batches
 from storage.tables.models import JobRow, SampleRow
 from tests.support import process_memory
+from tests.support.marks import Mark, print_marks, write_result
 
 MODEL = "bench"
 CAPTURES: list[dict[str, Any] | None] = [

@@ -31,7 +31,6 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from actograph.contract.resources import Job, Sample
-from bench.marks import write_result
 from storage.upkeep.sweep import sweep_sessions
 from tests.support.chaos.audit import Audit, audit_job
 from tests.support.chaos.changes import MODEL, SAVEPOINT
@@ -41,6 +40,7 @@ from tests.support.chaos.report import Report, marks, show, summary
 from tests.support.chaos.run import Chaos
 from tests.support.chaos.service import RECONCILE_SECONDS, Servers, servers, service
 from tests.support.chaos.stack import Stuck
+from tests.support.marks import write_result
 from tests.support.servers import Unavailable
 
 SWEEP_ALL = -60.0

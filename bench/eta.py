@@ -23,13 +23,13 @@ from rich.table import Table
 from actograph.contract.resources import Job, JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from bench.marks import Mark, print_marks, write_result
 from storage import migrate, samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_view, workers
 from storage.samples.expansion import capture_samples
+from tests.support.marks import Mark, print_marks, write_result
 from tests.support.null_engine import NullEngine
 from worker.drain.drain import Drain
 from worker.engine.requests import Generation, GenerationRequest

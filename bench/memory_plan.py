@@ -27,8 +27,8 @@ from actograph.contract.plans.batch_memory import (
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
-from bench.marks import write_result
 from bench.shapes import LLAMA_8B, QWEN3_06B
+from tests.support.marks import write_result
 
 GIB = 1 << 30
 CUDA_BYTES = GIB

@@ -46,10 +46,10 @@ from actograph.contract import hooks as grammar
 from actograph.contract.hooks import LAYER_POINTS
 from actograph.contract.row_selection import StatsSpec
 from actograph.contract.specs import CaptureSpec
-from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
 from tests.support import process_memory
+from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.requests import BufferOptions, GenerationRequest

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from bench.lmeval.environment import LmEval
 from tests.support.isolated_python import python_with
+from tests.support.lmeval.environment import LmEval
 from tests.support.servers import Unavailable
 
 

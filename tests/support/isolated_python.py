@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.marks import REPO
+from tests.support.marks import REPO
 from tests.support.servers import Unavailable
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.chat_load import Answer, TokenCheck, question
+from tests.support.chat_load import Answer, TokenCheck, question
 from tests.support.process_watch import Reading, growth
 
 
