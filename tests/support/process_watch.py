@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.support.processes import words_of
+from tests.support.processes import is_broker, words_of
 
 SAMPLE_SECONDS = 0.5
 
@@ -80,7 +80,7 @@ def service_processes() -> dict[str, psutil.Process]:
             found["worker parent"] = process
         elif any("spawn_main" in word for word in words):
             found["worker child"] = process
-        elif words and "redis-server" in words[0]:
+        elif is_broker(process):
             found["redis"] = process
     missing = {"api", "worker parent", "worker child", "redis"} - found.keys()
     if missing:

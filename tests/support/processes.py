@@ -4,6 +4,8 @@ A program starts short-lived children at any moment (a library that is looked up
 over somebody's children always meets one that has just ended.
 """
 
+from pathlib import Path
+
 import psutil
 
 
@@ -21,3 +23,9 @@ def has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def is_broker(process: psutil.Process) -> bool:
+    """Whether it is a Valkey or Redis server."""
+    words = words_of(process)
+    return bool(words) and Path(words[0].split()[0]).name in ("valkey-server", "redis-server")

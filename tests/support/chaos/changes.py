@@ -167,7 +167,7 @@ def _stop_successor(stack: Stack) -> psutil.Process:
     port = int((stack.home / "redis" / "port").read_text())
     for _ in range(_REDIS_TRIES):
         known = {child.pid for child in stack.process.children()}
-        stack.program("redis-server").kill()
+        stack.broker().kill()
         found = _new_child(stack, known, "redis.conf")
         found.suspend()
         if not _listens(found, port):

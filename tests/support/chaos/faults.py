@@ -103,12 +103,12 @@ def kill_api(stack: Stack) -> Injected:
 
 
 def kill_broker(stack: Stack) -> Injected:
-    return _elsewhere(stack, stack.program("redis-server").kill)
+    return _elsewhere(stack, stack.broker().kill)
 
 
 def restart_broker(stack: Stack) -> Injected:
     """An orderly end (SIGTERM); the supervisor starts it again."""
-    return _elsewhere(stack, lambda: stack.program("redis-server").send_signal(signal.SIGTERM))
+    return _elsewhere(stack, lambda: stack.broker().send_signal(signal.SIGTERM))
 
 
 def flush_broker(stack: Stack) -> Injected:

@@ -14,7 +14,7 @@ from actograph.contract.resources import SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.tables.models import JobRow, SampleRow, SessionRow, WorkerRow
-from tests.support.processes import words_of
+from tests.support.processes import is_broker, words_of
 from tests.support.servers.faulty_proxy import FaultyProxy
 from tests.support.servers.postgres import PostgresServer
 
@@ -69,13 +69,19 @@ class Stack:
     postgres: PostgresServer | None = None
     proxy: FaultyProxy | None = None
 
-    def program(self, word: str) -> psutil.Process:
-        """The service's direct child that runs `python -m WORD`, or the program WORD. Raises NotMidWork."""
+    def program(self, module: str) -> psutil.Process:
+        """The service's direct child that runs `python -m MODULE`. Raises NotMidWork."""
         for child in self.process.children():
-            line = words_of(child)
-            if line[1:3] == ["-m", word] or (line and Path(line[0].split()[0]).name == word):
+            if words_of(child)[1:3] == ["-m", module]:
                 return child
-        raise NotMidWork(f"{word} is being started")
+        raise NotMidWork(f"{module} is being started")
+
+    def broker(self) -> psutil.Process:
+        """The service's Valkey or Redis server. Raises NotMidWork."""
+        for child in self.process.children():
+            if is_broker(child):
+                return child
+        raise NotMidWork("the broker is being started")
 
     def leased(self) -> dict[str, list[str]]:
         """Worker id -> the samples that it holds."""

