@@ -46,8 +46,8 @@ T = TypeVar("T")
 _LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 
 
-#: what the programs need -> the extra that brings it
-_PROGRAM_MODULES = ("fastapi", "celery", "torch", "nnsight")
+#: modules of the programs and of their largest dependencies
+_PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
 
 
 class PortInUse(Conflict):
@@ -340,12 +340,11 @@ def _without(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[
 
 
 def require_installed() -> None:
-    """Raises ServiceUnavailable where only the client is installed."""
+    """Raise ServiceUnavailable if only the client is installed."""
     for module in _PROGRAM_MODULES:
         if importlib.util.find_spec(module) is None:
             raise ServiceUnavailable(
-                f"the service's programs are not installed ({module} is missing); "
-                "say: pip install 'actograph[worker]'"
+                f"The service is not installed ({module} is missing). Run: pip install 'actograph[worker]'"
             )
 
 
