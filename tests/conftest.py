@@ -35,13 +35,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wa
 TIME_LIMITS = {"unit": 150, "integration": 600, "e2e": 900}
 
 
+#: fixtures that start a server
+SERVERS = {"postgres_server", "own_postgres", "swift_server"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound each test by its tier; what a test says of itself goes first."""
+    """Bound each test by its tier unless it has a limit of its own; mark tests that start a server."""
     tiers = Path(__file__).parent
     for item in items:
         tier = item.path.relative_to(tiers).parts[0] if item.path.is_relative_to(tiers) else ""
         if tier in TIME_LIMITS and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIME_LIMITS[tier]))
+        if SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
 
 
 def unavailable(reason: str) -> NoReturn:

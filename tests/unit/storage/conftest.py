@@ -28,7 +28,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def database(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         shutil.copy(empty_database, tmp_path / "test.db")
