@@ -9,7 +9,7 @@ from actograph.contract.specs import CaptureSpec, SamplingSpec
 
 
 def features_needed(capture: CaptureSpec) -> int:
-    """The width that a hook must have for the columns that the spec names; 0 where it takes all."""
+    """The smallest width of a hook that has all selected features; 0 selects all features."""
     if capture.features is None:
         return 0
     if isinstance(capture.features, FirstFeatures):
@@ -18,7 +18,7 @@ def features_needed(capture: CaptureSpec) -> int:
 
 
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
-    """Refuse what a hook of this model cannot give.
+    """Check that the model's hooks can give the requested features, reductions and statistics.
 
     Args:
         hooks: canonical names, as `hooks.expand` gives them.
@@ -47,7 +47,7 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
 
 
 def check_sampling(sampling: SamplingSpec, structure: ModelStructure) -> None:
-    """Raises InvalidRequest where a token is biased that the model does not have."""
+    """Raises InvalidRequest if `logit_bias` names a token that the model does not have."""
     beyond = [token for token in sampling.logit_bias if token >= structure.vocab_size]
     if beyond:
         raise InvalidRequest(

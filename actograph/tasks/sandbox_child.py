@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -90,7 +90,11 @@ def render(source: str, columns: Mapping[str, Any], max_chars: int) -> str:
     return text
 
 
-_CALLS = {"read_yaml": read_yaml, "columns_of": columns_of, "render": render}
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "read_yaml": read_yaml,
+    "columns_of": columns_of,
+    "render": render,
+}
 
 
 def _reply(request: Mapping[str, Any]) -> str:

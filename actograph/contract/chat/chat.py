@@ -27,7 +27,7 @@ from actograph.contract.specs import (
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
-#: keeps one token, as a top_p of 0 does at OpenAI
+#: replaces a top_p of 0, which keeps the most likely token at OpenAI
 LEAST_TOP_P = 1e-9
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -35,7 +35,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ResponseFormat(Spec):
-    type: Annotated[str, only("text", why="only text is supported: what is generated is not constrained")]
+    type: Annotated[str, only("text", why="only text is supported: generated text is not constrained")]
     json_schema: Any = None
 
 
@@ -59,7 +59,7 @@ class CompletionBase(OpenAISpec):
 
     model: str = Field(min_length=1, max_length=1024)
     temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps the likeliest token alone.")
+    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps only the most likely token.")
     max_tokens: int | None = Field(None, ge=0, le=1_000_000)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -70,9 +70,11 @@ class CompletionBase(OpenAISpec):
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
 
-    top_k: int | None = Field(None, ge=1, description="Keep the k likeliest tokens; null keeps all.")
+    top_k: int | None = Field(
+        None, ge=1, description="Sample from the k most likely tokens; null samples from all."
+    )
     store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
-    capture: CaptureSpec | None = Field(None, description="What to capture, see docs/capture.md.")
+    capture: CaptureSpec | None = Field(None, description="Activations to capture; see docs/capture.md.")
     interventions: InterventionList = Field(default_factory=list)
     tags: list[Tag] = Field(default_factory=list, max_length=16)
     expires_after: ExpiresAfter | Literal["never"] | None = None
@@ -89,12 +91,12 @@ class CompletionBase(OpenAISpec):
         if self.store_activations is False and self.capture is not None:
             raise fault_of(
                 "store_activations",
-                "store_activations is false and capture says what to store; drop one of them",
+                "store_activations is false, but there is a capture spec; remove one of them",
             )
         if self.capture is not None and self.capture.mode != "generate":
             raise fault_of(
                 "capture",
-                f"mode {self.capture.mode} is not for this route; leave it out or send an extract job",
+                f"mode {self.capture.mode} is not supported on this route; remove it or send an extract job",
             )
         if self.stream_options is not None and not self.stream:
             raise fault_of("stream_options", "stream_options needs stream: true")
@@ -102,14 +104,14 @@ class CompletionBase(OpenAISpec):
 
     @property
     def captures(self) -> CaptureSpec | None:
-        """What is to be captured; None for nothing."""
+        """The capture spec; None captures nothing."""
         if self.capture is not None:
             return self.capture
         return CaptureSpec() if self.store_activations else None
 
     @property
     def choices(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers to each prompt."""
         return self.n or 1
 
     @property
@@ -120,7 +122,7 @@ class CompletionBase(OpenAISpec):
         return list(dict.fromkeys(self.stop or ()))
 
     def sampling(self, *, max_tokens: int, seed: int) -> SamplingSpec:
-        """How tokens are chosen; OpenAI's defaults."""
+        """The sampling spec, with OpenAI's defaults."""
         return SamplingSpec(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else max(self.top_p, LEAST_TOP_P),
@@ -153,9 +155,9 @@ class ChatCompletionRequest(CompletionBase):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
-        None, description="A call is promised by none of them; see docs/openai.md."
+        None, description="No value guarantees a call; see docs/openai.md."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
@@ -179,9 +181,13 @@ class ChatCompletionRequest(CompletionBase):
         if self.must_call and not names:
             raise fault_of("tool_choice", "this tool_choice needs tools")
         if self.call_name is not None and self.call_name not in names:
-            raise fault_of("tool_choice", f"tool_choice names {self.call_name}, which is not among the tools")
+            raise fault_of(
+                "tool_choice", f"tool_choice names {self.call_name}, which is not one of the tools"
+            )
         if self.reasoning_effort is not None and self.thinks:
-            raise fault_of("reasoning_effort", "none, and enable_thinking is true; send one of them")
+            raise fault_of(
+                "reasoning_effort", "reasoning_effort is none, but enable_thinking is true; send one of them"
+            )
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
             raise fault_of(
@@ -191,18 +197,18 @@ class ChatCompletionRequest(CompletionBase):
 
     @property
     def thinks(self) -> bool:
-        """Whether the chat template is told to let the model think."""
+        """Value of enable_thinking for the chat template."""
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         return bool(self.enable_thinking if kwargs is None else kwargs)
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is to be a call."""
+        """True if the answer must be a tool call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def call_name(self) -> str | None:
-        """The tool that is to be called, where there is no choice."""
+        """The only tool that the answer may call. Returns None if there are several."""
         if isinstance(self.tool_choice, NamedTool):
             return self.tool_choice.function.name
         names = {tool.function.name for tool in self.tools or ()}
@@ -210,27 +216,27 @@ class ChatCompletionRequest(CompletionBase):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings; an answer of one call ends with it."""
+        """The stop strings; an answer with a single call ends after the call."""
         stops = super().stops
-        # in a thought a call is only thought of
+        # calls within a thought do not count
         if self.one_call and (self.must_call or not self.thinks) and len(stops) < MAX_STOPS:
             return list(dict.fromkeys([*stops, CLOSE]))
         return stops
 
     @property
     def one_call(self) -> bool:
-        """Whether the first call is the only one that counts."""
+        """True if only the first call counts."""
         named = isinstance(self.tool_choice, NamedTool)
         return bool(self.offered_tools) and (named or self.parallel_tool_calls is False)
 
     @property
     def most_tokens(self) -> int | None:
-        """Most tokens of an answer, where the request says it."""
+        """Maximum of tokens of an answer; None if the request has none."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def offered_tools(self) -> list[ToolDefinition]:
-        """The tools that the model is told of."""
+        """The tools that the model sees."""
         return [] if self.tool_choice == "none" else self.tools or []
 
 
@@ -252,16 +258,14 @@ class CompletionRequest(CompletionBase):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    suffix: Annotated[
-        str | None, only("", why="not supported here: the model continues text, it does not fill gaps")
-    ] = None
+    suffix: Annotated[str | None, only("", why="not supported here: the model only continues text")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of != self.choices:
-            raise fault_of("best_of", "best_of must be n: every choice is answered, none is picked out")
+            raise fault_of("best_of", "best_of must be equal to n: all choices are returned")
         if self.max_tokens == 0 and not self.echo:
-            raise fault_of("max_tokens", "max_tokens 0 needs echo: true; there would be nothing to answer")
+            raise fault_of("max_tokens", "max_tokens 0 needs echo: true; otherwise the answer is empty")
         lacking = needs_generation(self.capture.positions) if self.capture is not None else None
         if self.max_tokens == 0 and lacking is not None:
             raise fault_of("capture", f"positions {lacking} need generated tokens, and max_tokens is 0")
@@ -269,7 +273,7 @@ class CompletionRequest(CompletionBase):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One for each prompt: its text or its token ids."""
+        """The prompts, each as text or as token ids."""
         given: Any = self.prompt
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]

@@ -1,4 +1,4 @@
-"""Answers of `/v1/chat/completions` and `/v1/completions`, in OpenAI's form, with what was captured."""
+"""Answers of `/v1/chat/completions` and `/v1/completions`, in OpenAI's form, with captured activations."""
 
 from typing import Any, Literal
 
@@ -15,11 +15,11 @@ class ActivationFile(Resource):
     name: str
     bytes: int
     sha256: str
-    url: str = Field(description="Path at which it is read.")
+    url: str = Field(description="Path of the file's content.")
 
 
 class ActivationMeta(Resource):
-    """One captured tensor."""
+    """A captured tensor."""
 
     shape: list[int]
     dtype: str
@@ -27,7 +27,7 @@ class ActivationMeta(Resource):
 
 
 class Captured(BaseModel):
-    """Where a choice's activations are; absent where nothing was to be captured."""
+    """Captured activations of a choice; left out without capture."""
 
     session_id: str | None = None
     activation_files: list[ActivationFile] | None = None
@@ -35,7 +35,7 @@ class Captured(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Clients know the fields of an answer without capture; what is not there is not named."""
+        """Leave out empty fields, so that answers without capture have OpenAI's fields alone."""
         absent = [name for name in Captured.model_fields if getattr(self, name) is None]
         return {name: value for name, value in handler(self).items() if name not in absent}
 
@@ -87,13 +87,13 @@ class ChatChoice(Captured):
 
 
 class Answer(Captured):
-    """What all answers have; `session_id` and the like are those of the first choice."""
+    """Fields of all answers; `session_id` and the other captures are those of the first choice."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str | None = None
-    run_id: str = Field(description="Id of the job that made it.")
+    run_id: str = Field(description="Id of the job.")
 
 
 class ChatCompletion(Answer):
@@ -103,10 +103,10 @@ class ChatCompletion(Answer):
 
 
 class TextToken(BaseModel):
-    """A token of a text and its probability, as samples keep it; the first of all tokens has none.
+    """A token of a text and its log probability, as samples store it; the first token has none.
 
     Attributes:
-        top: the likeliest by name, the token itself among them.
+        top: the most likely tokens and this token -> log probability.
     """
 
     token: str
@@ -116,7 +116,7 @@ class TextToken(BaseModel):
 
 
 class CompletionLogprobs(Resource):
-    """One entry for each token, the end token too; with `echo` the prompt's come first."""
+    """Log probabilities of all tokens with the end token; with `echo` those of the prompt come first."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -138,7 +138,7 @@ class Completion(Answer):
 
 
 class ToolCallDelta(Resource):
-    """A whole call: it is not sent in pieces."""
+    """A whole call; calls are not streamed in pieces."""
 
     index: int
     id: str

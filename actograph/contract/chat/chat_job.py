@@ -1,7 +1,7 @@
-"""Jobs of kind `chat`: what one request to an OpenAI-compatible route becomes.
+"""Jobs of kind `chat`: requests to the OpenAI-compatible routes.
 
-Their samples hold everything in which such requests differ (messages, tools, max_tokens), the spec
-what all samples of one batch must share. So requests of many clients can be run as one batch.
+The spec has the fields that all samples of a batch must share. The samples have the fields in which requests
+differ (messages, tools, max_tokens). So requests of many clients run as one batch.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ KIND = "chat"
 
 
 class ChatInput(Spec):
-    """One choice: a conversation, a text or token ids, and how it is answered.
+    """The input of one choice: a conversation, a text or token ids.
 
     Attributes:
-        max_tokens: most tokens to generate, 0 where the prompt is only read; None: `default_max_tokens`, or
-            what the model's context leaves where that is less.
-        top_logprobs: log probabilities are kept of each token and of so many likeliest; None keeps none.
-        echo: the answer begins with the prompt, and so do the log probabilities.
-        must_call: the answer is begun for the model as a call of one of `tools`.
-        call_name: of this one.
-        one_call: only the first call of an answer counts.
-        live: the text is published while it is generated.
+        max_tokens: maximum of generated tokens; 0 only reads the prompt. None is `default_max_tokens`, or
+            the rest of the model's context if that is less.
+        top_logprobs: number of most likely tokens to store log probabilities of; None stores none at all.
+        echo: True if the answer and its log probabilities begin with the prompt.
+        must_call: True if the answer must be a call of one of `tools`.
+        call_name: the only tool that the answer may call.
+        one_call: True if only the first call of an answer counts.
+        live: True if the text is published while it is generated.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -44,17 +44,17 @@ class ChatInput(Spec):
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens to generate, as far as the request says it."""
+        """Maximum of generated tokens, by request or default."""
         return self.default_max_tokens if self.max_tokens is None else self.max_tokens
 
 
 def is_only_read(given: Mapping[str, Any]) -> bool:
-    """Whether nothing is generated after the prompt of a stored input."""
+    """True if a stored input only reads its prompt."""
     return given.get("max_tokens") == 0
 
 
 class ChatJobSpec(InputJobSpec, GeneratingSpec):
-    """One request; `epochs` are its choices for each of `inputs`."""
+    """A request; `epochs` is the number of choices for each of `inputs`."""
 
     kind: Literal["chat"] = "chat"
     inputs: list[ChatInput] = Field(min_length=1)
@@ -67,12 +67,12 @@ class ChatJobSpec(InputJobSpec, GeneratingSpec):
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether log probabilities of prompts are asked for."""
+        """True if the answer has log probabilities of the prompt."""
         return any(given.echo and given.top_logprobs is not None for given in self.inputs)
 
 
 def batch_key(spec: dict[str, Any]) -> dict[str, Any]:
-    """What chat jobs that are run as one batch have in common, of a stored spec."""
+    """The fields of a stored spec that all chat jobs of one batch share."""
     sampling = {k: v for k, v in spec["sampling"].items() if k not in ("seed", "max_tokens")}
     shared = ("capture", "interventions", "sample_timeout_seconds", "priority")
     return {"sampling": sampling} | {name: spec[name] for name in shared}

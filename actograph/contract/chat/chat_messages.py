@@ -11,7 +11,7 @@ from actograph.contract.specs import Spec, Text
 
 
 class TextPart(Spec):
-    """A piece of a message's content; text is the only kind."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: Text
@@ -24,7 +24,7 @@ class CalledFunction(Spec):
     @field_validator("arguments")
     @classmethod
     def _object(cls, value: str) -> str:
-        value = value or "{}"  # how some clients send a call without arguments back
+        value = value or "{}"  # some clients send calls without arguments so
         try:
             found = json.loads(value)
         except (ValueError, RecursionError):
@@ -43,7 +43,7 @@ class CalledTool(Spec):
 
 
 class ChatMessage(OpenAISpec):
-    """One message of the history; an earlier answer can be sent back as it came."""
+    """A message of the history; earlier answers can be sent back unchanged."""
 
     ignored = frozenset({"annotations"})
     unsupported: ClassVar[Mapping[str, str]] = {
@@ -104,7 +104,7 @@ class FunctionDefinition(Spec):
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
     strict: Annotated[
-        bool | None, only(False, why="strict is not supported: what the model writes is not constrained")
+        bool | None, only(False, why="strict is not supported: generated text is not constrained")
     ] = None
 
 

@@ -1,4 +1,4 @@
-"""Tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Tool calls in a model's text: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 This is the format of Qwen2.5, Qwen3 and the Hermes models (NousResearch, Hermes function calling).
 Calls inside a thought are thoughts, not calls.
@@ -12,7 +12,7 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-#: an annotated calculation up to where its result is due (Cobbe et al. 2021, arXiv 2110.14168)
+#: start of an annotated calculation, up to its result (Cobbe et al. 2021, arXiv 2110.14168)
 CALCULATION = re.compile(r"<<([^<>=\n]{1,400})=\Z")
 _FORM = 'write {"name": "<tool>", "arguments": {...}} between <tool_call> and </tool_call>'
 
@@ -25,16 +25,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """Something meant as a call that cannot be read; `reason` is for the model."""
+    """A call that cannot be read; `reason` is shown to the model."""
 
     reason: str
 
 
 def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
-    """The calls of one turn, in their order; empty where the turn calls nothing.
+    """The calls of one turn, in order.
 
     Args:
-        text: the turn, marks included.
+        text: the turn, with its markers.
     """
     spoken = _THOUGHT.sub("", text)
     if "</think>" in spoken:  # the template opened the thought
@@ -47,24 +47,24 @@ def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
 
 
 def annotation_call(text: str) -> ToolCall | None:
-    """The call of the calculator with which a text ends, in GSM8K's form: `<<48/2=`."""
+    """The call of the calculator at the end of a text, in GSM8K's form: `<<48/2=`."""
     found = CALCULATION.search(text)
     return None if found is None else ToolCall("calculator", {"expression": found[1].strip()})
 
 
 def recorded_calls(text: str) -> list[ToolCall | MalformedCall]:
-    """The calls of a recorded turn, in whichever of the two forms they are."""
+    """The calls of a recorded turn, in either form."""
     annotation = annotation_call(text)
     return parse_calls(text) or ([] if annotation is None else [annotation])
 
 
 def text_before_calls(text: str) -> str:
-    """What a turn says before its first call, its thought included; white space at the end is left out."""
+    """The text of a turn before its first call, without white space at the end."""
     return text[: first_call(text)].rstrip()
 
 
 def first_call(text: str) -> int:
-    """Where the first call of a turn begins; its length where there is none. Thoughts hold no calls."""
+    """Start of the first call of a turn, outside of thoughts; the text's length if there is none."""
     start = text.rfind("</think>") + 1  # 0 where no thought ends
     if not start and "<think>" in text:
         return len(text)
@@ -73,7 +73,7 @@ def first_call(text: str) -> int:
 
 
 def _unclosed(body: str) -> ToolCall | MalformedCall:
-    """A call whose closing mark is missing counts where its JSON is whole: models often end there."""
+    """Read a call without closing marker. It counts if its JSON is complete: models often end there."""
     found = _parse(body.strip())
     if isinstance(found, ToolCall):
         return found

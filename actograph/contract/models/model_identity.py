@@ -1,4 +1,4 @@
-"""The identity of a loaded model: everything that its numbers depend on."""
+"""The identity of a loaded model: everything that determines its activations."""
 
 import json
 from hashlib import sha256
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: the fields that change numbers, in the order in which a message lists them
+#: the fields that change the activations, in the order of messages
 _DECISIVE = (
     "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256", "engine",
 )  # fmt: skip
@@ -18,16 +18,18 @@ class _Stored(BaseModel):
 
 
 class ModelIdentity(_Stored):
-    """One model as one worker loaded it.
+    """A model as a worker has loaded it.
 
-    Where a model came from (`model`, `source`, `revision`) is part of the record and not of `sha256`: the
-    same weights under another path or revision give the same numbers.
+    `model`, `source` and `revision` are not part of `sha256`: the same weights under another path or revision
+    give the same activations.
     """
 
-    model: str = Field(description="Name under which it is served.")
+    model: str = Field(description="Served name of the model.")
     source: str = Field(description="Folder or Hub id.")
     revision: str | None = Field(None, description="Commit of the Hub; null for a folder.")
-    weights_sha256: str = Field(description="Of the weight files, config.json and generation_config.json.")
+    weights_sha256: str = Field(
+        description="Digest of the weight files, config.json and generation_config.json."
+    )
     dtype: str
     attn_implementation: str | None = None
     tokenizer_sha256: str
@@ -51,16 +53,16 @@ class ModelIdentity(_Stored):
 
 
 class PinnedModel(_Stored):
-    """The model that a job is run with, fixed when it is submitted or first claimed."""
+    """The model of a job, fixed at its submission or first claim."""
 
     identity: ModelIdentity
     savepoints: dict[str, str] = Field(
-        default_factory=dict, description="Savepoint -> hook point, as they were when the job was pinned."
+        default_factory=dict, description="Savepoint -> hook point, at the time when the job was pinned."
     )
 
 
 def short(identity_sha256: str | None) -> str:
-    """An identity's digest for people; sessions of older versions have none."""
+    """The start of an identity's digest, for display; sessions of older versions have none."""
     return "unknown" if identity_sha256 is None else identity_sha256[:_SHORT]
 
 

@@ -1,4 +1,4 @@
-"""What a client says of how a served model shall be loaded, and under which names of its own its hooks go."""
+"""Options of a model load, and savepoints: a client's own names of hook points."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "
 
 
 def _device_key(value: Any) -> Any:
-    """JSON keeps no integer keys: "0" is the GPU with this number."""
+    """Read a device key: JSON has no integer keys, so "0" is GPU 0."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -52,7 +52,7 @@ def _module_path(path: Any) -> str:
 
 
 def _device(device: Any) -> Device:
-    """0, "0", "cuda:0": the same GPU."""
+    """Read a device: 0, "0" and "cuda:0" are the same GPU."""
     found = _device_key(device)
     if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= 999:
         return found
@@ -64,23 +64,23 @@ def _device(device: Any) -> Device:
 
 
 class Savepoint(Spec):
-    """A name of the client's own for a hook point of this model."""
+    """A client's own name for a hook point of this model."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$")
     selector: str = Field(
-        max_length=256, pattern=r"^[\w.\[\]\-]+$", description="A hook point, or any accepted alias."
+        max_length=256, pattern=r"^[\w.\[\]\-]+$", description="A hook point, by name or alias."
     )
 
     @field_validator("name")
     @classmethod
     def _is_new(cls, value: str) -> str:
         if hooks.canonical(value) is not None or value.endswith((".input", ".output")):
-            raise ValueError(f"{value} is the name of a hook point already")
+            raise ValueError(f"{value} is already the name of a hook point")
         return value
 
 
 class ModelLoadOptions(Spec):
-    """How a model is loaded; null leaves it to the worker's settings."""
+    """Options of a model load; null uses the worker's settings."""
 
     revision: str | None = Field(
         None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$", description="Hub revision."
@@ -88,11 +88,11 @@ class ModelLoadOptions(Spec):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(
         None,
-        description="cpu, cuda or cuda:<n> for all of it; auto, balanced, balanced_low_0 or sequential to "
-        "have it spread over the GPUs; or module path -> GPU number, cuda:<n>, cpu or disk.",
+        description="cpu, cuda or cuda:<n> for the whole model; auto, balanced, balanced_low_0 or sequential "
+        "to spread it over the GPUs; or module path -> GPU number, cuda:<n>, cpu or disk.",
     )
     max_memory: dict[DeviceKey, Bytes] | None = Field(
-        None, max_length=64, description="GPU number or cpu -> bytes that the weights may take there."
+        None, max_length=64, description="GPU number or cpu -> maximum bytes of weights on this device."
     )
     attn_implementation: Attention | None = None
     savepoints: list[Savepoint] = Field(default_factory=list, max_length=MAX_SAVEPOINTS)
@@ -114,7 +114,7 @@ class ModelLoadOptions(Spec):
 
     @property
     def is_spread(self) -> bool:
-        """Whether `device_map` asks for more than one named device."""
+        """True if `device_map` spreads the model over devices."""
         return isinstance(self.device_map, dict) or self.device_map in _STRATEGIES
 
     @model_validator(mode="after")
@@ -126,9 +126,9 @@ class ModelLoadOptions(Spec):
 
 
 class ModelLoadRequest(ModelLoadOptions):
-    """Load a served model, in place of the one that a worker holds."""
+    """A request to load a served model, in place of a worker's current model."""
 
-    model_id: str = Field(min_length=1, max_length=1024, description="Any name under which it is served.")
+    model_id: str = Field(min_length=1, max_length=1024, description="Name or alias of the model.")
 
     @property
     def options(self) -> ModelLoadOptions:
@@ -139,7 +139,7 @@ def resolve_savepoints(options: ModelLoadOptions, structure: ModelStructure) -> 
     """Savepoint name -> canonical hook of this model.
 
     Raises:
-        UnknownHook: a selector that the model does not have; the message names the nearest ones.
+        UnknownHook: the model lacks a selector; the message suggests similar names.
     """
     plain = structure.model_copy(update={"savepoints": {}})
     found = {}
@@ -153,7 +153,7 @@ def resolve_savepoints(options: ModelLoadOptions, structure: ModelStructure) -> 
 
 
 def with_savepoints(structure: ModelStructure, savepoints: Mapping[str, str]) -> ModelStructure:
-    """The structure with these savepoints, and with every name of each hook beside it."""
+    """The structure with these savepoints, and with all names of each hook."""
     found = structure.model_copy(update={"savepoints": dict(savepoints)})
     named = {
         hook: info.model_copy(update={"aliases": hooks.names_in(found, hook)})

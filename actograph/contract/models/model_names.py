@@ -1,4 +1,4 @@
-"""How a served model is named: `M` is a hub id or a folder, `NAME=M` gives it a name."""
+"""Names of served models: `M` is a hub id or a folder, `NAME=M` gives it a name."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    #: the name that the service shows and stores
+    #: name in answers and in the index
     name: str
-    #: hub id or folder that transformers loads
+    #: hub id or folder
     source: str
-    #: every name under which a job may ask for it
+    #: all names that jobs may use
     aliases: frozenset[str]
 
 

@@ -1,4 +1,4 @@
-"""What the service answers with. Times are Unix seconds (UTC), sizes are bytes."""
+"""Resources: the answers of the service. Times are Unix seconds (UTC), sizes are bytes."""
 
 from actograph.contract.resources.base import (
     Deleted,

@@ -1,12 +1,12 @@
-"""How a sample used its tools, and how the samples of a condition did."""
+"""Tool use of a sample, and totals of a condition."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it does, and there was no turn or
-#: no room for another; `length`: max_tokens were used up in the middle of a turn
+#: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
+#: possible; `length`: a turn reached max_tokens
 ToolUseEnd = Literal["answer", "max_turns", "context_length", "length"]
 
 
@@ -19,39 +19,39 @@ class ToolMessage(BaseModel):
     content: str
     error: bool = Field(
         False,
-        description="The call failed, and the content says why; the model was told, except where it writes "
-        "annotations, which it then completes itself.",
+        description="True if the call failed; the content is the error. The model sees it, except with "
+        "annotations, which the model then completes itself.",
     )
 
 
 class ToolUse(BaseModel):
-    """How often a sample called tools, and how that ended."""
+    """Numbers of turns and tool calls of a sample."""
 
     model_config = ConfigDict(frozen=True)
 
     turns: int = Field(description="Turns of the model.")
-    calls: int = Field(description="Calls that were answered, failed ones included.")
-    errors: int = Field(description="Calls that were answered with an error.")
-    malformed: int = Field(description="Of those, calls that could not be read.")
+    calls: int = Field(description="Calls with a result, including failed ones.")
+    errors: int = Field(description="Failed calls.")
+    malformed: int = Field(description="Failed calls that could not be read.")
     ended: ToolUseEnd
 
 
 class ToolTotals(BaseModel):
-    """The tool use of a condition's samples together."""
+    """Totals of the tool use of a condition's samples."""
 
     model_config = ConfigDict(frozen=True)
 
-    samples: int = Field(description="Samples that had tools.")
-    calling: int = Field(description="Samples that called one at least once.")
+    samples: int = Field(description="Samples with tools.")
+    calling: int = Field(description="Samples with at least one call.")
     turns: int
     calls: int
     errors: int
     malformed: int
-    ended: dict[ToolUseEnd, int] = Field(description="How many samples ended in which way.")
+    ended: dict[ToolUseEnd, int] = Field(description="End of a sample -> number of samples.")
 
 
 def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
-    """Summed up; None where no sample had tools."""
+    """The totals of some samples. Returns None if no sample has tools."""
     if not uses:
         return None
     return ToolTotals(
@@ -66,7 +66,7 @@ def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
 
 
 def joined(one: ToolTotals | None, other: ToolTotals | None) -> ToolTotals | None:
-    """The totals of two groups of samples together."""
+    """The sum of the totals of two groups of samples."""
     if one is None or other is None:
         return one or other
     added = {

@@ -1,1 +1,1 @@
-"""Keys, roles, queue control, capabilities."""
+"""API keys, their roles, and the service's capabilities."""

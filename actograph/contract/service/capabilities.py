@@ -1,4 +1,4 @@
-"""What a service can do, read off the contract itself, so that the two cannot differ."""
+"""Capabilities of a service, derived from the contract."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -13,21 +13,21 @@ class CaptureCapabilities(Resource):
     """Values of a capture spec's fields."""
 
     points: list[str]
-    positions: list[str] = Field(description="The names; lists of token numbers and strides besides.")
+    positions: list[str] = Field(description="Names; token numbers and strides are accepted too.")
     segments: list[str]
     reduce: list[str]
     dtypes: list[str]
     modes: list[str]
-    fields: list[str] = Field(description="Every field of a capture spec.")
+    fields: list[str] = Field(description="All fields of a capture spec.")
 
 
 class InterventionCapabilities(Resource):
     ops: list[str]
-    positions: list[str] = Field(description="The names; token ranges besides.")
+    positions: list[str] = Field(description="Names; token ranges are accepted too.")
 
 
 class EvaluationCapabilities(Resource):
-    tasks: list[str] = Field(description="Tasks that come along; tasks of one's own besides.")
+    tasks: list[str] = Field(description="Built-in tasks; your own tasks are accepted too.")
     scorers: list[str]
     modes: list[str]
     tools: list[str]
@@ -47,13 +47,13 @@ class Limits(Resource):
 
 
 class Features(Resource):
-    """How the service was set up."""
+    """Configuration of the service."""
 
     database: Literal["sqlite", "postgres"]
     artifacts: Literal["files", "s3"]
-    authentication: bool = Field(description="Whether clients need a key.")
-    webhooks: bool = Field(description="Whether jobs may name a webhook.")
-    model_switching: bool = Field(description="Whether workers change their model for a job.")
+    authentication: bool = Field(description="True if clients need a key.")
+    webhooks: bool = Field(description="True if jobs may have a webhook.")
+    model_switching: bool = Field(description="True if workers load other models for jobs.")
 
 
 class Capabilities(Resource):
@@ -66,12 +66,12 @@ class Capabilities(Resource):
     evaluation: EvaluationCapabilities
     limits: Limits
     features: Features
-    openai_endpoints: list[str] = Field(description="Paths at which OpenAI's clients are served.")
-    endpoints: list[str] = Field(description="`METHOD path` of everything; /openapi.json has the schemas.")
+    openai_endpoints: list[str] = Field(description="OpenAI-compatible paths.")
+    endpoints: list[str] = Field(description="`METHOD path` of every route; /openapi.json has the schemas.")
 
 
 def of_contract() -> dict[str, Any]:
-    """The parts of `Capabilities` that every service of this version has."""
+    """The capabilities that all services of this version share."""
     capture, evaluation = specs.CaptureSpec.model_fields, specs.EvaluationSpec.model_fields
     return {
         "job_kinds": list(specs.JOB_KINDS),
@@ -98,7 +98,7 @@ def of_contract() -> dict[str, Any]:
 
 
 def names(annotation: Any) -> list[str]:
-    """Every string that a type of literals allows."""
+    """All strings of a Literal type, also within other types."""
     return list(dict.fromkeys(_names(annotation)))
 
 
@@ -106,7 +106,7 @@ def _names(annotation: Any) -> Iterator[str]:
     if get_origin(annotation) is Literal:
         yield from (value for value in get_args(annotation) if isinstance(value, str))
         return
-    # the rest of an Annotated says how a value is checked
+    # the rest of an Annotated is validators
     members = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
     for member in members:
         yield from _names(member)

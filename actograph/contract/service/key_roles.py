@@ -1,16 +1,16 @@
-"""The roles of API keys. Apart from `keys`, so that the command line shows its help without pydantic."""
+"""Roles of API keys. Without pydantic, so that `actograph --help` starts fast."""
 
 from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a key may do; each role includes the ones before it."""
+    """Permissions of a key; each role includes the roles before it."""
 
-    READ = "read"  # read what its owner has
-    SUBMIT = "submit"  # make, change and delete what its owner has
-    ADMIN = "admin"  # everything, of every owner
+    READ = "read"  # read the owner's data
+    SUBMIT = "submit"  # create, change and delete the owner's data
+    ADMIN = "admin"  # everything, for all owners
 
     def includes(self, other: "Role") -> bool:
-        """Whether a key of this role may do what needs the other."""
+        """True if this role has all permissions of the other."""
         order = list(Role)
         return order.index(self) >= order.index(other)

@@ -1,4 +1,4 @@
-"""API keys: what may be asked of one, and how it is shown. The key itself is shown once."""
+"""API keys: requests and answers. The key itself is shown once, when it is created."""
 
 from typing import Literal, Self
 
@@ -8,36 +8,36 @@ from actograph.contract.resources import Resource
 from actograph.contract.service.key_roles import Role
 from actograph.contract.specs import ExpiresAfter, Spec
 
-#: by which a key is known wherever it turns up
+#: start of all keys
 KEY_PREFIX = "acto_"
-#: an owner as a client may name one; `local` is who asks where a service has no keys
+#: form of an owner's name; `local` is the client of a service without keys
 OWNER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@:\-]{0,63}$"
 _NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
 MAX_QUOTA_BYTES = 1 << 60
 
 
 class NewKey(Spec):
-    """A key that shall be made."""
+    """A request to create a key."""
 
-    name: str = Field(min_length=1, max_length=64, pattern=_NAME_PATTERN, description="For people.")
+    name: str = Field(min_length=1, max_length=64, pattern=_NAME_PATTERN, description="Name of the key.")
     role: Role = Role.SUBMIT
     owner: str | None = Field(
         None,
         pattern=OWNER_PATTERN,
-        description="Whose jobs and sessions it sees and makes; keys may share one. Default: one of its own.",
+        description="Owner of its jobs and sessions; several keys may share one. Default: a new owner.",
     )
-    expires_after: ExpiresAfter | None = Field(None, description="When it ends; null: when it is revoked.")
+    expires_after: ExpiresAfter | None = Field(None, description="Expiry; null is no expiry.")
     quota_bytes: int | None = Field(
         None,
         ge=1,
         le=MAX_QUOTA_BYTES,
-        description="What its owner may store; null: what ACTOGRAPH_OWNER_QUOTA_BYTES says.",
+        description="Quota of its owner; null uses ACTOGRAPH_OWNER_QUOTA_BYTES.",
     )
-    requests_per_minute: int | None = Field(None, ge=1, le=1_000_000, description="null: no limit.")
+    requests_per_minute: int | None = Field(None, ge=1, le=1_000_000, description="null is no limit.")
 
 
 class KeyUpdate(Spec):
-    """A change of a key: what is named is changed, null takes a limit away."""
+    """Changes of a key; fields that are left out stay as they are, and null removes a limit."""
 
     name: str | None = Field(None, min_length=1, max_length=64, pattern=_NAME_PATTERN)
     quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES)
@@ -47,7 +47,7 @@ class KeyUpdate(Spec):
     @classmethod
     def _require_name(cls, value: str | None) -> str:
         if value is None:
-            raise ValueError("a key has a name")
+            raise ValueError("a key needs a name")
         return value
 
     @property
@@ -57,16 +57,16 @@ class KeyUpdate(Spec):
 
 
 class ApiKey(Resource):
-    """A key, without itself."""
+    """A key without its secret."""
 
     id: str
     object: Literal["api_key"] = "api_key"
     name: str
     role: Role
-    owner: str = Field(description="Whose jobs and sessions it sees and makes.")
-    prefix: str = Field(description="How the key begins.")
+    owner: str = Field(description="Owner of its jobs and sessions.")
+    prefix: str = Field(description="First characters of the key.")
     created_at: int
-    last_used_at: int | None = Field(None, description="To within a few minutes.")
+    last_used_at: int | None = Field(None, description="Last use, accurate to a few minutes.")
     expires_at: int | None = None
     revoked_at: int | None = None
     quota_bytes: int | None = None
@@ -74,9 +74,9 @@ class ApiKey(Resource):
 
 
 class CreatedKey(ApiKey):
-    """A key that was just made."""
+    """A new key with its secret."""
 
-    key: str = Field(description="The key itself. It is shown here and never again.", repr=False)
+    key: str = Field(description="The key itself, shown only once.", repr=False)
 
     @classmethod
     def of(cls, shown: ApiKey, key: str) -> Self:

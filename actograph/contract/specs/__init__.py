@@ -1,6 +1,6 @@
-"""What a client sends: job specs, sampling, capture and dataset references.
+"""Specs: job specs, sampling, capture and dataset references of clients.
 
-Every field but `kind`, `model` and the inputs has a default. Unknown fields are refused,
+All fields but `kind`, `model` and the inputs have a default. Unknown fields are refused,
 so that a misspelt option is an error and not a silent default.
 """
 

@@ -1,4 +1,4 @@
-"""Where rows come from: an uploaded file, a path on the server, or the Hub."""
+"""Datasets: an uploaded file, a path on the server, or a dataset on the Hub."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from actograph.contract.specs.base import Spec
 DatasetFormat = Literal["jsonl", "csv", "parquet"]
 Format = Annotated[
     DatasetFormat | None,
-    Field(description="null: by the file's name, which ends in .csv or .parquet; any other is JSONL."),
+    Field(description="null takes the format from the file's name: .csv, .parquet, otherwise JSONL."),
 ]
 
 

@@ -16,14 +16,14 @@ MAX_INPUTS = 100_000
 
 
 class Message(Spec):
-    """One chat message."""
+    """A chat message."""
 
     role: Literal["system", "user", "assistant"]
     content: Text
 
 
 class CaptureInput(Spec):
-    """One prompt or one conversation; exactly one of the two."""
+    """Either a prompt or a conversation."""
 
     prompt: PromptText | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
@@ -36,10 +36,12 @@ class CaptureInput(Spec):
 
 
 class InputJobSpec(JobSpecBase):
-    """A job over prompts or conversations that a client sends, under steered conditions."""
+    """A job over prompts or conversations, with optional conditions."""
 
     conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
-        default_factory=list, max_length=64, description="Every input is run under each; none: run once."
+        default_factory=list,
+        max_length=64,
+        description="Every input runs under each condition; without conditions it runs once.",
     )
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
 
@@ -56,7 +58,7 @@ class InputJobSpec(JobSpecBase):
 
 
 class CaptureJobSpec(InputJobSpec, GeneratingSpec):
-    """Generate from prompts or conversations and keep the activations."""
+    """Generate from prompts or conversations and store the activations."""
 
     kind: Literal["capture"]
     inputs: list[CaptureInput] = Field(min_length=1, max_length=MAX_INPUTS)
@@ -64,24 +66,30 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
 
 
 class ExtractSpec(InputJobSpec):
-    """Read texts, generate nothing, keep the activations of every token: prefill in chunks of layers."""
+    """Read texts without generating, and store the activations of all tokens."""
 
     kind: Literal["extract"]
     inputs: list[CaptureInput] | None = Field(
-        None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations; or `dataset`."
+        None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations, instead of `dataset`."
     )
-    dataset: DatasetRef | None = Field(None, description="Rows with a text each; or `inputs`.")
-    text_field: str = Field("text", min_length=1, max_length=256, description="Of each row, what is read.")
-    limit: int | None = Field(None, ge=1, description="Most rows of the dataset to take; null takes all.")
-    offset: int = Field(0, ge=0, description="Rows of the dataset to skip first.")
+    dataset: DatasetRef | None = Field(
+        None, description="Dataset with a text in each row, instead of `inputs`."
+    )
+    text_field: str = Field(
+        "text", min_length=1, max_length=256, description="Column of the dataset with the text."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Maximum number of rows of the dataset; null takes all."
+    )
+    offset: int = Field(0, ge=0, description="Number of rows of the dataset to skip.")
     truncate: bool = Field(
-        False, description="Cut a text to the model's context; false fails a sample that is longer."
+        False, description="True cuts texts to the model's context; with false a longer sample fails."
     )
     layers_per_pass: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="Layers whose rows are held at once; null: the memory plan decides.",
+        description="Layers whose rows are in memory at once; null leaves it to the memory plan.",
     )
     capture: ExtractCaptureSpec = Field(default_factory=ExtractCaptureSpec)
 
@@ -90,5 +98,5 @@ class ExtractSpec(InputJobSpec):
         if (self.inputs is None) == (self.dataset is None):
             raise ValueError("give exactly one of inputs and dataset")
         if self.inputs is not None and (self.limit is not None or self.offset):
-            raise ValueError("limit and offset are for a dataset; inputs are taken as they are")
+            raise ValueError("limit and offset need a dataset; remove them or inputs")
         return self
