@@ -129,6 +129,8 @@ class StagedPrefix(Protocol):
 class ArtifactStore(Protocol):
     """Safe for use from many threads at once."""
 
+    def __hash__(self) -> int: ...
+
     def check(self) -> None:
         """Raise ServiceUnavailable where nothing can be stored now, with what to do."""
         ...

@@ -55,11 +55,11 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
 ) -> None:
     job_id = bench.submit(capture=CAPTURE)
 
-    def pause() -> None:
+    def pause_the_queue() -> None:
         with bench.database.write() as session:
             pause.start(session, by="local", reason=None)
 
-    disk.before = pause
+    disk.before = pause_the_queue
     bench.drain(batch_size=2).run_slice(job_id)
     assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
     assert bench.broker.woken == [], "a message now would only come back at once"
