@@ -11,7 +11,7 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.jobs import job_control, jobs
-from storage.queue import job_view
+from storage.queue import job_view, pause
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
