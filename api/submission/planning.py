@@ -15,7 +15,7 @@ from actograph.contract.plans import batch_memory, estimate
 from actograph.contract.plans.prefill_plan import prefill_plan
 from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.resources.estimates import PromptTokensSource
-from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
+from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from api.dependencies import Services
 from api.submission import measured_prompts, prompt_tokens
 from api.submission.prompt_tokens import PromptTokens
@@ -310,7 +310,7 @@ def _prefill_memory(
     scored: int,
 ) -> dict[str, object]:
     """As `_memory`, for texts that are read and not continued."""
-    spec, budget = submission.spec, _budget(structure, memory)
+    budget = _budget(structure, memory)
     device, host = _available(memory)
     tokens = min(prompt_tokens, structure.context_length)
     chosen = prefill_plan(
@@ -320,13 +320,11 @@ def _prefill_memory(
         budget,
         prompt_tokens=tokens,
         samples=batch or (None if device is not None else 1),
-        layers_per_pass=spec.layers_per_pass if isinstance(spec, ExtractSpec) else None,
     )
     forward, held = chosen.forward_bytes + scored, chosen.held_bytes
     on_gpu = budget.on_gpu
     return {
         "batch_size": chosen.batch_size if device is not None else None,
-        "layers_per_pass": chosen.layers_per_pass,
         "device": _need(forward + chosen.in_flight_bytes if on_gpu and batch is None else forward, device),
         "host": _need(held if on_gpu else forward + held, host),
     }

@@ -1,7 +1,7 @@
 """What goes into the engine and what comes out of it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -9,7 +9,6 @@ import torch
 
 from actograph.contract.interventions import NamedPositions, Op, TokenRange
 from actograph.contract.plans.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
-from worker.engine.row_chooser import RowChooser
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
@@ -18,6 +17,21 @@ Reduce = Literal["none", "mean", "max", "last"]
 
 #: a summary of rows by the name of its part: [1, 1, width or 1]
 Summary = dict[str, torch.Tensor]
+
+
+class RowChooser(Protocol):
+    """Chooses tokens of one sample while it is generated: rows to keep, or rows to change."""
+
+    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """Chosen tokens of the prompt, ascending."""
+        ...
+
+    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
+        """Function of (token number, token id): whether a generated token is chosen.
+
+        The engine calls it once for every generated token that the model runs, in order.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

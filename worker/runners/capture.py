@@ -26,7 +26,6 @@ class CaptureRunner:
         """`spec` is the stored job spec; its inputs are the samples."""
         is_prefill = (spec["capture"] or {}).get("mode") == "prefill"
         self.sampling = None if is_prefill else SamplingSpec.model_validate(spec["sampling"])
-        self.layers_per_pass: int | None = spec.get("layers_per_pass")
         self._enable_thinking = bool(spec["enable_thinking"])
         self._most_tokens = context_length if spec.get("truncate") else None
         self._tokenizer = tokenizer

@@ -24,7 +24,6 @@ from worker.text.forced_call import begin_call
 class ChatRunner:
     """One choice of a request to each sample; nothing is scored."""
 
-    layers_per_pass: int | None = None
     takes_turns = False
     may_score = True
 

@@ -21,7 +21,6 @@ from worker.text.chat_template import is_chat_prompt, render_chat
 
 
 class EvaluationRunner:
-    layers_per_pass: int | None = None
     may_score = False
 
     def __init__(

@@ -49,11 +49,6 @@ class Runner(Protocol):
         ...
 
     @property
-    def layers_per_pass(self) -> int | None:
-        """Prefill: layers whose rows are held at once, where the job says it."""
-        ...
-
-    @property
     def may_score(self) -> bool:
         """Whether log probabilities of prompts may be asked for."""
         ...

@@ -16,24 +16,20 @@ class PromptReader:
 
     Attributes:
         origin: None where nothing is captured.
-        layers_per_pass: layers whose rows are held at once, where the job says it.
         most: samples at once; 0: the default of the device.
     """
 
     engine: Engine
     origin: Provenance | None
     options: BufferOptions
-    layers_per_pass: int | None
     most: int = 0
 
-    def plan(self, *, prompt_tokens: int, samples: int | None = None) -> PrefillPlan:
-        """How many texts are read at once, and how many layers' rows are held at once."""
+    def plan(self, *, prompt_tokens: int) -> PrefillPlan:
+        """Texts to read at once, and their memory."""
         return self.engine.plan_prefill(
             self.origin.hooks if self.origin else (),
             self.origin.capture if self.origin else CaptureSpec(),
             prompt_tokens=prompt_tokens,
-            samples=samples,
-            layers_per_pass=self.layers_per_pass,
             options=self.options,
             most=self.most,
         )
@@ -44,7 +40,7 @@ class PromptReader:
         sink: RowSink | None,
         *,
         should_stop: Callable[[], bool],
-        on_layer: Callable[[int], None],
+        on_step: Callable[[int], None],
     ) -> list[Generation]:
         """One generation without tokens for each request, "stop" where all went well.
 
@@ -52,8 +48,6 @@ class PromptReader:
         """
         made = [_unread(request) for request in requests]
         if self.origin is not None and sink is not None:
-            longest = max(len(request.prompt_ids) for request in requests)
-            plan = self.plan(prompt_tokens=longest, samples=len(requests))
             made = self.engine.prefill(
                 requests,
                 hooks=self.origin.hooks,
@@ -62,8 +56,7 @@ class PromptReader:
                 dtype=self.origin.capture.dtype,
                 shaping=self.origin.shaping,
                 should_stop=should_stop,
-                on_layer=on_layer,
-                layers_per_pass=plan.layers_per_pass,
+                on_step=on_step,
                 options=self.options,
             )
         asked = [

@@ -11,7 +11,7 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.row_selection import Positions, Stride
 from storage.sessions.manifest import Segment
 from worker.engine.requests import Positions as NamedPositions
-from worker.engine.row_chooser import RowChooser
+from worker.engine.requests import RowChooser
 from worker.sample.segments import Markup, SegmentFollower
 
 

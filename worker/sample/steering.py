@@ -24,8 +24,7 @@ from actograph.contract.resources import ModelStructure
 from storage.sessions import vectors
 from storage.sessions.manifest import AppliedIntervention
 from worker.engine.engine import Engine
-from worker.engine.requests import Edit
-from worker.engine.row_chooser import RowChooser
+from worker.engine.requests import Edit, RowChooser
 from worker.sample import row_choice
 from worker.sample.segments import Markup, markup_of
 

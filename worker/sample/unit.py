@@ -103,7 +103,6 @@ class UnitRunner:
             engine=engine,
             origin=provenance,
             options=self._options,
-            layers_per_pass=runner.layers_per_pass,
             most=settings.batch_size,
         )
 
@@ -249,7 +248,7 @@ class UnitRunner:
             sink = None if recorder is None else _BatchSink(recorder, list(group))
             if sampling is None:
                 generations = self._reader.read(
-                    requests, sink, should_stop=keeper.should_stop, on_layer=keeper.progress
+                    requests, sink, should_stop=keeper.should_stop, on_step=keeper.progress
                 )
             else:
                 generations = self._followed(

@@ -70,7 +70,6 @@ def describe(found: "Estimate") -> str:
         "per token": _size(found.bytes_per_token),
         "per sample": _size(found.bytes_per_sample),
         "batch size": _number(found.batch_size),
-        **({"layers a pass": str(found.layers_per_pass)} if found.layers_per_pass is not None else {}),
         "weights": _size(found.weights_bytes),
         "fits": _verdict(found.fits),
     }

@@ -118,9 +118,7 @@ def submit(
         bool | None,
         typer.Option("--truncate/--no-truncate", help="Extraction: cut longer texts to the model's context."),
     ] = None,
-    layers_per_pass: Annotated[
-        int | None, typer.Option(help="Extraction: layers whose rows are held at once.")
-    ] = None,
+    layers_per_pass: Annotated[int | None, typer.Option(help="Deprecated, ignored.", hidden=True)] = None,
     priority: Annotated[int | None, typer.Option(help="0 is served first, 9 last.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag; give it again for more.")] = None,
     expires_after: Annotated[

@@ -89,7 +89,8 @@ class ExtractSpec(InputJobSpec):
         None,
         ge=1,
         le=100_000,
-        description="Layers whose rows are in memory at once; null leaves it to the memory plan.",
+        description="Deprecated, ignored: rows are stored as the model computes them.",
+        json_schema_extra={"deprecated": True},
     )
     capture: ExtractCaptureSpec = Field(default_factory=ExtractCaptureSpec)
 

@@ -21,8 +21,8 @@ from storage.samples.expansion import capture_samples
 from storage.sessions.writer import SessionReader
 from worker.drain.lease import LeaseKeeper
 from worker.engine.engine import Engine
-from worker.engine.model.learned_limit import LearnedLimit
 from worker.engine.model.load import load_model
+from worker.engine.model.memory import LearnedLimit
 from worker.runners.capture import CaptureRunner
 from worker.sample.recording import Provenance
 from worker.sample.segments import Markup

@@ -17,12 +17,32 @@ from nnsight.intervention.util import first_input
 from actograph.contract.errors import CaptureFailed, InterventionFailed
 from actograph.contract.interventions import NamedPositions, TokenRange
 from worker.engine.locations import place_of
-from worker.engine.requests import Edit
-from worker.engine.row_chooser import FollowedChoice, RowChooser
+from worker.engine.requests import Edit, RowChooser
 
 _NEVER = 1 << 40
 
 Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
+
+
+class _FollowedChoice:
+    """Answers of a chooser for one sample, however often they are asked for.
+
+    Args:
+        generated: live view of the sample's generated ids.
+    """
+
+    def __init__(self, chooser: RowChooser, prompt_ids: Sequence[int], generated: Sequence[int]) -> None:
+        self.in_prompt = tuple(chooser.of_prompt(prompt_ids))
+        self._prompt = len(prompt_ids)
+        self._generated = generated
+        self._judge = chooser.of_generation(prompt_ids)
+        self._answers: list[bool] = []
+
+    def holds(self, number: int) -> bool:
+        """Whether generated token `number` (the first is 0) is chosen; False if it does not exist yet."""
+        for place in range(len(self._answers), min(number + 1, len(self._generated))):
+            self._answers.append(self._judge(self._prompt + place, self._generated[place]))
+        return number < len(self._answers) and self._answers[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +52,7 @@ class _Planned:
     change: Change
     positions: NamedPositions | TokenRange
     rows: tuple[int, ...]
-    choices: Mapping[int, FollowedChoice] | None  # of each row, where there is a chooser
+    choices: Mapping[int, _FollowedChoice] | None  # of each row, where there is a chooser
 
     def columns(self, row: int, prompt: int, tokens: int) -> slice | list[int]:
         """What to change among the last `tokens` tokens of a prompt of `prompt` (left-padded)."""
@@ -102,12 +122,12 @@ class Editor:
         self._indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
         self._path = lm.path
         self._sites: dict[str, _Site] = {}
-        followed: dict[tuple[RowChooser, int], FollowedChoice] = {}
+        followed: dict[tuple[RowChooser, int], _FollowedChoice] = {}
 
-        def choice(chooser: RowChooser, row: int) -> FollowedChoice:
+        def choice(chooser: RowChooser, row: int) -> _FollowedChoice:
             key = (chooser, row)
             if key not in followed:
-                followed[key] = FollowedChoice(chooser, prompt_ids[row], generated_ids[row])
+                followed[key] = _FollowedChoice(chooser, prompt_ids[row], generated_ids[row])
             return followed[key]
 
         alike: dict[tuple[object, ...], list[int]] = {}

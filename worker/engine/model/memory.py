@@ -9,12 +9,10 @@ from pathlib import Path
 
 import torch
 
-from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.plans import batch_memory, estimate
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.model.kv_cache import kv_bytes_per_token
-from worker.engine.model.learned_limit import LearnedLimit
 from worker.engine.model.loaded import LoadedModel
 
 # The arithmetic is the contract's, so that the service answers and refuses by the same numbers
@@ -62,6 +60,41 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+class LearnedLimit:
+    """Upper bound for later batches, learned from batches that failed and batches that passed.
+
+    Batches are compared by the bytes that the plan computes for them, so one number covers all shapes:
+    eight hooks with short prompts also bound sixteen hooks or long prompts.
+
+    A batch as large as the smallest failed one is never chosen again. Below it, the limit is the largest
+    batch that passed, or half of the failed one, which ran in its place.
+    """
+
+    def __init__(self) -> None:
+        self._failed: int | None = None  # smallest need that failed
+        self._half = 0  # need of half of that batch
+        self._passed = 0  # largest need below it that passed
+
+    def failed(self, need: int, samples: int) -> None:
+        """Record that a batch of this need, in bytes, ran out of memory."""
+        if self._failed is None or need < self._failed:
+            self._failed = need
+            self._half = min(need - 1, need // samples * ((samples + 1) // 2))
+            if self._passed >= need:
+                self._passed = 0
+
+    def passed(self, need: int) -> None:
+        """Record that a batch of this need fitted."""
+        if self._failed is None or need < self._failed:
+            self._passed = max(self._passed, need)
+
+    def most_samples(self, need_of_one: int) -> int | None:
+        """Most samples of this need in a batch, at least 1; None if no batch has failed."""
+        if self._failed is None:
+            return None
+        return max(1, max(self._passed, self._half) // max(1, need_of_one))
 
 
 def plan_batch_size(
@@ -196,35 +229,8 @@ def _rss() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator gave up: torch's on either device, or Python's."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfDeviceMemory):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-
-
-#: how allocators other than torch's own for the device say it: torch's for main memory, CUDA itself
-#: (pinned host memory), and the libraries that take workspaces of their own
-_SIGNS = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
-
 def reset_peak(devices: Iterable[torch.device]) -> None:
     """Let `cuda_peak_bytes` begin anew; the peak of main memory is the whole process's."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-
-
-def out_of_memory(devices: Sequence[torch.device], what: str, seen: Mapping[str, int]) -> OutOfDeviceMemory:
-    """The error for `what`, with what `memory_snapshot` saw as memory ran out in its `details`."""
-    numbers = ", ".join(f"{name} {value:,}" for name, value in seen.items())
-    return OutOfDeviceMemory(
-        f"{what} does not fit into the memory of {', '.join(map(str, devices))}: {numbers}. "
-        "Shorten the prompt, lower max_tokens, capture fewer hooks, or use a larger device.",
-        details=seen,
-    )

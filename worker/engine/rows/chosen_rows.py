@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine.row_chooser import RowChooser
+from worker.engine.requests import RowChooser
 
 
 @dataclass(frozen=True, slots=True)

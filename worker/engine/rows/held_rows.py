@@ -5,17 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_empty
 from worker.engine.requests import RowChunk
 from worker.engine.rows.chosen_rows import ChosenRows
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One tensor that is read at each step, and the hooks that it stands for."""
-
-    hooks: tuple[str, ...]
-    changed_later: bool = False  # the model overwrites it after it was read
 
 
 @dataclass(frozen=True, slots=True)

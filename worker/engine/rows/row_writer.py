@@ -9,10 +9,11 @@ from queue import Empty, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
 from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
 from worker.engine.rows.chosen_rows import ChosenRows
-from worker.engine.rows.held_rows import Block, HeldRows, Point, Strip, size_of
+from worker.engine.rows.held_rows import Block, HeldRows, Strip, size_of
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from queue import Full, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
-from worker.engine.requests import BufferOptions, EarlierRows, Positions, RowShaping, RowSink
-from worker.engine.row_chooser import RowChooser
+from worker.engine.requests import BufferOptions, EarlierRows, Positions, RowChooser, RowShaping, RowSink
 from worker.engine.rows.chosen_rows import ChosenRows, gather_steps
 from worker.engine.rows.columns import Columns
-from worker.engine.rows.held_rows import Block, Point, Strip
+from worker.engine.rows.held_rows import Block, Strip
 from worker.engine.rows.row_writer import Finish, Item, RowWriter, stored_dtype
 from worker.engine.rows.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.rows.summaries import Summaries
@@ -206,11 +206,6 @@ class RowStream:
                 self._flush()
         elif self._positions == "last":
             self._keep_last(values)
-
-    @property
-    def copied_points(self) -> frozenset[int]:
-        """Points whose tensors must be copied when they are read: the model overwrites them."""
-        return frozenset(i for i, p in enumerate(self._points) if p.changed_later)
 
     def give_up(self, samples: Iterable[int]) -> None:
         """Write nothing more of these samples: they were cancelled."""

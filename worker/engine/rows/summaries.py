@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.locations import Point
 from worker.engine.requests import EarlierRows, Reduce, RowChunk, RowShaping, Summary, SummedRows
-from worker.engine.rows.held_rows import Point
 from worker.engine.rows.row_writer import stored_dtype
 from worker.engine.rows.statistics import Last, Max, Mean, Statistics, Summariser
 

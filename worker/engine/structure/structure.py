@@ -7,7 +7,7 @@ the data that flow: a tensor is the "residual stream between attention and MLP" 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.models.model_loads import with_savepoints
 from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
-from worker.engine.locations import place_of
+from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.structure import moe
 from worker.engine.structure.comparison import same
@@ -29,18 +29,7 @@ _PADDED = "its rows depend on the padding of a batch, while the model's answer d
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 
 
-@dataclass(frozen=True)
-class Discovery:
-    """A proved structure, and what the engine must know to read it."""
-
-    structure: ModelStructure
-    same_as: Mapping[str, str]  # location -> first location that shows the same tensor
-    changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
-    flat: frozenset[str]  # locations whose tensor is [batch * tokens, ...]
-    widths: Mapping[str, int]  # location -> numbers per token
-
-
-def discover(model: LoadedModel) -> Discovery:
+def discover(model: LoadedModel) -> ModelHooks:
     """Find and prove the hook points of `model`.
 
     A point that cannot be proved on every layer goes to `unavailable` with the reason.
@@ -68,7 +57,8 @@ def discover(model: LoadedModel) -> Discovery:
     structure = structure.model_copy(update={"ragged_batches": not rehearsal.padded})
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
-    return Discovery(
+    return ModelHooks(
+        model=model,
         structure=structure,
         same_as=same_as,
         changed_later=forward.changed_later,

@@ -6,8 +6,8 @@ from typing import TypeVar
 import torch
 
 from actograph.contract.errors import ModelRefused
+from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.model.memory import is_out_of_memory
 
 Result = TypeVar("Result")
 

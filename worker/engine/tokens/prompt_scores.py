@@ -16,9 +16,8 @@ import torch
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
 from actograph.contract.plans.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
 from worker.engine.edits.interventions import Editor
-from worker.engine.locations import place_of
+from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.handoffs import run_unseen
-from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import Generation, GenerationRequest, TokenLogprobs
 from worker.engine.tokens.padding import left_padded
 
@@ -27,56 +26,35 @@ PromptLogprobs = tuple[TokenLogprobs | None, ...]
 
 
 class PromptScores:
-    """Scores the prompts of one batch; what asks for no score is left out.
+    """Scores the prompts of one batch that ask for it.
+
+    If the model changes the head's output before it returns the logits (a soft cap, a scale), its own forward
+    computes them here too: on one token, with the head's answers in place.
 
     Args:
-        head: location of the head's output.
-        head_is_logits: False where the model changes the head's output before it returns it (a soft cap,
-            a scale): then its own forward does so here too, on one token, with the head's answers in place.
-        editor: what makes the batch's edits; those at the head apply to every token of a prompt.
+        editor: the batch's edits; edits at the head apply to every token of a prompt.
     """
 
     def __init__(
-        self,
-        model: LoadedModel,
-        head: str,
-        requests: Sequence[GenerationRequest],
-        *,
-        head_is_logits: bool,
-        editor: Editor | None = None,
+        self, hooks: ModelHooks, requests: Sequence[GenerationRequest], *, editor: Editor | None = None
     ) -> None:
-        self._model = model
-        self._head = head
-        self._path = place_of(head).path
+        self._model = hooks.model
+        self._head = hooks.head
+        self._head_is_logits = hooks.head_is_logits
+        self._path = place_of(hooks.head).path
         self._requests = requests
         self._asked = [row for row, request in enumerate(requests) if request.score_prompt]
         # an editor knows rows by their place in the batch
         self._rows = self._asked if editor is None else list(range(len(requests)))
         self._most = max(requests[row].top_logprobs or 0 for row in self._asked)
         self._editor = editor
-        self._head_is_logits = head_is_logits
-        self._ids, _ = left_padded(model, requests)  # [batch, longest]
+        self._ids, _ = left_padded(hooks.model, requests)  # [batch, longest]
         # of the padded prompts' tokens after the first. They are made before any logits: a heap could not use
         # a piece's memory again if something that stays were put behind it.
         self._own: torch.Tensor | None = None  # [rows, tokens]
         self._top_ids = torch.empty(0, dtype=torch.long)  # [rows, tokens, most], and their values
         self._top = torch.empty(0)
         self._later: torch.Tensor | None = None
-
-    @classmethod
-    def of_batch(
-        cls,
-        model: LoadedModel,
-        head: str,
-        requests: Sequence[GenerationRequest],
-        *,
-        head_is_logits: bool,
-        editor: Editor | None,
-    ) -> "PromptScores | None":
-        """None where no request asks."""
-        if not any(request.score_prompt for request in requests):
-            return None
-        return cls(model, head, requests, head_is_logits=head_is_logits, editor=editor)
 
     def inputs(self) -> dict[str, Any]:
         """What the model's forward must be told to give the head every token."""
@@ -130,7 +108,7 @@ class PromptScores:
         hidden = args[0] if args else None
         padded = self._ids.shape[1]
         if not isinstance(hidden, torch.Tensor) or hidden.ndim != 3:
-            raise CaptureFailed(f"{self._head}: the head was not given a row for each token of each text")
+            raise CaptureFailed(f"{self._head}: the head's input has no row for each token of each text")
         if self._own is not None or self._later is not None:
             return None  # a decode step
         if tuple(hidden.shape[:2]) != tuple(self._ids.shape):

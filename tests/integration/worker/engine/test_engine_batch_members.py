@@ -275,7 +275,7 @@ def test_texts_that_are_only_read_differ_in_length_and_edits(
 
     def read(asked: Sequence[GenerationRequest]) -> tuple[list[Generation], "KeepingSink"]:
         sink = keeping_sink()
-        made = engine.prefill(asked, hooks=HOOKS, sink=sink, positions=positions, layers_per_pass=1)
+        made = engine.prefill(asked, hooks=HOOKS, sink=sink, positions=positions)
         return made, sink
 
     together, sink = read(requests)

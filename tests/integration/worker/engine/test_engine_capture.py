@@ -14,7 +14,7 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, Unk
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model import memory
-from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, Positions
 from worker.engine.rows.rows import RowStream
 from worker.engine.traced import generate as generate_module

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Qwen3Config
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
 from worker.sample.row_choice import TheseTokens, due_tokens
 from worker.sample.segments import Markup, segments

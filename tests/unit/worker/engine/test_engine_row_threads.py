@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from worker.engine.locations import Point
 from worker.engine.requests import BufferOptions, RowChunk, RowShaping, StatisticsOptions
-from worker.engine.rows.held_rows import Point
 from worker.engine.rows.rows import RowStream
 
 ROWS, WIDTH = 512, 1024

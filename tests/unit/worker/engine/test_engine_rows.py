@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from worker.engine.locations import Point
 from worker.engine.requests import BufferOptions, Positions, Reduce, RowChunk, RowShaping, StatisticsOptions
-from worker.engine.rows.held_rows import Point
 from worker.engine.rows.row_writer import expected_rows
 from worker.engine.rows.rows import RowStream
 

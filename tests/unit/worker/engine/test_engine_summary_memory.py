@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from actograph.contract.plans import batch_memory
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
+from worker.engine.locations import Point
 from worker.engine.requests import RowShaping, StatisticsOptions
-from worker.engine.rows.held_rows import Point
 from worker.engine.rows.summaries import Summaries
 
 WIDTH, BATCH, POINTS = 512, 3, 5

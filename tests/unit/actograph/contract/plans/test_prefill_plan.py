@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from actograph.contract.plans import batch_memory
-from actograph.contract.plans.prefill_plan import chunk_need, prefill_plan
+from actograph.contract.plans.prefill_plan import prefill_plan
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.row_selection import StatsSpec
 from actograph.contract.specs import CaptureSpec
@@ -51,42 +51,27 @@ def budget(**changes: Any) -> batch_memory.Budget:
     return batch_memory.Budget(**values)
 
 
-@pytest.mark.parametrize(
-    ("room", "batch", "layers"),
-    [
-        (16 * 4 * TOKENS * ROW, 16, 4),
-        (16 * 4 * TOKENS * ROW - 1, 16, 3),
-        (16 * 2 * TOKENS * ROW, 16, 2),
-        (16 * TOKENS * ROW, 16, 1),
-        (3 * TOKENS * ROW, 3, 1),
-        (1, 1, 1),
-    ],
-)
-def test_texts_first_then_layers(room: int, batch: int, layers: int) -> None:
+@pytest.mark.parametrize(("room", "batch"), [(16 * TOKENS * ROW, 16), (3 * TOKENS * ROW, 3), (1, 1)])
+def test_the_buffer_must_hold_the_rows_of_one_hook_alone(room: int, batch: int) -> None:
     plan = prefill_plan(structure(), POSTS, ALL, budget(host_buffer_bytes=room), prompt_tokens=TOKENS)
-    assert (plan.batch_size, plan.layers_per_pass) == (batch, layers)
+    assert plan.batch_size == batch
     # beside the buffer there are strips on their way to it
-    in_flight = min(6, layers) * batch * TOKENS * ROW
-    assert plan.held_bytes == min(room + in_flight, batch * layers * TOKENS * ROW)
+    rows = LAYERS * batch * TOKENS * ROW
+    assert plan.in_flight_bytes == rows
+    assert plan.held_bytes == min(room + rows, rows)
 
 
-def test_a_job_may_say_the_layers_and_a_unit_its_samples() -> None:
+def test_a_given_number_of_samples_is_not_changed() -> None:
     room = budget(host_buffer_bytes=6 * TOKENS * ROW)
-    said = prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, layers_per_pass=3)
-    assert (said.batch_size, said.layers_per_pass) == (6, 3), (
-        "the buffer must hold the rows of one hook alone"
-    )
-    settled = prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, samples=2)
-    assert (settled.batch_size, settled.layers_per_pass) == (2, 3)
-    more = prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, layers_per_pass=99)
-    assert more.layers_per_pass == LAYERS
+    assert prefill_plan(structure(), POSTS, ALL, room, prompt_tokens=TOKENS, samples=2).batch_size == 2
 
 
 def test_the_device_holds_the_forward_and_on_a_gpu_the_rows() -> None:
-    device = int(2 * (FORWARD + MASK + TOKENS * ROW) / batch_memory.USABLE) + 1
+    each = FORWARD + MASK + LAYERS * TOKENS * ROW
+    device = int(2 * each / batch_memory.USABLE) + 1
     plan = prefill_plan(structure(), POSTS, ALL, budget(device_bytes=device), prompt_tokens=TOKENS)
-    assert (plan.batch_size, plan.layers_per_pass) == (2, 1)
-    assert plan.device_bytes == 2 * (FORWARD + MASK + TOKENS * ROW)
+    assert plan.batch_size == 2
+    assert plan.device_bytes == 2 * each
 
 
 def test_each_expert_that_a_token_goes_to_counts() -> None:
@@ -98,9 +83,11 @@ def test_each_expert_that_a_token_goes_to_counts() -> None:
 
 
 def test_logits_have_a_row_for_each_token_and_statistics_none() -> None:
-    need = chunk_need(structure(), [*POSTS, "logits"], ALL, prompt_tokens=TOKENS, layers_per_pass=4)
-    assert need.prompt_rows == TOKENS * 4 * VOCAB  # the end is a chunk of its own
+    plan = prefill_plan(structure(), ["logits"], ALL, budget(), prompt_tokens=TOKENS, samples=1)
+    assert plan.held_bytes == TOKENS * 4 * VOCAB
     sums = CaptureSpec(stats=StatsSpec(tensors=False))
-    one = chunk_need(structure(), POSTS, sums, prompt_tokens=TOKENS, layers_per_pass=1)
-    two = chunk_need(structure(), POSTS, sums, prompt_tokens=TOKENS, layers_per_pass=2)
-    assert one.prompt_rows == 0 and two.summaries == 2 * one.summaries > 0
+    one = prefill_plan(structure(), POSTS[:1], sums, budget(), prompt_tokens=TOKENS, samples=1)
+    two = prefill_plan(structure(), POSTS[:2], sums, budget(), prompt_tokens=TOKENS, samples=1)
+    assert one.held_bytes == 0
+    # the mask is for several texts
+    assert two.forward_bytes - FORWARD == 2 * (one.forward_bytes - FORWARD) > 0

@@ -2,7 +2,7 @@
 
 import random
 
-from worker.engine.model.learned_limit import LearnedLimit
+from worker.engine.model.memory import LearnedLimit
 
 
 def test_nothing_is_known_before_a_failure() -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from worker.engine.locations import Point
 from worker.engine.requests import BufferOptions, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.rows import summaries
 from worker.engine.rows.chosen_rows import ChosenRows, gather_steps
-from worker.engine.rows.held_rows import Point
 from worker.engine.rows.rows import RowStream
 
 WIDTHS = (4, 4, 6, 4, 4)

@@ -75,5 +75,5 @@ def test_places(location: str, path: str, side: str, part: int) -> None:
 
 @pytest.mark.parametrize("location", ["model.layers.3", "output", "model.output.0", "model.input.x", ""])
 def test_what_is_no_place(location: str) -> None:
-    with pytest.raises(ValueError, match="no module location"):
+    with pytest.raises(ValueError, match="not a module location"):
         place_of(location)

@@ -9,10 +9,10 @@ import torch
 
 from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ErrorRecord
-from worker.engine.model import memory
+from worker.engine import batches
+from worker.engine.batches import descend, sparing
+from worker.engine.model import device_errors, memory
 from worker.engine.requests import BufferOptions
-from worker.engine.traced import ladder
-from worker.engine.traced.ladder import descend, sparing
 
 
 @dataclass
@@ -23,7 +23,6 @@ class Descent:
     done: list[int] = field(default_factory=list)
     reset: list[int] = field(default_factory=list)
     lost: dict[int, Mapping[str, int]] = field(default_factory=dict)
-    largest: int = 0
 
 
 def run(sizes: Sequence[int], room: int, *, saved: int = 0, can_spare: bool = True) -> Descent:
@@ -31,20 +30,20 @@ def run(sizes: Sequence[int], room: int, *, saved: int = 0, can_spare: bool = Tr
     seen = Descent()
     held = [0]
 
-    def attempt(batch: Sequence[int], spare: int) -> None:
-        seen.tried.append((tuple(batch), bool(spare)))
+    def attempt(batch: Sequence[int], spare: bool) -> None:
+        seen.tried.append((tuple(batch), spare))
         held[0] = sum(sizes[i] - saved * spare for i in batch)
         if held[0] > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         seen.done += batch
 
-    seen.largest = descend(
+    descend(
         [range(len(sizes))],
         attempt=attempt,
         reset=seen.reset.extend,
         observe=lambda: {"held": held[0]},
         give_up=seen.lost.__setitem__,
-        spares=int(can_spare),
+        can_spare=can_spare,
     )
     return seen
 
@@ -52,7 +51,7 @@ def run(sizes: Sequence[int], room: int, *, saved: int = 0, can_spare: bool = Tr
 def test_a_batch_that_fits_runs_once() -> None:
     seen = run([1, 1, 1], 3)
     assert seen.tried == [((0, 1, 2), False)]
-    assert (seen.reset, seen.lost, seen.largest) == ([], {}, 3)
+    assert (seen.reset, seen.lost) == ([], {})
 
 
 def test_halves_run_in_order_and_everything_is_run_once() -> None:
@@ -60,7 +59,6 @@ def test_halves_run_in_order_and_everything_is_run_once() -> None:
     assert seen.done == list(range(7))
     assert set(seen.reset) == set(range(7))
     assert not seen.lost
-    assert seen.largest == 2
 
 
 def test_a_sample_that_fits_with_nothing_held_back_is_not_lost() -> None:
@@ -84,7 +82,7 @@ def test_the_sparing_rung_is_left_out_where_it_would_be_the_same_thing() -> None
 
 
 def test_nothing_is_tried_twice_in_the_same_way_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "release", lambda: None)  # a full collection takes a third of a second
+    monkeypatch.setattr(batches, "release", lambda: None)  # a full collection takes a third of a second
     draw = random.Random(5)
     for _ in range(300):
         sizes = [draw.randint(1, 12) for _ in range(draw.randint(1, 9))]
@@ -105,14 +103,14 @@ def test_sparing_options_hold_nothing_back_and_are_a_fixed_point() -> None:
 
 
 def test_other_errors_are_not_swallowed() -> None:
-    def attempt(batch: Sequence[int], spare: int) -> None:
+    def attempt(batch: Sequence[int], spare: bool) -> None:
         raise RuntimeError("shape mismatch")
 
     def nothing(*_: object) -> None:
         pytest.fail("no rung is taken for an error that is not of an allocator")
 
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        descend([[0]], attempt=attempt, reset=nothing, observe=dict, give_up=nothing, spares=1)
+        descend([[0]], attempt=attempt, reset=nothing, observe=dict, give_up=nothing, can_spare=True)
 
 
 def _impossible() -> None:
@@ -142,12 +140,12 @@ def _raise(error: Exception) -> Callable[[], None]:
 def test_what_counts_as_out_of_memory(happens: Callable[[], None], counts: bool) -> None:
     with pytest.raises(Exception) as caught:
         happens()
-    assert memory.is_out_of_memory(caught.value) is counts
+    assert device_errors.is_out_of_memory(caught.value) is counts
 
 
 def test_the_error_carries_the_numbers() -> None:
     seen = memory.memory_snapshot()
-    error = memory.out_of_memory([torch.device("cpu")], "a prompt of 7 tokens", seen)
+    error = device_errors.out_of_memory([torch.device("cpu")], "a prompt of 7 tokens", seen)
     assert isinstance(error, OutOfDeviceMemory)
     assert f"rss_bytes {seen['rss_bytes']:,}" in error.message
     assert "a prompt of 7 tokens" in error.message
