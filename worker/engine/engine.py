@@ -11,11 +11,8 @@ from actograph.contract.interventions import check_width
 from actograph.contract.plans.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
-<<<<<<< HEAD
 from actograph.contract.structure_checks import check_sampling
-=======
 from worker.engine.batches import BatchJob, Capture
->>>>>>> 6e9cc31 (Engine: one ladder for all batches, one table of locations, prefill without chunks of layers; layers_per_pass is ignored)
 from worker.engine.model import memory
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.prefill.prefill import Prefill

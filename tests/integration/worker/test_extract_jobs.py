@@ -113,7 +113,7 @@ def bench(tmp_path: Path, holder: ModelHolder) -> Iterator[Bench]:
     database.close()
 
 
-def test_an_extraction_stores_every_layer_of_every_token_in_chunks(bench: Bench) -> None:
+def test_an_extraction_stores_every_layer_of_every_token(bench: Bench) -> None:
     body = {
         "kind": "extract",
         "inputs": [{"prompt": text} for text in TEXTS],
@@ -143,9 +143,6 @@ def test_an_extraction_stores_every_layer_of_every_token_in_chunks(bench: Bench)
         reader = SessionReader(open_store(bench.settings.effective_artifact_url), stored.id)
         assert reader.manifest.sampling == {} and reader.manifest.turns == []
         assert reader.manifest.finish_reason == "stop"
-        # each layer's rows were stored before the next layer ran
-        files = {reader.manifest.tensors[f"mlp_in.{i}"].files[0] for i in range(2)}
-        assert len(files) == 2
     sample = bench.samples(job_id)[0]
     assert (sample.finish_reason, sample.completion, sample.generated_tokens) == ("stop", "", 0)
 

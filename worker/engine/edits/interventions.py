@@ -2,9 +2,9 @@
 
 A hook names a tensor, and a change of it is a change for everything that the model computes from
 it afterwards. So the rows are written in place, at the first location that shows the tensor:
-what reads it by another way (the residual stream around a norm) sees the change as well, which
-assigning `envoy.input` would not give. The editor is the first of a trace's observers, so that what is
-read at the hook is the changed tensor.
+other readers of the tensor (the residual stream around a norm) see the change as well, which assigning
+`envoy.input` would not give. The editor is the first of a trace's observers, so readers see the
+changed tensor.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -55,7 +55,7 @@ class _Planned:
     choices: Mapping[int, _FollowedChoice] | None  # of each row, where there is a chooser
 
     def columns(self, row: int, prompt: int, tokens: int) -> slice | list[int]:
-        """What to change among the last `tokens` tokens of a prompt of `prompt` (left-padded)."""
+        """Columns to change among the last `tokens` tokens of a left-padded prompt of `prompt` tokens."""
         shift = tokens - prompt
         if self.choices is not None:
             return [t + shift for t in self.choices[row].in_prompt if t + shift >= 0]
@@ -91,10 +91,10 @@ class _Site:
 
 
 class Editor:
-    """Observes a trace and writes to what passes; attached before anything that reads.
+    """Observes a trace and changes its tensors; attached before all readers.
 
-    It also looks at the head's output: a model that was driven beyond its dtype's range puts out
-    NaN, of which the choice of a token would make an answer like any other.
+    It also checks the head's output for NaN: edits can drive a model beyond its dtype's range, and sampling
+    would turn NaN into an ordinary token.
 
     Args:
         lm: nnsight's model.
@@ -155,7 +155,7 @@ class Editor:
         """Write to the tensor at one location.
 
         Raises:
-            CaptureFailed: the tensor has not the shape that was proved when the model was loaded.
+            CaptureFailed: the tensor does not have the shape that was verified when the model was loaded.
         """
         tensor = self._tensor(selected, value)
         if selected.step == 0:
@@ -170,7 +170,7 @@ class Editor:
         selected.step += 1
 
     def errors(self, generated: Sequence[int]) -> dict[int, InterventionFailed]:
-        """Row of the batch -> why its tokens are worth nothing. `generated`: tokens per row."""
+        """Row of the batch -> error if its tokens come from NaN. `generated`: tokens per row."""
         return {
             row: InterventionFailed(
                 f"the interventions drove the model to values that are not numbers (NaN) when it chose "
@@ -253,7 +253,7 @@ def _write(rows: torch.Tensor, change: Change) -> None:
 
 
 class _Vector:
-    """A vector on every device on which it is wanted."""
+    """A vector, copied to each device on first use."""
 
     def __init__(self, vector: torch.Tensor) -> None:
         self._on = {vector.device: vector}

@@ -1,4 +1,4 @@
-"""Memory that attention takes for every pair of a prompt's tokens, from a model's config."""
+"""Memory of attention for every pair of prompt tokens, from a model's config."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from actograph.contract.plans.estimate import item_bytes
 from worker.engine.model.loaded import LoadedModel
 
-#: implementations that are told lengths and build no matrix of pairs
+#: implementations that take lengths and build no matrix of pairs
 _WITHOUT_MATRIX = ("flash_attention", "flex_attention")
 #: softmax in float32: its input and its output
 _SOFTMAX_BYTES = 8

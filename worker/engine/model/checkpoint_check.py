@@ -1,7 +1,7 @@
-"""Refuses a checkpoint whose config does not fit its weights, before memory is taken for either.
+"""Refuse a checkpoint whose config contradicts its weights, before loading either.
 
-Left to itself, transformers fills what the weights lack with random numbers, and builds as many layers as
-the config says, until the kernel ends the process.
+Otherwise transformers fills missing weights with random numbers, and builds as many layers as the config
+names until the kernel ends the process.
 """
 
 import json
@@ -24,9 +24,9 @@ _MOST_NAMES = 3
 
 
 def check_numbers(name: str, source: str, revision: str | None) -> None:
-    """Refuse numbers that no model with these weights can have; transformers would build lists by them.
+    """Refuse numbers in the config that no model with these weights can have.
 
-    A model that is yet to be downloaded passes.
+    A model that is not downloaded yet passes.
 
     Raises:
         ModelRefused: with the number.
@@ -55,8 +55,8 @@ def check_numbers(name: str, source: str, revision: str | None) -> None:
 def check_weights(name: str, source: str, config: Any, revision: str | None) -> None:
     """Compare the names and shapes of all weights with the model that the config describes.
 
-    Nothing but the headers of the files is read. Quantized checkpoints, whose names and shapes the quantizer
-    decides, pass, and so do models that are yet to be downloaded.
+    Only the headers of the files are read. Quantized checkpoints pass, since the quantizer changes names and
+    shapes, and so do models that are not downloaded yet.
 
     Raises:
         ModelRefused: with the first differences.

@@ -1,4 +1,4 @@
-"""Devices of torch: the one that a model is loaded on, and where accelerate keeps and runs its modules."""
+"""Devices: choosing one for a model, and finding those that accelerate uses for its modules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from actograph.contract.models.model_loads import Device
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto` is the first GPU where there is one, else the CPU.
+    """Resolve a device name; `auto` is the first GPU, or the CPU without one.
 
     Raises:
-        ModelRefused: no such device here.
+        ModelRefused: this machine has no such device.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -30,12 +30,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def kept_on(model: Any) -> Mapping[str, Device]:
-    """Module path -> where accelerate keeps it; empty for a model on one device."""
+    """Module path -> device on which accelerate keeps it; empty for a model on one device."""
     return getattr(model, "hf_device_map", None) or {}
 
 
 def compute_device(model: Any, path: str) -> torch.device:
-    """Where the module at `path` computes, wherever its weights are kept."""
+    """Device on which the module at `path` computes; its weights may be kept elsewhere."""
     module = model.get_submodule(path)
     for part in (module, *module.modules()):
         hook = part.__dict__.get("_hf_hook")

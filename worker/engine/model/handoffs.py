@@ -3,8 +3,8 @@
 nnsight replaces the `forward` of every module by a controller that offers the module's input and
 output to the running trace. A controller costs about 1.5 microseconds per module call without a
 trace and three times that inside one, read or not: 15 to 20 % of a decode step that is bound by
-Python. So the controllers are put aside when the model is loaded, and for a trace the modules that it
-reads get a hand-off of their input or output alone.
+Python. So loading removes the controllers. During a trace, the modules that it reads get a hand-off of their
+input or output alone.
 """
 
 import functools
@@ -17,7 +17,7 @@ from nnsight.intervention.source import STATE, Controller, run_body
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Put back every controller that was put aside: nnsight wants them when it wraps a model again."""
+    """Put every removed controller back: nnsight needs them when it wraps a model again."""
     for module in model.modules():
         state = module.__dict__.get(STATE)
         if state is not None:
@@ -25,7 +25,7 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def run_unseen(module: torch.nn.Module, *args: Any) -> Any:
-    """What a module makes of `args`, unseen by a trace that runs now.
+    """Call a module without showing it to the running trace.
 
     accelerate's hook, which brings tensors and weights to one device, is called as always.
     """
@@ -36,7 +36,7 @@ def run_unseen(module: torch.nn.Module, *args: Any) -> Any:
 class _Handoff:
     """Stands for a module's `forward` and shows a trace what goes in, what comes out, or both.
 
-    As nnsight's controller does, without its gate to skip the module and without the side that nobody reads.
+    Like nnsight's controller, without its gate to skip the module and without sides that are not read.
     """
 
     def __init__(self, module: Any, *, gives_input: bool, gives_output: bool) -> None:
@@ -57,7 +57,7 @@ class _Handoff:
 
 
 class Handoffs:
-    """Puts nnsight's controllers aside, and hand-offs in their place for the time of a trace.
+    """Removes nnsight's controllers, and installs hand-offs during a trace.
 
     A module whose controller runs something else than the class's own `forward` (an accelerate
     hook, a patched instance) keeps it for good.
@@ -80,7 +80,7 @@ class Handoffs:
 
     @contextmanager
     def on(self, paths: Sequence[str], read: Collection[str]) -> Iterator[None]:
-        """With the hand-offs of these modules in place.
+        """Install the hand-offs of these modules.
 
         Args:
             read: nnsight's locations that anything subscribes to.

@@ -1,10 +1,8 @@
 """Host memory for rows, apart from the heap in which the model computes.
 
-Rows live long and in large pieces, beside the short-lived tensors of a forward pass and a cache that
-grows with every step. In one heap they leave holes that nothing fits into: with glibc's malloc the
-process grew with the number of tokens although what was held did not. So rows lie in pages of their
-own. Pages are dear when they are touched for the first time; what is freed is kept for the next
-tensor of about that size, up to a limit.
+Rows are large and live long, beside the short-lived tensors of a forward pass and a growing cache. In one
+heap they leave holes: with glibc's malloc the process grew with every token. So rows have pages of their
+own. The first access to a page is slow; freed pages are kept for the next tensor of about that size.
 """
 
 import math
@@ -17,7 +15,7 @@ import torch
 
 #: smaller tensors are left to malloc
 _LEAST_BYTES = 64 << 10
-#: what is kept for further use, in bytes and in pieces
+#: most bytes and pieces that are kept
 _IDLE_BYTES = 64 << 20
 _IDLE_PIECES = 64
 #: a piece is used again for a tensor that fills at least this part of it
@@ -49,12 +47,12 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor in such memory, contiguous, as `dtype`."""
+    """Copy a tensor into such memory, contiguous, as `dtype`."""
     return host_empty(tensor.shape, dtype).copy_(tensor)
 
 
 def _kept(size: int) -> mmap.mmap | None:
-    """A kept piece for `size` bytes, or None where none is right."""
+    """A kept piece for `size` bytes, or None."""
     for pages in tuple(_idle):
         if size <= len(pages) <= size / _FILLED:
             try:

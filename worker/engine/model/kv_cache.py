@@ -1,4 +1,4 @@
-"""What a token costs in the key-value cache, measured on the model."""
+"""Bytes per token of the key-value cache, measured on the model."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,10 +12,10 @@ _measured: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
 
 
 def kv_bytes_per_token(model: LoadedModel) -> int:
-    """Bytes that one more token takes in the cache, over all layers.
+    """Bytes of one more token in the cache, over all layers.
 
-    Found by two tiny forward passes, once per model: what a cache holds does not follow from head
-    counts alone (latent attention keeps its compressed form, multi-query attention one head).
+    Measured by two tiny forward passes, once per model. Head counts alone do not give it: latent attention
+    keeps its compressed form, multi-query attention one head.
     """
     hf: Any = model.hf
     if hf not in _measured:

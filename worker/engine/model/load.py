@@ -3,7 +3,8 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
 
-# nnsight takes a `-v` of our own command line for its debug switch
+# nnsight takes `-v` of our command line for its debug switch
 CONFIG.APP.DEBUG = False
 
 LoadDtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -59,32 +60,13 @@ def load_model(
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    try:
-        checkpoint_check.check_numbers(name, source, revision)
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if "custom code" in str(error):
-            raise ModelRefused(
-                f"{name}: {source!r} brings Python code of its own, and code from a repository is never run; "
-                "take a version of the model that transformers knows by itself"
-            ) from error
-        raise ModelRefused(
-            f"{name}: config or tokenizer cannot be read from {source!r} ({_first_line(error)}). "
-            "Give a folder with config.json and tokenizer files, or a Hub id that this machine can reach."
-        ) from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
-    try:
-        checkpoint_check.check_weights(name, source, config, revision)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+    config, tokenizer = _checked(source, revision, name)
     if device_map is not None:
         placement.check_devices(device_map)
         if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
             options |= {"revision": revision, "max_memory": _ordered(max_memory)}
             return _spread(source, tokenizer, name, device_map, options)
-    try:
+    with _refusing(name, f"do not fit on {target}; take a smaller dtype or model, or free the GPU"):
         lm = nnsight.TransformersModel(
             source,
             task="text-generation",
@@ -94,29 +76,65 @@ def load_model(
             device=str(target),
             **options,
         )
-    except torch.OutOfMemoryError as error:
-        raise ModelRefused(
-            f"{name}: the weights do not fit on {target}; take a smaller dtype or model, or free the GPU"
-        ) from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
     model = _prepared(lm, tokenizer, name, revision)
     if target.type == "cpu":
         _leave_file(model.hf)
     return model
 
 
+def _checked(source: str, revision: str | None, name: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Config and tokenizer of a checkpoint whose weights fit its config.
+
+    Raises:
+        ModelRefused: the checkpoint cannot be read, contradicts itself, or is of an unsupported kind.
+    """
+    try:
+        checkpoint_check.check_numbers(name, source, revision)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if "custom code" in str(error):
+            raise ModelRefused(
+                f"{name}: {source!r} contains Python code, and code from a repository is never run; "
+                "take a version of the model that transformers supports without it"
+            ) from error
+        raise ModelRefused(
+            f"{name}: config or tokenizer cannot be read from {source!r} ({_first_line(error)}). "
+            "Give a folder with config.json and tokenizer files, or a Hub id that this machine can reach."
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
+    with _refusing(name, "do not fit"):
+        checkpoint_check.check_weights(name, source, config, revision)
+    return config, tokenizer
+
+
+@contextmanager
+def _refusing(name: str, too_large: str) -> Iterator[None]:
+    """Turn errors of loading weights into ModelRefused.
+
+    Args:
+        too_large: message if memory runs out, after "the weights".
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(f"{name}: the weights {too_large}") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+
+
 def _leave_file(hf: PreTrainedModel) -> None:
     """Copy the weights out of the file, which transformers maps into memory on a CPU.
 
-    Somebody who overwrites a mapped file changes the numbers of a running job, or kills the process.
+    Overwriting a mapped file would change the numbers of a running job, or kill the process.
     """
     for tensor in [*hf.parameters(), *hf.buffers()]:
         tensor.data = tensor.data.clone()
 
 
 def _ordered(max_memory: Mapping[DeviceKey, int] | None) -> dict[DeviceKey, int] | None:
-    """GPUs in their order, then main memory: accelerate fills devices in the order in which they come."""
+    """GPUs in order, then main memory: accelerate fills devices in this order."""
     if max_memory is None:
         return None
     return dict(sorted(max_memory.items(), key=lambda item: (item[0] == "cpu", str(item[0]).zfill(3))))
@@ -129,26 +147,23 @@ def _spread(
     device_map: DeviceMap,
     options: Mapping[str, Any],
 ) -> LoadedModel:
-    """A model whose modules accelerate puts on several devices."""
+    """Load a model whose modules accelerate places on several devices."""
     folder = None
     if isinstance(device_map, dict) and "disk" in device_map.values():
         folder = Path(tempfile.mkdtemp(prefix="actograph-offload-"))
         options = {**options, "offload_folder": str(folder)}
     hf: Any = None
+    too_large = (
+        "do not fit as device_map places them; take a smaller dtype or model, or place less on the GPUs"
+    )
     try:
-        hf = AutoModelForCausalLM.from_pretrained(
-            source, trust_remote_code=False, device_map=device_map, **options
-        )
-        placement.refuse_what_cannot_work(name, hf, device_map)
-        # transformers' pipeline takes the first device of the map for one that tensors can be on
-        hf.hf_device_map = dict(sorted(hf.hf_device_map.items(), key=lambda item: item[1] == "disk"))
-    except torch.OutOfMemoryError as error:
-        raise ModelRefused(
-            f"{name}: the weights do not fit as device_map places them; take a smaller dtype or model, or "
-            "place less on the GPUs"
-        ) from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+        with _refusing(name, too_large):
+            hf = AutoModelForCausalLM.from_pretrained(
+                source, trust_remote_code=False, device_map=device_map, **options
+            )
+            placement.refuse_what_cannot_work(name, hf, device_map)
+            # transformers' pipeline takes the map's first device for one that can hold tensors
+            hf.hf_device_map = dict(sorted(hf.hf_device_map.items(), key=lambda item: item[1] == "disk"))
     finally:
         if folder is not None and hf is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -18,13 +18,13 @@ _CONTEXT_FIELDS = (
     "n_ctx",
     "seq_length",
 )
-#: a tokenizer that knows no limit says a number that no model has
+#: tokenizers without a limit report a larger number than this
 _NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One model in memory: one set of weights, whatever looks at it."""
+    """One set of weights in memory, with its tokenizer."""
 
     name: str  # as the service calls it
     lm: Any  # nnsight's TransformersModel around `hf`
@@ -34,18 +34,18 @@ class LoadedModel:
 
     @property
     def hf(self) -> PreTrainedModel:
-        """The transformers model itself; the very object that `lm` runs."""
+        """The transformers model that `lm` runs."""
         model: PreTrainedModel = self.lm._module
         return model
 
     @property
     def text_config(self) -> Any:
-        """The config of the language model, also where it is one part of a larger config."""
+        """Config of the language model, which may be one part of a larger config."""
         return self.hf.config.get_text_config()
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go in and tokens come out: the embedding's."""
+        """Device of the inputs and of the generated tokens: the embedding's."""
         hf: Any = self.hf
         if not devices.kept_on(hf):
             return next(self.hf.parameters()).device
@@ -62,10 +62,10 @@ class LoadedModel:
 
     @property
     def layers_path(self) -> str:
-        """Path of the decoder layers: the ModuleList whose length the config gives.
+        """Path of the decoder layers: the ModuleList of the length in the config.
 
         Raises:
-            ModelRefused: there is none.
+            ModelRefused: the model has no such list.
         """
         count = getattr(self.text_config, "num_hidden_layers", None)
         lists = [
@@ -83,7 +83,7 @@ class LoadedModel:
 
     @property
     def layer_devices(self) -> list[torch.device]:
-        """Where each decoder layer computes, and keeps its part of the key-value cache."""
+        """Device of each decoder layer and of its part of the key-value cache."""
         hf: Any = self.hf
         if not devices.kept_on(hf):
             return [self.device] * self.text_config.num_hidden_layers
@@ -96,10 +96,10 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens that prompt and continuation may have together: the config's, else the tokenizer's.
+        """Most tokens of prompt and continuation together: the config's, else the tokenizer's.
 
         Raises:
-            ModelRefused: neither says.
+            ModelRefused: neither has a limit.
         """
         for field in _CONTEXT_FIELDS:
             value = getattr(self.text_config, field, None)
@@ -125,7 +125,7 @@ class LoadedModel:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills a padded place. The attention mask decides what is padding, never this id."""
+        """Token id for padding. The attention mask marks padding, never this id."""
         pad = self.tokenizer.pad_token_id
         if pad is None:
             return self.eos_token_ids[0] if self.eos_token_ids else 0

@@ -1,4 +1,4 @@
-"""How much memory a batch needs, how much there is, and what running out looks like."""
+"""Memory: what is free, what a batch needs, and how many samples fit."""
 
 import os
 import resource
@@ -19,15 +19,15 @@ from worker.engine.model.loaded import LoadedModel
 CPU_BATCH_CAP = batch_memory.CPU_BATCH_CAP
 bytes_per_token = estimate.bytes_per_token
 CaptureNeed = batch_memory.CaptureNeed
-#: tokens of a prompt -> what capturing takes for it
+#: tokens of a prompt -> memory for capturing its rows
 CaptureOf = Callable[[int], CaptureNeed]
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that may be allocated on `device` now.
+    """Bytes that can be allocated on `device` now.
 
-    GPU: what the driver has free, and what torch's allocator holds without using it.
-    CPU: the kernel's MemAvailable, or what the cgroup still allows where that is less.
+    GPU: the driver's free memory, and unused memory of torch's allocator.
+    CPU: the kernel's MemAvailable, or the rest of the cgroup's limit if that is less.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -43,7 +43,7 @@ def _ram_available() -> int:
 
 
 def _cgroup_available() -> list[int]:
-    """What the memory limits of cgroup v2 and v1 leave; a huge number where there is none."""
+    """Bytes left below the memory limits of cgroup v2 and v1; a huge number without limits."""
     left = [1 << 62]
     for limit, usage in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -154,7 +154,7 @@ def batch_need(
     max_tokens: int,
     samples: int = 1,
 ) -> int:
-    """Bytes by which batches are compared: so many times those of one sample in a padded batch."""
+    """Bytes by which batches are compared: those of one sample in a padded batch, times `samples`."""
     pair = batch_memory.batch_memory(
         structure,
         kv_bytes_per_token(model),
@@ -173,9 +173,9 @@ def every_row(structure: ModelStructure, hooks: Sequence[str]) -> CaptureOf:
 
 
 def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.device], int]) -> int:
-    """Bytes that a batch may take over all devices before one of them is full.
+    """Bytes of a batch over all devices when the first of them is full.
 
-    A batch takes of each device what the layers there take: its share of the cache.
+    A batch uses each device in proportion to the layers there.
 
     Args:
         layer_devices: where each layer is.
@@ -186,7 +186,7 @@ def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.de
 
 
 def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
-    """Bytes now and at most: this process, and its share of those of the devices that are GPUs."""
+    """Bytes in use now and at the peak: of this process, and of its GPUs."""
     rss = _rss()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # the kernel notes a peak only when memory is given back, so it may lag behind what is in use
@@ -203,11 +203,11 @@ def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
 
 
 def capacity(layer_devices: Sequence[torch.device], resting: Mapping[str, int]) -> dict[str, int]:
-    """What a batch may take on devices and host; a batch that runs now does not lessen it.
+    """Memory for a batch on devices and host, counted as if no batch were running.
 
     Args:
         layer_devices: where each layer is.
-        resting: the snapshot that was taken when the model had just been loaded.
+        resting: snapshot taken just after the model was loaded.
     """
     devices = tuple(dict.fromkeys(layer_devices))
     now = memory_snapshot(devices)
@@ -230,7 +230,7 @@ def _rss() -> int:
 
 
 def reset_peak(devices: Iterable[torch.device]) -> None:
-    """Let `cuda_peak_bytes` begin anew; the peak of main memory is the whole process's."""
+    """Restart `cuda_peak_bytes`; the peak of main memory covers the whole process."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

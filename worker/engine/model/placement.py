@@ -1,4 +1,4 @@
-"""Where the modules of a model are kept and compute, if it is spread over several devices.
+"""Placement of a model's modules on several devices.
 
 accelerate puts a hook on each module that moves what it is given to the module's device and, where
 the weights are kept elsewhere (main memory, disk), brings them there for the time of the call.
@@ -17,15 +17,15 @@ from actograph.contract.models.model_loads import DeviceKey, DeviceMap
 from worker.engine.model import memory
 from worker.engine.model.devices import as_device, compute_device, kept_on
 
-#: share of a GPU that weights may take for `auto` to leave the others alone: caches and rows want room
+#: `auto` uses one GPU if the weights fill at most this share; caches and rows need the rest
 _ALONE = 0.6
 
 
 def check_devices(device_map: DeviceMap) -> None:
-    """Refuse devices that are not there.
+    """Refuse GPUs that do not exist.
 
     Raises:
-        ModelRefused: with the number of those that are.
+        ModelRefused: with the number of GPUs.
     """
     wanted = set(device_map.values()) if isinstance(device_map, Mapping) else set()
     gpus = {int(device) if isinstance(device, int) else torch.device(device).index or 0
@@ -39,7 +39,7 @@ def check_devices(device_map: DeviceMap) -> None:
 def needs_spreading(
     config: PretrainedConfig, device_map: DeviceMap, dtype: Any, max_memory: Mapping[DeviceKey, int] | None
 ) -> bool:
-    """Whether accelerate has to place the modules; False where the first device alone will do."""
+    """Whether accelerate must place the modules; False if the first device is enough."""
     if not isinstance(device_map, str):
         return True
     if not torch.cuda.is_available():
@@ -60,7 +60,7 @@ def _weights_bytes(config: PretrainedConfig, dtype: Any) -> int:
 
 
 def weights_by_device(model: Any) -> dict[Any, int]:
-    """Bytes of the weights that each device keeps: GPU number, `cpu` or `disk` -> bytes."""
+    """Weights by device: GPU number, `cpu` or `disk` -> bytes."""
     kept = kept_on(model)
     found: dict[Any, int] = {}
     for name, parameter in model.named_parameters():
@@ -73,7 +73,7 @@ def weights_by_device(model: Any) -> dict[Any, int]:
 
 
 def _above(path: str) -> list[str]:
-    """The path and those of the modules that contain it, the nearest first; the model itself is ""."""
+    """The path and the paths of its containing modules, nearest first; the model itself is ""."""
     parts = path.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 

@@ -1,4 +1,4 @@
-"""The files that a model's numbers come from, and their fingerprint."""
+"""The files of a model's weights and configs, and their fingerprint."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _digests: dict[tuple[str, Stamp], str] = {}
 
 
 def find(source: str, revision: str | None) -> list[Path]:
-    """Weight files and configs of a model that is on this machine; empty if there are none.
+    """Weight files and configs of a model on this machine; empty if it has none.
 
     Args:
         source: folder or Hub id.
@@ -46,7 +46,7 @@ def stamps(files: Sequence[Path]) -> dict[Path, Stamp]:
 
 
 def fingerprint(files: Sequence[Path]) -> str:
-    """sha256 over the whole bytes of these files, and their names.
+    """sha256 of these files' names and contents.
 
     A file is read again only if its stamp has changed since this process last read it.
     """
@@ -88,7 +88,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _path(source: str, name: str, revision: str | None) -> Path | None:
-    """A file of the folder or of the Hub's cache on this machine; the network is not asked."""
+    """A file of the folder or of the local Hub cache, without network access."""
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None

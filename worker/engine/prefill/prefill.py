@@ -17,7 +17,7 @@ from worker.engine.edits.interventions import Editor
 from worker.engine.locations import place_of
 from worker.engine.requests import Edit, Generation, GenerationRequest
 from worker.engine.rows.rows import RowStream
-from worker.engine.tokens.padding import padded_inputs
+from worker.engine.tokens.model_inputs import padded_inputs
 from worker.engine.traced import tracing
 from worker.engine.traced.point_reader import PointReader
 

@@ -1,4 +1,4 @@
-"""Rows of a batch in host memory as they came from the device, and chunks of single samples made of them."""
+"""Rows of a batch in host memory, and chunks of single samples made from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_empty
 from worker.engine.requests import RowChunk
-from worker.engine.rows.chosen_rows import ChosenRows
+from worker.engine.rows.selection import ChosenRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What is held of a point for one sample."""
+    """Rows held of a point for one sample."""
 
     first: int  # first row
     prompt: int  # rows in its strip
@@ -96,10 +96,9 @@ class HeldRows:
         self.bytes = self.sample_bytes = 0
 
     def chunks(self, sample: int, most_bytes: int) -> Iterator[tuple[dict[str, RowChunk], bool]]:
-        """All that is held of a sample, in row order, in chunks of about so many bytes; True with the last.
+        """Held rows of a sample in row order, in chunks of about `most_bytes`; True with the last chunk.
 
-        Safe to call for several samples at once. What is held stays until `clear`, and is to be asked
-        for once.
+        Safe to call for several samples at once; call it once per sample. Rows stay until `clear`.
         """
         held = self._held(sample)
         if not held:
@@ -115,7 +114,7 @@ class HeldRows:
             yield self._assemble(sample, held, start, start + size), start + size >= high
 
     def _held(self, sample: int) -> dict[_Held, list[int]]:
-        """Points by what is held of them."""
+        """Points grouped by the rows held of them."""
         decoded = sum(block.counts[sample] for block in self._blocks)
         group_of = {p: i for i, group in enumerate(self.groups) for p in group}
         held: dict[_Held, list[int]] = {}

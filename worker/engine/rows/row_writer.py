@@ -1,4 +1,4 @@
-"""The writer's half of the row path: keeps rows in host memory, hands chunks to the sink."""
+"""Writer thread of the row path: keeps rows in host memory and hands chunks to the sink."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from actograph.contract.errors import CaptureFailed
 from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
 from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
-from worker.engine.rows.chosen_rows import ChosenRows
 from worker.engine.rows.held_rows import Block, HeldRows, Strip, size_of
+from worker.engine.rows.selection import ChosenRows
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ _WORTH_A_THREAD = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """All rows are on their way; hand out what is left."""
+    """End of a batch: hand out the remaining rows."""
 
     generated: tuple[int, ...]  # tokens per sample
     summaries: Sequence[Mapping[str, RowChunk]] = ()  # per sample, to go with its last rows
 
 
 def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
-    """The dtype that rows are stored in: integers (expert indices) are never made into fractions."""
+    """Dtype in which rows are stored; integers (expert indices) stay integers."""
     return asked if asked is not None and source.is_floating_point else source
 
 
@@ -58,15 +58,15 @@ Item = Strip | Block | Finish
 
 
 class RowWriter:
-    """Keeps host blocks and hands chunks to the sink, in the writer thread.
+    """Keeps rows in host memory and hands chunks to the sink, in the writer thread.
 
-    Large chunks are made and written several at once, in threads of their own: one thread fills no disk, and
-    at a batch's end the device waits for it. While a model computes on the same cores it is one thread.
+    Large chunks are written by several threads: one thread does not fill a disk, and at a batch's end the
+    device waits for it. If the model computes on the same cores, one thread writes.
 
     Attributes:
-        held: what has come and was not handed out.
-        errors: sample -> what the sink raised for it; such a sample is written no more.
-        failure: what ended the writer itself; the batch fails with it.
+        held: rows that were not handed out yet.
+        errors: sample -> error of its sink; nothing more is written of such a sample.
+        failure: error of the writer itself; the batch fails with it.
         dropped: set from outside to discard everything from now on.
     """
 
@@ -83,9 +83,8 @@ class RowWriter:
         options: BufferOptions,
         sink: RowSink,
         queue: "Queue[Item | None]",
-        errors: dict[int, BaseException] | None = None,
     ) -> None:
-        self.errors: dict[int, BaseException] = {} if errors is None else errors
+        self.errors: dict[int, BaseException] = {}
         self.failure: BaseException | None = None
         self.dropped = False
         self.held = HeldRows(points, prompts=prompts, chosen=chosen)
@@ -150,16 +149,16 @@ class RowWriter:
             self._handed_out.update(item.complete)
 
     def _stored(self, tensor: torch.Tensor, *, pinned: bool) -> torch.Tensor:
-        """The tensor as it is held: out of pinned memory, which is the next copy's.
+        """Copy a tensor out of pinned memory, which the next copy needs.
 
-        torch rounds a pinned tensor's size up to a power of two and never gives it back to the system, so no
-        more of it is used than what is on its way.
+        torch rounds a pinned tensor's size up to a power of two and never returns it to the system, so only
+        rows on their way use it.
         """
         dtype = stored_dtype(tensor.dtype, self._dtype)
         return host_copy(tensor, dtype) if pinned or tensor.dtype != dtype else tensor
 
     def _has_room(self, more: int) -> bool:
-        """Whether so many bytes may be held beside what is."""
+        """Whether `more` bytes fit beside the held rows."""
         held, options = self.held, self._options
         return not held.bytes or (
             held.bytes + more <= options.host_buffer_bytes
@@ -174,7 +173,7 @@ class RowWriter:
     def _hand_out(
         self, samples: Sequence[int], summaries: Sequence[Mapping[str, RowChunk]] = (), *, at_once: int
     ) -> None:
-        """Hand out what is held of these samples, up to `at_once` side by side: a shard's bytes in all."""
+        """Hand out the held rows of these samples, up to `at_once` at a time and a shard's bytes in all."""
 
         def emit(sample: int) -> None:
             if not self.dropped and sample not in self.errors:
@@ -194,7 +193,7 @@ class RowWriter:
                 pass
 
     def _emit_sample(self, sample: int, summary: Mapping[str, RowChunk]) -> None:
-        """The summary goes with the last rows, so that a session of one shard stays one."""
+        """Write a sample's rows; the summary goes with the last of them, so one shard stays one shard."""
         left = dict(summary)
         for chunk, is_last in self.held.chunks(sample, self._options.shard_bytes):
             self._write(sample, chunk | left if is_last else chunk)
@@ -212,7 +211,7 @@ class RowWriter:
             self.errors[sample] = error.with_traceback(None)  # its frames hold the rows
 
     def _complete(self, generated: Sequence[int]) -> None:
-        """Check that every sample got all its rows; name hooks that have none with empty tensors."""
+        """Check that every sample has all its rows; write empty tensors for hooks without rows."""
         for sample, tokens in enumerate(generated):
             empty: dict[str, RowChunk] = {}
             for point, (width, dtype) in enumerate(self.held.shapes):
@@ -224,7 +223,7 @@ class RowWriter:
                 if self.held.delivered[sample][point] != due and sample not in self.errors:
                     self.errors[sample] = CaptureFailed(
                         f"{self._points[point].hooks[0]}: {self.held.delivered[sample][point]} rows were "
-                        f"captured where {due} were due"
+                        f"captured, {due} expected"
                     )
                 if not due:
                     empty |= dict.fromkeys(self._points[point].hooks, nothing)

@@ -1,4 +1,4 @@
-"""The way of activation rows from the device to the sink, in bounded memory.
+"""The row path: activation rows from the device to the sink, in bounded memory.
 
     decode thread                                   writer thread
     prefill: one tensor per point, as it is read -> unpadded slices of it
@@ -24,10 +24,9 @@ from actograph.contract.errors import CaptureFailed
 from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
 from worker.engine.requests import BufferOptions, EarlierRows, Positions, RowChooser, RowShaping, RowSink
-from worker.engine.rows.chosen_rows import ChosenRows, gather_steps
-from worker.engine.rows.columns import Columns
 from worker.engine.rows.held_rows import Block, Strip
 from worker.engine.rows.row_writer import Finish, Item, RowWriter, stored_dtype
+from worker.engine.rows.selection import ChosenRows, Columns, gather_steps
 from worker.engine.rows.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.rows.summaries import Summaries
 
@@ -52,9 +51,8 @@ class RowStream:
         choosers: per sample, before the shaping's.
         earlier: per sample, rows that what is summed up counts in.
         should_stop: polled while decoding has to wait for the writer.
-        errors: takes what the sink raises, by sample; nothing is written of a sample that is in it.
 
-    Raises (from any method): what made the writer fail, if it did.
+    Raises (from any method): the writer's error, if the writer failed.
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class RowStream:
         choosers: Sequence[RowChooser | None] = (),
         earlier: Sequence[EarlierRows | None] = (),
         should_stop: Callable[[], bool] = lambda: False,
-        errors: dict[int, BaseException] | None = None,
     ) -> None:
         self._points = tuple(points)
         self._prompts = tuple(prompt_lengths)
@@ -83,18 +80,14 @@ class RowStream:
         self._positions = positions
         self._dtype = dtype
         self._columns = Columns(shaping.columns)
-        each = choosers or [shaping.chooser] * len(self._prompts)
-        self._chosen = (
-            ChosenRows([one for one in each if one is not None], prompt_ids, generated_ids)
-            if any(each)
-            else None
-        )
+        each = [c for c in choosers or [shaping.chooser] * len(self._prompts) if c is not None]
+        self._chosen = ChosenRows(each, prompt_ids, generated_ids) if each else None
         self._keeps_rows = shaping.keeps_rows
-        self._summaries = (
-            Summaries(self._points, batch=len(self._prompts), shaping=shaping, dtype=dtype, earlier=earlier)
-            if shaping.summarises
-            else None
-        )
+        self._summaries: Summaries | None = None
+        if shaping.summarises:
+            self._summaries = Summaries(
+                self._points, batch=len(prompt_lengths), shaping=shaping, dtype=dtype, earlier=earlier
+            )
         self._options = options
         self._ended_at = ended_at
         self._should_stop = should_stop
@@ -107,7 +100,6 @@ class RowStream:
         self._latest: list[torch.Tensor] = []  # positions="last": the newest step
         self._last: dict[int, list[torch.Tensor]] = {}  # the same, of samples that ended
         self._copy_streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._keep_decode = positions in ("all", "generated")
         self._queue: Queue[Item | None] = Queue(options.queue_blocks)
         self._writer = RowWriter(
             self._points,
@@ -120,7 +112,6 @@ class RowStream:
             options=options,
             sink=sink,
             queue=self._queue,
-            errors=errors,
         )
         self._thread = threading.Thread(target=self._writer.run, name="row-writer", daemon=True)
         self._thread.start()
@@ -172,7 +163,7 @@ class RowStream:
         self._strip(point, tensor, starts, tuple(f + s for f, s in zip(firsts, starts, strict=True)))
 
     def _begin(self, point: int, tensor: torch.Tensor, *, tail_only: bool) -> None:
-        """Take note of a point's shape, from the first [batch, tokens, width] of it."""
+        """Record a point's shape, from its first tensor [batch, tokens, width]."""
         self._widths.append(tensor.shape[2])
         width = self._columns.width(tensor.shape[2], self._points[point].hooks[0])
         self._writer.tail_only.append(tail_only)
@@ -183,7 +174,7 @@ class RowStream:
     def _strip(
         self, point: int, tensor: torch.Tensor, starts: tuple[int, ...], first_rows: tuple[int, ...]
     ) -> None:
-        """Rows of one point are complete: sum them up, hand them on, or both."""
+        """Summarise rows of one point, queue them for the writer, or both."""
         if self._summaries is not None:
             self._summaries.of_strip(point, tensor, starts)
         if self._keeps_rows:
@@ -200,7 +191,7 @@ class RowStream:
             if not any(kept):
                 return
             self._pending_kept.append(kept)
-        if self._keep_decode:
+        if self._positions in ("all", "generated"):
             self._blocks.add(values)
             if self._blocks.full:
                 self._flush()
@@ -214,14 +205,14 @@ class RowStream:
 
     @property
     def dropped(self) -> bool:
-        """Whether rows were dropped: `should_stop` said so, and the writer did not catch up soon."""
+        """True if rows were dropped: `should_stop` returned True and the writer did not catch up in time."""
         return self._writer.dropped
 
     def finish(self, generated: Sequence[int]) -> bool:
-        """Hand over the rest and wait until the sink has it. `generated`: tokens per sample.
+        """Hand over the rest and wait for the sink. `generated`: tokens per sample.
 
         Returns:
-            False where rows were dropped on the way: the batch must count as cancelled.
+            False if rows were dropped: the batch counts as cancelled.
         """
         if self._blocks is not None and self._blocks.steps:
             self._flush()
@@ -235,7 +226,7 @@ class RowStream:
         return True
 
     def close(self) -> None:
-        """End the writer, dropping what it has not written; safe to call at any time."""
+        """End the writer and drop unwritten rows; safe to call at any time."""
         self._writer.dropped = True
         while self._thread.is_alive():
             try:
@@ -301,7 +292,7 @@ class RowStream:
             self._put(Block(counts, tuple(parts), tuple(copies), self._complete()))
 
     def _complete(self) -> tuple[int, ...]:
-        """Samples to hand out while the others go on; none where their summaries come with the last rows."""
+        """Samples to hand out while the others run; none if summaries follow with the last rows."""
         early = self._options.hand_out_early
         if self._summaries is not None or not (early or (early is None and self._copy_streams)):
             return ()
@@ -310,7 +301,7 @@ class RowStream:
     def _to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """The tensor in pinned memory, and when it will be there; on the CPU the tensor itself.
 
-        The event blocks: who waits for it (the writer, and an out-of-memory retry) sleeps and does not spin.
+        Waiting for the event sleeps and does not spin.
         """
         if not tensor.is_cuda:
             return tensor, None
@@ -364,5 +355,5 @@ class RowStream:
 
 
 def _is_small_view(tensor: torch.Tensor) -> bool:
-    """Whether keeping this tensor keeps much more memory alive than its own."""
+    """Whether this tensor keeps much more memory alive than its own."""
     return tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()

@@ -1,8 +1,8 @@
-"""Summaries of rows that are built block by block: a mean, a maximum, the last row, statistics.
+"""Summaries of rows, built block by block: mean, maximum, last row, statistics.
 
-A block is `x` [batch, points, rows, width] with `valid` [batch, rows] telling which rows count, or
-None where all do. `of` sums a block up as a dict of tensors [batch, points, width or 1], `merged`
-joins the summary of later rows to that of earlier ones; so no more than a summary is ever kept.
+A block is `x` [batch, points, rows, width] with a mask `valid` [batch, rows], or None if all rows count.
+`of` summarises a block as a dict of tensors [batch, points, width or 1]; `merged` joins the summaries of
+earlier and later rows. Only summaries are kept.
 
 Moments are merged as Chan, Golub and LeVeque (1979) do for the second, and Pébay (2008, SAND2008-6212)
 for the third and fourth, in float64.
@@ -27,7 +27,7 @@ class Summariser(Protocol):
     def merged(self, earlier: Summary, later: Summary) -> Summary: ...
 
     def finished(self, summary: Summary, counts: torch.Tensor) -> Summary:
-        """What is stored: [batch, points, width or 1] per name. `counts`: rows, [batch, points, 1], int64."""
+        """Stored tensors by name: [batch, points, width or 1]. `counts`: rows, [batch, points, 1], int64."""
         ...
 
 

@@ -16,7 +16,7 @@ _REDUCERS: dict[Reduce, type[Mean] | type[Max] | type[Last]] = {"mean": Mean, "m
 
 
 class Summaries:
-    """What `reduce` and `statistics` of a shaping make of the rows that it is shown.
+    """Reductions and statistics of the rows of a batch, as a shaping asks for them.
 
     Args:
         points: of the stream.
@@ -51,10 +51,10 @@ class Summaries:
         self._made_of: dict[int, tuple[int, torch.dtype, torch.device]] = {}
 
     def begin(self, point: int, tensor: torch.Tensor) -> None:
-        """Take note of a point's width and dtype, from any rows of it [..., width].
+        """Record a point's width and dtype, from any rows of it [..., width].
 
         Raises:
-            CaptureFailed: it holds integers (expert indices), which have no mean.
+            CaptureFailed: the point holds integers (expert indices), which have no mean.
         """
         if self._numbers_only and not tensor.is_floating_point():
             raise CaptureFailed(
@@ -99,7 +99,7 @@ class Summaries:
             self._known[points] = new
 
     def _taken(self, points: tuple[int, ...]) -> list[Summary] | None:
-        """What is known of these points together, out of what is known of them one by one."""
+        """Take the summaries of these points together, joined from those of single points."""
         if points in self._known:
             return self._known.pop(points)
         single = [self._known.pop((point,), None) for point in points]
@@ -119,7 +119,7 @@ class Summaries:
         ]
 
     def chunks(self) -> list[dict[str, RowChunk]]:
-        """Per sample: what is stored, by tensor name, one row each, or none where no row was chosen.
+        """Per sample: tensor name -> one row, or no row if no row was chosen.
 
         A reduced row has its hook's name; a statistic is `<hook>.<its name>`.
         """
@@ -142,7 +142,7 @@ class Summaries:
     def _with_earlier(
         self, points: Sequence[int], summaries: Sequence[Summary], counts: torch.Tensor
     ) -> list[Summary]:
-        """The summaries and (in place) the counts with the earlier rows, which is noted for what follows."""
+        """Add earlier rows to the summaries and (in place) the counts; record both for the next turn."""
         merged = [{name: value.clone() for name, value in summary.items()} for summary in summaries]
         for sample, earlier in enumerate(self._earlier):
             if earlier is None:

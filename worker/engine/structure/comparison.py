@@ -1,7 +1,7 @@
-"""When tensors of a dry forward count as equal, and when one counts as the sum of others.
+"""Comparison of tensors of a dry forward: equal, close, or a sum of others.
 
 The residual stream of a real model holds single values thousands of times larger than the rest,
-so a tolerance at the scale of a tensor would prove anything. Sums are judged element by element.
+so a tolerance at the scale of a tensor would accept anything. Sums are checked element by element.
 """
 
 import torch
@@ -29,7 +29,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def adds_up(total: torch.Tensor, first: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether `total` is the sum of the terms, element by element, within the rounding of a sum.
 
-    False, too, where `first` alone would pass: such a check shows nothing.
+    False also if `first` alone would pass: such a check proves nothing.
     """
     terms = [first, *others]
     if any(t.shape != total.shape for t in terms):

@@ -1,22 +1,24 @@
-"""One short forward pass that records what passes each module location."""
+"""One short forward pass that records the tensor at each module location."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from actograph.contract.errors import ModelRefused
 from worker.engine.locations import place_of
+from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.structure.trial import tried
 
+Result = TypeVar("Result")
 # The dry batch: sizes that no head count or width is likely to share
 _ROWS, _TOKENS = 3, 11
 _INTEGERS = (torch.int32, torch.int64)
 
 
-# What tells a tensor in a certain state from every other: address, shape, strides, dtype, version
+# Identity of a tensor in a certain state: address, shape, strides, dtype, version
 Identity = tuple[Any, ...]
 
 
@@ -31,7 +33,7 @@ def _identity(tensor: torch.Tensor, version: int) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What passed one module location in the dry forward."""
+    """The tensor at one module location in the dry forward."""
 
     location: str
     tensor: torch.Tensor  # kept alive, so that its address stays its own
@@ -50,13 +52,13 @@ class Visit:
 
 @dataclass(frozen=True)
 class DryForward:
-    """What one forward pass showed."""
+    """Results of the dry forward pass."""
 
     visits: list[Visit]  # in execution order; locations with one row per token only
     changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
     taken: Mapping[str, frozenset[Identity]]  # module path -> every tensor that it was given
     logits: torch.Tensor  # as the model returned them
-    tail_only: frozenset[str]  # locations that show the last token alone where no other logits are wanted
+    tail_only: frozenset[str]  # locations with the last token alone if no other logits are needed
 
 
 def first_tensor(value: Any) -> Any:
@@ -67,7 +69,7 @@ def first_tensor(value: Any) -> Any:
 
 
 class _Recorder:
-    """Keeps what passes each module of one forward."""
+    """Keeps the inputs and outputs of each module of one forward pass."""
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
@@ -127,9 +129,8 @@ class _Recorder:
 def dry_forward(model: LoadedModel) -> DryForward:
     """One short forward with plain torch hooks: every location that shows one row per token.
 
-    That is a tensor [batch, tokens, ...], or [batch * tokens, ...] that a module made from such.
-    Autograd is off by `no_grad` and not by inference mode, because only so do tensors count
-    their in-place changes.
+    That is a tensor [batch, tokens, ...], or [batch * tokens, ...] that a module made from one. Autograd is
+    off by `no_grad`, not by inference mode: only then do tensors count their in-place changes.
 
     Raises:
         ModelRefused: the forward fails.
@@ -163,10 +164,32 @@ def dry_forward(model: LoadedModel) -> DryForward:
     )
 
 
+def tried(model: LoadedModel, doing: str, action: Callable[[], Result]) -> Result:
+    """Result of running the model's own code.
+
+    Args:
+        doing: the action, for the message: "fails when it ...".
+
+    Raises:
+        ModelRefused: the model's code failed. Errors of memory and device are passed on.
+    """
+    try:
+        return action()
+    except (ModelRefused, torch.AcceleratorError):  # the latter is the device's, not the model's
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelRefused(
+            f"{model.name}: {type(model.hf).__name__} fails when it {doing} "
+            f"({type(error).__name__}: {error}); this model is not supported"
+        ) from error
+
+
 def _tail_only(model: LoadedModel, ids: torch.Tensor) -> frozenset[str]:
     """Locations with one row per sample in a forward that gives the last token's logits alone.
 
-    transformers asks for no others while it generates, of every model whose forward can be told so.
+    While generating, transformers asks for no others if the model's forward has `logits_to_keep`.
     """
     if "logits_to_keep" not in inspect.signature(type(model.hf).forward).parameters:
         return frozenset()

@@ -1,9 +1,10 @@
 """The points inside one decoder layer: attention, MLP, the norms before them, the stream between them.
 
-Attention and MLP are told by their class; every point around them by the data that flow.
+Attention and MLP are recognised by their class, every point around them by comparing tensors.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -12,12 +13,29 @@ from worker.engine.locations import place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.structure.comparison import adds_up, adds_up_scaled, same
 from worker.engine.structure.dry_forward import Visit
-from worker.engine.structure.findings import Findings
+from worker.engine.structure.moe import Router
 
 # Words in the class names of a layer's children
 _ATTENTION = ("attention", "attn")
 _MLP = ("mlp", "feedforward", "ffn", "moe")
 _NORM = ("norm",)
+
+
+@dataclass
+class Findings:
+    """Points found so far, and the reasons for missing ones."""
+
+    hooks: dict[str, str] = field(default_factory=dict)  # canonical name -> location
+    missing: dict[str, str] = field(default_factory=dict)  # point or <point>.<layer> -> reason
+    proofs: dict[str, int] = field(default_factory=dict)  # identity -> layers it was checked on
+    mlps: dict[int, str] = field(default_factory=dict)  # layer -> path of its MLP
+    routers: list[Router] = field(default_factory=list)
+
+    def prove(self, identity: str) -> None:
+        self.proofs[identity] = self.proofs.get(identity, 0) + 1
+
+    def lack(self, point: str, layer: int, reason: str) -> None:
+        self.missing[f"{point}.{layer}"] = reason
 
 
 def _child(
@@ -50,12 +68,12 @@ def _norm_between(
 def find_in_layer(
     model: LoadedModel, path: str, layer: int, visits: Mapping[str, Visit], found: Findings
 ) -> None:
-    """Find and prove the points of one decoder layer.
+    """Find and verify the points of one decoder layer.
 
     Args:
         path: of the layer.
         visits: by location.
-        found: takes the points, the proofs, and the reasons for points that are not there.
+        found: takes the points, the proofs, and the reasons for missing points.
     """
     attention = _child(model, path, _ATTENTION, without=_NORM)
     mlp = _child(model, path, _MLP, without=_ATTENTION + _NORM)
@@ -103,7 +121,7 @@ def find_in_layer(
 
 
 def _output(module: str | None, like: Visit, visits: Mapping[str, Visit]) -> Visit | None:
-    """What a module puts out, if it is one row per token as wide as the stream."""
+    """Output of a module, if it has one row per token as wide as the stream."""
     out = visits.get(f"{module}.output")
     return out if out is not None and out.value.shape == like.value.shape else None
 
@@ -119,7 +137,7 @@ def _is_stream(layer_path: str, attn_out: Visit, mlp: str | None, visits: Mappin
 
 
 class _Stream(NamedTuple):
-    """A layer's residual stream before and after it, and what is added on the way."""
+    """A layer's residual stream before and after it, and the two additions to it."""
 
     pre: Visit
     post: Visit
@@ -130,7 +148,7 @@ class _Stream(NamedTuple):
 def _find_mid(
     path: str, layer: int, stream: _Stream, *, mlp: str | None, visits: Mapping[str, Visit], found: Findings
 ) -> None:
-    """The stream between attention and MLP, or why there is none."""
+    """Find the stream between attention and MLP, or note why there is none."""
     pre, post, attn_out, mlp_out = stream
     mid = _resid_mid(path, stream, visits, found)
     beside = f"{mlp}.input" in visits and (
@@ -155,7 +173,7 @@ def _input_norm(
 
 
 def _deltas(layer_path: str, out: Visit, visits: Mapping[str, Visit]) -> dict[str, torch.Tensor]:
-    """What a sublayer may add to the stream: its output, or a norm's of it (Gemma 2, OLMo 2)."""
+    """Candidates for a sublayer's addition to the stream: its output, or a norm of it (Gemma 2, OLMo 2)."""
     deltas = {"": out.value}
     for location, visit in visits.items():
         place = place_of(location)
@@ -170,7 +188,7 @@ def _deltas(layer_path: str, out: Visit, visits: Mapping[str, Visit]) -> dict[st
 
 
 def _resid_mid(layer_path: str, stream: _Stream, visits: Mapping[str, Visit], found: Findings) -> str | None:
-    """The location between attention and MLP that equals `resid_pre + attn_out`, proved."""
+    """Verified location between attention and MLP that equals `resid_pre + attn_out`."""
     pre, post, attn_out, mlp_out = stream
     attn_deltas = _deltas(layer_path, attn_out, visits)
     mlp_deltas = _deltas(layer_path, mlp_out, visits)
@@ -194,9 +212,9 @@ def _resid_mid(layer_path: str, stream: _Stream, visits: Mapping[str, Visit], fo
 
 
 def _added(total: torch.Tensor, first: torch.Tensor, deltas: Mapping[str, torch.Tensor]) -> str | None:
-    """Which of the deltas is what must be added to `first` to give `total`, in words; None: none is.
+    """Name of the delta that added to `first` gives `total`; None if no delta does.
 
-    A constant of the model's (Granite) comes last, for it is fitted to the data.
+    A constant factor (Granite) is tried last, since it is fitted to the data.
     """
     for times, fits in (("", adds_up), ("a constant times ", adds_up_scaled)):
         for kind, delta in deltas.items():

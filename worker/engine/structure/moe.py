@@ -1,8 +1,8 @@
-"""Finds and proves the router of a mixture-of-experts layer.
+"""Find and verify the router of a mixture-of-experts layer.
 
-A router is told by what passes it, not by a name: below the layer's MLP, one module puts out two
-tensors of one row per token, numbers and ids below their width (the chosen experts), and another
-module takes exactly those in. Its scores for all experts are the router logits.
+A router is recognised by its tensors, not by a name. Below the layer's MLP, one module returns two tensors
+with one row per token, weights and ids (the chosen experts), and another module takes exactly those. The
+router's scores for all experts are the router logits.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _AGAIN = 5
 
 @dataclass
 class Router:
-    """One layer's router: its points, what was proved of them, and why others are missing."""
+    """One layer's router: its points, their proofs, and the reasons for missing points."""
 
     num_experts: int
     experts_per_token: int
@@ -32,7 +32,7 @@ class Router:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The three tensors that one module put out."""
+    """The three tensors that one module returned."""
 
     path: str
     logits: Visit
@@ -47,12 +47,12 @@ class _Choice:
 def find_router(
     module: torch.nn.Module, path: str, mlp_input: Visit | None, forward: DryForward
 ) -> Router | str | None:
-    """The router below an MLP; None where nothing looks like one; a reason where its proof fails.
+    """The router below an MLP; None if no module looks like one; a reason if verification fails.
 
     Args:
         module: the MLP.
         path: of the MLP in the model.
-        mlp_input: what the MLP takes in.
+        mlp_input: the MLP's input.
     """
     by_path: dict[str, list[Visit]] = {}
     for visit in forward.visits:
@@ -119,8 +119,7 @@ def _repeats(ids: torch.Tensor) -> bool:
 def _row_by_row(choice: _Choice, module: torch.nn.Module, mlp_input: Visit | None) -> bool:
     """Whether the logits' rows are the router's answers to the rows of the MLP's input, in their order.
 
-    A flattened tensor does not show which of its rows belongs to which token, so the router is
-    asked again about a few tokens alone.
+    A flattened tensor does not show the token of each row, so the router runs again on a few tokens alone.
     """
     if mlp_input is None:
         return False
@@ -140,7 +139,7 @@ def _row_by_row(choice: _Choice, module: torch.nn.Module, mlp_input: Visit | Non
 
 
 def _identities(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> list[str]:
-    """What more holds of a router's three tensors; architectures differ here."""
+    """Further identities of a router's three tensors; architectures differ here."""
     found = []
     chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, ids, True)
     least = logits.masked_fill(~chosen, torch.inf).amin(-1)

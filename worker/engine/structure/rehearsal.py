@@ -1,9 +1,9 @@
-"""A rehearsal of what jobs will do, at load: a padded batch, a step with the cache, texts that are only read.
+"""Rehearsal at load, as jobs run the model: a padded batch, a step with the cache, prefill.
 
-The dry forward shows where the tensors are. That they are the same numbers when the model runs as jobs run
-it is another matter: a recurrent state may take up the padding, positions may be counted from the padding
-on, a model may have no cache and run over all tokens in every step. So a few prompts are generated from
-for a step and read once more, and every location is compared with an undivided forward over each alone.
+The dry forward shows where the tensors are. Their numbers may still differ in a job: a recurrent state may
+take up the padding, positions may count the padding, a model without a cache runs all tokens in every step.
+So the rehearsal generates one step from a few prompts, reads them once more, and compares every location
+with a forward pass over each prompt alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,8 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.locations import Place, place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import GenerationRequest
-from worker.engine.structure.dry_forward import DryForward, first_tensor
-from worker.engine.structure.trial import tried
-from worker.engine.tokens.generation_inputs import generation_inputs
-from worker.engine.tokens.padding import padded_inputs
+from worker.engine.structure.dry_forward import DryForward, first_tensor, tried
+from worker.engine.tokens.model_inputs import generation_inputs, padded_inputs
 from worker.engine.tokens.stopping import RowTracker
 
 # Tokens of the prompts of each batch. One of a single token is a batch of its own: a recurrent model may
@@ -37,12 +35,12 @@ _WITH_CACHE = "generating a token at a time gives other numbers than one forward
 _READ = "a padded text that is read gives other numbers than the same text alone, although it has no padding"
 _SHAPE = "generating a token at a time does not show one row of a fixed width for each token"
 
-_Pass = dict[str, torch.Tensor]  # what one forward pass showed, by location
+_Pass = dict[str, torch.Tensor]  # tensors of one forward pass, by location
 
 
 @dataclass
 class Rehearsal:
-    """What was found.
+    """Results of a rehearsal.
 
     Attributes:
         faults: location -> why its rows cannot be captured.
@@ -59,7 +57,7 @@ def rehearse(model: LoadedModel, forward: DryForward) -> Rehearsal:
     """Run batches as jobs do, and compare them with forwards over each prompt alone.
 
     Raises:
-        ModelRefused: it cannot run so; the message says where it fails.
+        ModelRefused: the model fails; the message says where.
     """
     found = Rehearsal()
     with torch.inference_mode(), _watching(model, [visit.location for visit in forward.visits]) as seen:
@@ -79,7 +77,7 @@ def _requests(model: LoadedModel, lengths: Sequence[int]) -> list[GenerationRequ
 def _generated(
     model: LoadedModel, lengths: Sequence[int], seen: "_Seen"
 ) -> tuple[_Pass, _Pass, list[tuple[int, ...]]]:
-    """What the prompts showed and what the token after them did; prompts with that token."""
+    """Tensors of the prompts, tensors of the next token, and the prompts with that token."""
     hf: Any = model.hf
     requests = _requests(model, lengths)
     tracker = RowTracker(
@@ -105,7 +103,7 @@ def _generated(
 
 
 def _read(model: LoadedModel, texts: Sequence[tuple[int, ...]], seen: "_Seen") -> tuple[_Pass, list[_Pass]]:
-    """What the padded prompts of the texts show without a cache, and what each whole text does alone."""
+    """Tensors of the padded prompts without a cache, and of each whole text alone."""
     hf: Any = model.hf
     inputs = padded_inputs(model, _requests(model, [len(text) - 1 for text in texts]))
     seen.passes.clear()
@@ -118,7 +116,7 @@ def _read(model: LoadedModel, texts: Sequence[tuple[int, ...]], seen: "_Seen") -
 
 
 class _Passes(NamedTuple):
-    """What each forward pass showed, by location."""
+    """Tensors of each forward pass, by location."""
 
     prompts: _Pass  # of the padded batch, with a cache
     step: _Pass  # the token after each prompt
@@ -140,7 +138,7 @@ class _Seen:
 
 @contextmanager
 def _watching(model: LoadedModel, locations: Sequence[str]) -> Iterator[_Seen]:
-    """With plain hooks at the locations; a forward of the model itself begins a pass."""
+    """Watch the locations with plain hooks; a forward of the model itself begins a pass."""
     seen = _Seen()
     by_path: dict[str, list[tuple[str, Place]]] = {}
     for location in locations:
@@ -211,7 +209,7 @@ def _compare(forward: DryForward, lengths: Sequence[int], passes: _Passes, found
 
 
 def _batch(tensor: torch.Tensor | None, tokens: int, width: int, *, flat: bool) -> torch.Tensor | None:
-    """[batch, tokens, width]; None where the tensor is none of that kind."""
+    """The tensor as [batch, tokens, width]; None if its shape does not allow that."""
     if tensor is None:
         return None
     if flat:
@@ -224,7 +222,7 @@ def _batch(tensor: torch.Tensor | None, tokens: int, width: int, *, flat: bool) 
 
 
 def _alike(rows: torch.Tensor, expected: torch.Tensor, all_rows: torch.Tensor) -> bool:
-    """Whether rows [n, width] are the expected ones but for rounding.
+    """Whether rows [n, width] equal the expected ones except for rounding.
 
     All of them in float32. In half precision most of them: a router may send single tokens to another expert.
     """

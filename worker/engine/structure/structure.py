@@ -1,9 +1,9 @@
-"""Finds a model's hook points by walking its modules, and proves them on a dry forward.
+"""Find a model's hook points by walking its modules, and verify them on a dry forward pass.
 
-Nothing here knows an architecture by name. The decoder layers are the longest chain of alike
-modules; inside a layer, attention and MLP are told by their class, and every point around them by
-the data that flow: a tensor is the "residual stream between attention and MLP" because it equals
-`resid_pre + attn_out`, not because a module is called so.
+No architecture is known by name. The decoder layers are the list of modules with the config's number of
+layers. Inside a layer, attention and MLP are recognised by their class, and every point around them by
+comparing tensors: the "residual stream between attention and MLP" is a tensor that equals
+`resid_pre + attn_out`, whatever its module is called.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.structure import moe
 from worker.engine.structure.comparison import same
 from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
-from worker.engine.structure.findings import Findings
-from worker.engine.structure.layer_points import find_in_layer
+from worker.engine.structure.layer_points import Findings, find_in_layer
 from worker.engine.structure.rehearsal import Rehearsal, rehearse
 
 _PADDED = "its rows depend on the padding of a batch, while the model's answer does not"
@@ -30,13 +29,13 @@ _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts
 
 
 def discover(model: LoadedModel) -> ModelHooks:
-    """Find and prove the hook points of `model`.
+    """Find and verify the hook points of `model`.
 
-    A point that cannot be proved on every layer goes to `unavailable` with the reason.
+    A point that cannot be verified on every layer goes to `unavailable` with the reason.
 
     Raises:
-        ModelRefused: the decoder layers, the embedding or the head cannot be found, the residual
-            stream does not pass from layer to layer, or is another one when the model runs as jobs run it.
+        ModelRefused: the decoder layers, the embedding or the head cannot be found; the residual stream does
+            not pass from layer to layer; or it differs when the model runs as jobs run it.
     """
     layers_path = model.layers_path
     forward = dry_forward(model)
@@ -104,7 +103,7 @@ def _find_stream(
 
 
 def _find_routers(model: LoadedModel, layer_count: int, forward: DryForward, found: Findings) -> None:
-    """Router points, layer by layer: some architectures begin with dense layers."""
+    """Find router points layer by layer: some architectures begin with dense layers."""
     inputs = {v.location: v for v in forward.visits}
     none: list[int] = []
     for layer in range(layer_count):
@@ -183,13 +182,13 @@ def _find_ends(
 
 
 def _drop_faulty(model: LoadedModel, rehearsal: Rehearsal, found: Findings) -> None:
-    """What did not come through the rehearsal is not available; without the stream nothing is.
+    """Remove points that failed the rehearsal; refuse the model if the stream failed.
 
-    Padding that changes the stream or the logits is for batches to avoid; a single location that it changes
-    is not available.
+    If padding changes the stream or the logits, batches avoid padding. A single location that it changes is
+    not available.
 
     Raises:
-        ModelRefused: the residual stream or the embedding did not.
+        ModelRefused: the residual stream or the embedding failed.
     """
     stream = ("embed", "resid_pre", "resid_post")
     must = {at for hook, at in found.hooks.items() if grammar.point_of(hook) in (*stream, "logits")}
@@ -212,9 +211,9 @@ def _drop_faulty(model: LoadedModel, rehearsal: Rehearsal, found: Findings) -> N
 
 
 def _drop_partial(layer_count: int, found: Findings) -> None:
-    """A point that some layers lack is available where it was proved; one that none has is not.
+    """Give reasons for missing points: one for the whole model, or one per layer that lacks the point.
 
-    So `missing` names a point that no layer has, or `<point>.<layer>` where others have it.
+    Afterwards `missing` names a point that no layer has, or `<point>.<layer>` if other layers have it.
     """
     for point in grammar.LAYER_POINTS:
         names = [f"{point}.{i}" for i in range(layer_count)]

@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens that are chosen, for the rows that ask for them."""
+"""Log probabilities of generated tokens, for rows that request them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,12 +38,12 @@ class LogprobRecorder(LogitsProcessor):
         self._step = None
 
     def of(self, row: int, tokens: int) -> tuple[TokenLogprobs, ...] | None:
-        """Those of a row's first tokens; None where it did not ask."""
+        """Log probabilities of a row's first tokens; None if not requested."""
         return tuple(self._found[row][:tokens]) if row in self._found else None
 
 
 class AfterChoice(StoppingCriteria):
-    """Tells the recorder what was chosen; ends nothing."""
+    """Passes each chosen token to the recorder; never ends a generation."""
 
     def __init__(self, recorder: LogprobRecorder) -> None:
         self._recorder = recorder

@@ -19,7 +19,7 @@ from worker.engine.edits.interventions import Editor
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.handoffs import run_unseen
 from worker.engine.requests import Generation, GenerationRequest, TokenLogprobs
-from worker.engine.tokens.padding import left_padded
+from worker.engine.tokens.model_inputs import left_padded
 
 #: of a prompt's tokens; the first has none
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
@@ -57,13 +57,13 @@ class PromptScores:
         self._later: torch.Tensor | None = None
 
     def inputs(self) -> dict[str, Any]:
-        """What the model's forward must be told to give the head every token."""
+        """Options of the model's forward that give the head every token."""
         known = inspect.signature(type(self._model.hf).forward).parameters
         return {"logits_to_keep": 0} if "logits_to_keep" in known else {}
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Around the forward pass that reads the prompts, or a whole generation."""
+        """Score the prompts that the enclosed forward pass or generation reads."""
         self._own = self._later = None
         head = self._model.hf.get_submodule(self._path)
         handle = head.register_forward_pre_hook(self._take)
@@ -76,10 +76,10 @@ class PromptScores:
             self._score(hidden, self._through_the_model)
 
     def of(self, row: int) -> PromptLogprobs | None:
-        """Of each token of a row's prompt; None where it did not ask, or the run ended before.
+        """Log probabilities of a row's prompt; None if not requested, or if the run ended before.
 
         Raises:
-            CaptureFailed, InterventionFailed: the model's probabilities are no numbers.
+            CaptureFailed, InterventionFailed: the model's probabilities are NaN.
         """
         request = self._requests[row]
         if not request.score_prompt or self._own is None:
@@ -104,7 +104,7 @@ class PromptScores:
         return (None, *found)
 
     def _take(self, head: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The head's input, as it comes by; the head itself answers to the last token alone."""
+        """Score the head's input; the head itself then runs on the last token alone."""
         hidden = args[0] if args else None
         padded = self._ids.shape[1]
         if not isinstance(hidden, torch.Tensor) or hidden.ndim != 3:
@@ -179,7 +179,7 @@ class PromptScores:
 
 
 def with_scores(made: Generation, scores: PromptScores, row: int) -> Generation:
-    """The generation with the log probabilities of its prompt, or with the reason why there are none."""
+    """The generation with its prompt's log probabilities, or with the error that prevented them."""
     try:
         return replace(made, prompt_logprobs=scores.of(row))
     except ActographError as error:

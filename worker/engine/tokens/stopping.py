@@ -1,4 +1,4 @@
-"""Where and why each row of a batch ends: end tokens, stop strings, max_tokens, time, cancellation."""
+"""End of each row of a batch: end tokens, stop strings, max_tokens, time limit, cancellation."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from worker.engine.requests import FinishReason, TextEnd
 
 
 class StopStrings:
-    """Tells whether a row's text now contains one of the stop strings.
+    """Checks whether a row's text contains a stop string.
 
     The text is the generated tokens', special tokens included. Only the last few tokens are
     decoded: every token carries at least one byte, so a match that the newest token completes
@@ -46,7 +46,7 @@ class StopStrings:
 
 
 class TextEnds:
-    """Tells whether a row's text ends as a `TextEnd` says."""
+    """Checks whether a row's text ends as a `TextEnd` describes."""
 
     def __init__(self, end: TextEnd, tokenizer: PreTrainedTokenizerBase) -> None:
         self._end = end
@@ -72,7 +72,7 @@ def decode_exactly(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> st
 
 
 class RowTracker(StoppingCriteria):
-    """Follows the tokens of each row and tells transformers when to stop.
+    """Records the tokens of each row and tells transformers when to stop.
 
     Runs once per step, after the token was chosen. Reading the tokens on the host costs one
     small copy per step; transformers waits for the device at the same place anyway.
@@ -81,7 +81,7 @@ class RowTracker(StoppingCriteria):
         tokens: generated ids per row, up to and with the one that ended it.
         ended_at: number of tokens after which a row ended; None while it is running.
         reasons: why it ended.
-        cancelled: `should_stop` said so.
+        cancelled: `should_stop` returned True.
     """
 
     def __init__(

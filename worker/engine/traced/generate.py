@@ -13,8 +13,8 @@ from worker.engine.locations import place_of
 from worker.engine.model import memory
 from worker.engine.requests import Generation
 from worker.engine.rows.rows import RowStream
-from worker.engine.tokens.generation_inputs import generation_inputs
 from worker.engine.tokens.logprobs import LogprobRecorder
+from worker.engine.tokens.model_inputs import generation_inputs
 from worker.engine.tokens.prompt_scores import PromptScores, with_scores
 from worker.engine.tokens.stopping import RowTracker, StopStrings, TextEnds
 from worker.engine.traced import tracing

@@ -11,14 +11,14 @@ from worker.engine.locations import place_of
 
 
 class _Reading(NamedTuple):
-    """What is taken from one value that nnsight shows."""
+    """The points read from one value of nnsight."""
 
     is_input: bool
     points: list[tuple[int, int]]  # (point, element of a tuple), in the order of the points
 
 
 class PointReader:
-    """Observes a trace: takes the tensors of its points as they pass, and passes each of them on.
+    """Observes a trace and hands over the tensors of its points.
 
     (`for step in tracer.iter[:]` does the same at 15 to 20 microseconds per value instead of 3,
     and leaves a reference cycle behind.)
@@ -26,12 +26,12 @@ class PointReader:
     Args:
         lm: nnsight's model.
         locations: as `place_of` reads them, in execution order, one per point;
-            from the dry forward, never from a client's string.
-        take: gets each point's tensor, [batch, tokens, ...]; the points come in their order, pass by pass.
+            verified at load, never a client's string.
+        take: called with each point's tensor [batch, tokens, ...]; points come in order, pass by pass.
         batch: rows of the batch.
         flat: locations whose tensors have batch and tokens in one dimension: [batch * tokens, ...].
         copied: points whose tensors the model overwrites after they were read.
-        by_hand: path of a module whose values a caller shows by `show`, and not the trace.
+        by_hand: path of a module whose values the caller passes to `show`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PointReader:
         if point != self._next:
             raise CaptureFailed(
                 f"{self._names[point]} came where {self._names[self._next]} was due: the model does not "
-                "run its modules in the order that was proved when it was loaded"
+                "run its modules in the order that was verified when it was loaded"
             )
         if point in self._flat:
             value = self._unflatten(point, value)

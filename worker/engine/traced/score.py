@@ -7,7 +7,7 @@ import torch
 
 from worker.engine.batches import BatchJob
 from worker.engine.requests import Generation
-from worker.engine.tokens.padding import padded_inputs
+from worker.engine.tokens.model_inputs import padded_inputs
 from worker.engine.tokens.prompt_scores import PromptScores, with_scores
 from worker.engine.traced import tracing
 

@@ -15,7 +15,7 @@ from worker.engine.model.loaded import LoadedModel
 
 
 class Observer(Protocol):
-    """Sees, and may change, the tensors that pass a trace.
+    """Sees, and may change, the tensors of a trace.
 
     These are the two methods that nnsight calls of a trace's caches (`nnsight.intervention.cache`): a value
     goes straight to those that subscribe to its location, after interventions have had it, and in the
@@ -34,7 +34,7 @@ class Observer(Protocol):
 def generate(
     model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
 ) -> None:
-    """Generate while every step's tensors at `modules` pass the observers, in their order."""
+    """Generate; observers get every step's tensors at `modules`, in order."""
     lm = model.lm
     data, options = _split(inputs)
     with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
@@ -46,8 +46,7 @@ def generate(
 def forward(
     model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
 ) -> None:
-    """One forward pass while the tensors at `modules` pass the observers; it ends early where `stop` is
-    called."""
+    """Run one forward pass; observers get the tensors at `modules`. `stop` ends it early."""
     lm = model.lm
     data, options = _split(inputs)
     with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
@@ -57,12 +56,12 @@ def forward(
 
 
 def stop() -> NoReturn:
-    """End the forward pass that runs now, from inside it; `forward` returns as if it had come to its end."""
+    """End the running forward pass from inside it; `forward` returns normally."""
     raise EarlyStopException()
 
 
 def _split(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What belongs to the rows of the batch, and how to run them."""
+    """Split inputs into tensors of the batch and options of the call."""
     data = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
     return data, {name: value for name, value in inputs.items() if name not in data}
 

@@ -10,8 +10,8 @@ import torch
 from worker.engine.locations import Point
 from worker.engine.requests import BufferOptions, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.rows import summaries
-from worker.engine.rows.chosen_rows import ChosenRows, gather_steps
 from worker.engine.rows.rows import RowStream
+from worker.engine.rows.selection import ChosenRows, gather_steps
 
 WIDTHS = (4, 4, 6, 4, 4)
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.int64, torch.float32)

@@ -1,8 +1,8 @@
-"""What a checkpoint's generation config does to the logits, made independent of padding.
+"""Logits processors of a checkpoint's generation config, made independent of padding.
 
-transformers gives every processor the padded ids. Then a repetition penalty punishes the padding token, which
-often ends a text, n-grams run from the padding into the prompt, and a least length counts the padding: a
-sample's tokens would depend on the lengths of those that share its batch.
+transformers gives every processor the padded ids. A repetition penalty then punishes the padding token, which
+often ends a text; n-grams run from the padding into the prompt; a minimum length counts the padding. A
+sample's tokens would depend on the rest of its batch.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from transformers import (
 
 from worker.engine.model.loaded import LoadedModel
 
-#: options of `generate` that leave to us what is made here
+#: options of `generate` that switch off transformers' own processors
 LEFT_TO_US: dict[str, Any] = {"repetition_penalty": None, "no_repeat_ngram_size": None, "min_length": None}
 
 
 def processors_of(model: LoadedModel, lengths: Sequence[int]) -> list[LogitsProcessor]:
-    """Those that the generation config asks for, in transformers' order.
+    """Processors in the generation config, in transformers' order.
 
     Args:
         lengths: of the prompts, without padding.

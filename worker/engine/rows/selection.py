@@ -1,7 +1,7 @@
-"""Rows that a chooser picks out of a batch, gathered on the device.
+"""Rows and columns to keep, gathered on the device before anything is copied.
 
-Chosen rows are counted per sample: its first chosen row is number 0, whatever its token. The row
-path counts in these numbers, and `tokens` leads back from them.
+Chosen rows are counted per sample: its first chosen row is number 0, whatever its token. The row path
+counts in these numbers, and `ChosenRows.tokens` maps them to tokens.
 """
 
 from bisect import bisect_left
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from actograph.contract.errors import CaptureFailed
 from worker.engine.requests import RowChooser
 
 
@@ -23,7 +24,7 @@ class Gathered:
 
 
 class ChosenRows:
-    """The choice for one batch.
+    """Rows chosen in one batch.
 
     Args:
         choosers, prompt_ids: of each sample.
@@ -51,7 +52,7 @@ class ChosenRows:
         ] = {}
 
     def of_prompt(self, tensor: torch.Tensor, after: int = 0) -> Gathered:
-        """The chosen rows of the prompts that `tensor` [batch, tokens, width] holds.
+        """Chosen rows among the prompt rows in `tensor` [batch, tokens, width].
 
         Its tokens are the last of the prompts, or those before the last `after` of them.
         """
@@ -71,7 +72,7 @@ class ChosenRows:
         return Gathered(tensor[sample[:, None], index], starts, firsts)
 
     def judge(self, step: int, ended_at: Sequence[int | None]) -> tuple[bool, ...]:
-        """Which samples keep their row of decode step `step`; call once per step, in order."""
+        """Whether each sample keeps its row of decode step `step`; call once per step, in order."""
         kept = []
         for sample, end in enumerate(ended_at):
             row = self._prompts[sample] + step
@@ -83,7 +84,7 @@ class ChosenRows:
         return tuple(kept)
 
     def due(self, sample: int, *, tail_only: bool) -> int:
-        """Rows that the sample must have, of a point that exists from the last prompt token on or of any."""
+        """Number of rows expected for a point; a tail-only point begins at the last prompt token."""
         if not tail_only:
             return len(self.tokens[sample])
         return sum(row >= self._prompts[sample] - 1 for row in self.tokens[sample])
@@ -102,3 +103,45 @@ def gather_steps(block: torch.Tensor, kept: Sequence[Sequence[bool]]) -> torch.T
         return block
     index = torch.tensor([steps + [0] * (most - len(steps)) for steps in per_sample], device=block.device)
     return block[index.T, torch.arange(batch, device=block.device)]
+
+
+class Columns:
+    """A choice of features.
+
+    Args:
+        chosen: a slice from 0, column numbers in the order in which they are stored, or None for all.
+    """
+
+    def __init__(self, chosen: slice | tuple[int, ...] | None) -> None:
+        self._chosen = chosen
+        self._on_device: dict[torch.device, torch.Tensor] = {}
+
+    def width(self, width: int, hook: str) -> int:
+        """Number of columns kept of `width`.
+
+        Raises:
+            CaptureFailed: the hook has too few columns.
+        """
+        if self._chosen is None:
+            return width
+        if isinstance(self._chosen, slice):
+            needed = kept = self._chosen.stop
+        else:
+            needed, kept = max(self._chosen) + 1, len(self._chosen)
+        if needed > width:
+            raise CaptureFailed(
+                f"{hook} has {width} features (0 to {width - 1}); feature {needed - 1} was asked for"
+            )
+        return int(kept)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The kept columns of [..., width]: a view of a slice, a copy of chosen columns."""
+        if self._chosen is None:
+            return tensor
+        if isinstance(self._chosen, slice):
+            return tensor[..., self._chosen]
+        index = self._on_device.get(tensor.device)
+        if index is None:
+            index = torch.tensor(self._chosen, device=tensor.device)
+            self._on_device[tensor.device] = index
+        return tensor.index_select(-1, index)

@@ -1,21 +1,22 @@
-"""A batch as transformers' `generate` takes it."""
+"""Inputs of a batch: prompts of different lengths, padded, and options of transformers' `generate`."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.model.checkpoint_processors import LEFT_TO_US, processors_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import GenerationRequest
+from worker.engine.tokens.checkpoint_processors import LEFT_TO_US, processors_of
 from worker.engine.tokens.logprobs import AfterChoice, LogprobRecorder
-from worker.engine.tokens.padding import left_padded
 from worker.engine.tokens.penalties import Penalties, changes_logits
 from worker.engine.tokens.sampling import GumbelSampler
 from worker.engine.tokens.stopping import RowTracker
 
-#: what a checkpoint's generation config may not choose
+#: options that a checkpoint's generation config may not set
 _NOT_THE_CHECKPOINTS: dict[str, Any] = {
     # a step is one forward over one token: no chunked prefill, no guesses, no second pass without the prompt
     "prefill_chunk_size": None,
@@ -38,6 +39,34 @@ _NOT_THE_CHECKPOINTS: dict[str, Any] = {
     "output_scores": False,
     "output_logits": False,
 }
+
+
+def left_padded(
+    model: LoadedModel, requests: Sequence[GenerationRequest]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [batch, longest] and their mask (1 for a token, 0 for padding), on the host."""
+    longest = max(len(request.prompt_ids) for request in requests)
+    ids = torch.full((len(requests), longest), model.pad_token_id, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, request in enumerate(requests):
+        start = longest - len(request.prompt_ids)
+        ids[row, start:] = torch.tensor(request.prompt_ids)
+        mask[row, start:] = 1
+    return ids, mask
+
+
+def padded_inputs(model: LoadedModel, requests: Sequence[GenerationRequest]) -> dict[str, Any]:
+    """Left-padded ids, their mask and positions; no cache is kept."""
+    ids, mask = left_padded(model, requests)
+    device = model.device
+    inputs: dict[str, Any] = {
+        "input_ids": ids.to(device),
+        "attention_mask": mask.to(device),
+        "use_cache": False,
+    }
+    if "position_ids" in inspect.signature(model.hf.forward).parameters:
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0).to(device)
+    return inputs
 
 
 def generation_inputs(
