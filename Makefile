@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check test lint up bench clean
+.PHONY: demo check test lint up bench docs clean
 
 $(STAMP): pyproject.toml server/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
@@ -34,6 +34,11 @@ up: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
+
+# writes the generated pages and builds the site into site/
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -18,7 +18,7 @@ from actograph.contract.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from actograph.contract.batches import Batch
 
-app = typer.Typer(no_args_is_help=True, help="Files of chat and completion requests, see docs/batches.md.")
+app = typer.Typer(no_args_is_help=True, help="Files of chat requests; see docs/guides/batches.md.")
 BatchArgument = Annotated[
     str, typer.Argument(metavar="BATCH", help="Id, or its beginning.", autocompletion=completion.batches)
 ]

@@ -46,7 +46,7 @@ class BatchRequest(Spec):
     priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
     tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Tags of its sessions.")
     webhook: WebhookSpec | None = Field(
-        None, description="Receiver of a notice when it ends; see docs/webhooks.md."
+        None, description="Receiver of a notice when it ends; see docs/guides/webhooks.md."
     )
 
     @property

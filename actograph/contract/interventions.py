@@ -1,6 +1,6 @@
 """Interventions: changes of a model's activations during the forward pass, and stored vectors.
 
-docs/interventions.md explains them. Arithmetic is in float32, whatever the model's dtype.
+docs/guides/steering.md explains them. Arithmetic is in float32, whatever the model's dtype.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Tasks: the names of built-in tasks, and the format of your own. See docs/tasks.md."""
+"""Tasks: the names of built-in tasks, and the format of your own. See docs/guides/tasks.md."""
 
 from typing import Annotated, Any, Literal
 

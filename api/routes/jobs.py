@@ -98,7 +98,7 @@ def estimate_job(
     body: JsonBody,
     by: Caller,
     prompt_tokens: Annotated[
-        int | None, Query(ge=1, le=10_000_000, description="Length of every prompt; see docs/estimate.md.")
+        int | None, Query(ge=1, le=10_000_000, description="Prompt length; see docs/guides/estimate.md.")
     ] = None,
 ) -> Estimate:
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""

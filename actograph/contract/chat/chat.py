@@ -74,7 +74,9 @@ class CompletionBase(OpenAISpec):
         None, ge=1, description="Sample from the k most likely tokens; null samples from all."
     )
     store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
-    capture: CaptureSpec | None = Field(None, description="Activations to capture; see docs/capture.md.")
+    capture: CaptureSpec | None = Field(
+        None, description="Activations to capture; see docs/guides/capture.md."
+    )
     interventions: InterventionList = Field(default_factory=list)
     tags: list[Tag] = Field(default_factory=list, max_length=16)
     expires_after: ExpiresAfter | Literal["never"] | None = None
@@ -155,7 +157,7 @@ class ChatCompletionRequest(CompletionBase):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
-        None, description="No value guarantees a call; see docs/openai.md."
+        None, description="No value guarantees a call; see docs/guides/openai.md."
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
     response_format: ResponseFormat | None = None

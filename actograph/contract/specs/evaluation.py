@@ -32,7 +32,7 @@ class EvaluationSpec(GeneratingSpec):
     )
     limit: int | None = Field(None, ge=1, description="Maximum number of problems; null takes all.")
     offset: int = Field(0, ge=0, description="Number of problems to skip.")
-    mode: Mode = Field("no_tools", description="With or without tools; see docs/tools.md.")
+    mode: Mode = Field("no_tools", description="With or without tools; see docs/guides/tools.md.")
     tools: list[ToolName] = Field(
         default_factory=_calculator, min_length=1, max_length=1, description="Tools of `with_tools`."
     )

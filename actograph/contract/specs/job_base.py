@@ -65,7 +65,7 @@ class JobSpecBase(Spec):
     webhook: WebhookSpec | None = Field(
         None,
         description="Receiver of a notice when it ends; null uses the service's default. See "
-        "docs/webhooks.md.",
+        "docs/guides/webhooks.md.",
     )
 
     @property

@@ -30,6 +30,6 @@ FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
     responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
 )
 def get_metrics(services: AllServicesDep) -> Response:
-    """All metrics of docs/monitoring.md. They are sums over all owners and name none."""
+    """All metrics of docs/operate/monitoring.md. They are sums over all owners and name none."""
     found = metrics.render(services, os.environ.get(FOLDER_VARIABLE))
     return Response(found, media_type=CONTENT_TYPE_PLAIN_0_0_4)

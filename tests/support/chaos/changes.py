@@ -192,7 +192,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def upgrade(stack: Stack) -> Injected:
-    """Upgrade the index as docs/operating.md says, then replace one worker and the API: SIGTERM, start anew.
+    """Upgrade the index as in docs/operate/running.md, then replace one worker and the API.
 
     The version after is made up: migrations of every kind that the rule of `storage.migrate` allows. So the
     processes, old and new, are of the version before, which works on a schema that it does not know.

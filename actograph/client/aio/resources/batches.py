@@ -1,4 +1,4 @@
-"""`client.batches`: files of chat and completion requests; see docs/batches.md."""
+"""`client.batches`: files of chat and completion requests; see docs/guides/batches.md."""
 
 import uuid
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`client.chat`: conversations with a served model, in OpenAI's form; see docs/openai.md."""
+"""`client.chat`: conversations with a served model, in OpenAI's form; see docs/guides/openai.md."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,5 +1,5 @@
 # Generated from aio/resources/batches.py by `python actograph/client/unasync.py`: edit that file.
-"""`client.batches`: files of chat and completion requests; see docs/batches.md."""
+"""`client.batches`: files of chat and completion requests; see docs/guides/batches.md."""
 
 import uuid
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # Generated from aio/resources/chat.py by `python actograph/client/unasync.py`: edit that file.
-"""`client.chat`: conversations with a served model, in OpenAI's form; see docs/openai.md."""
+"""`client.chat`: conversations with a served model, in OpenAI's form; see docs/guides/openai.md."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

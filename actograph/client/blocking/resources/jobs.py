@@ -283,7 +283,7 @@ class Jobs:
     def compare_activations(
         self, job_id: str, condition: str, **options: Unpack[ComparisonOptions]
     ) -> ActivationComparison:
-        """Subtract the baseline's mean activations from a condition's, per hook; see docs/comparisons.md.
+        """Subtract the baseline's mean activations per hook; see docs/guides/comparisons.md.
 
         The service reads every session for it.
 
@@ -297,7 +297,7 @@ class Jobs:
         )  # fmt: skip
 
     def pull_results(self, job_id: str, folder: str | Path, **options: Unpack[PullOptions]) -> PulledResults:
-        """Download the results folder of a job; docs/results.md describes it.
+        """Download the results folder of a job; docs/guides/results.md describes it.
 
         An interrupted download is resumed, within this call and by the next one. A folder with earlier
         results of the job is updated.

@@ -24,7 +24,7 @@ class Models:
 
         Args:
             options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
-                `savepoints`; see docs/models.md.
+                `savepoints`; see docs/guides/models.md.
         """
         body = {"model_id": model} | options
         return self._transport.call(resources.ModelLoad, "POST", "/v1/models/load", json=body)

@@ -25,7 +25,7 @@ class Store:
     def collect_garbage(
         self, *, dry_run: bool = False, after: str | None = None
     ) -> Iterator[resources.StoreGc]:
-        """Delete unused files, one page per iteration; see docs/operating.md.
+        """Delete unused files, one page per iteration; see docs/operate/storage.md.
 
         Args:
             dry_run: report only.
