@@ -1,4 +1,4 @@
-"""Settings, read from the environment (`ACTOGRAPH_<NAME>`) and listed in docs/settings.md."""
+"""Settings, read from the environment (`ACTOGRAPH_<NAME>`) and listed in docs/reference/settings.md."""
 
 from pathlib import Path
 from typing import Annotated, Literal
