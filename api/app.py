@@ -19,8 +19,7 @@ from api import openapi
 from api.background.reconciler import Reconciler
 from api.dependencies import Services, refuse_nul, use_reserve
 from api.metrics import RequestMetrics
-from api.openai.job_ends import JobEnds
-from api.openai.live_texts import LiveTexts
+from api.openai.chat_waiting import JobEnds, LiveTexts
 from api.problems import errors
 from api.requests.body_limit import BodyLimit
 from api.routes import (

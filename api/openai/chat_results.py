@@ -1,7 +1,7 @@
-"""From an ended chat job to OpenAI's answer, or to the error that it ended with."""
+"""OpenAI's answer of an ended chat job, or its error."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -14,13 +14,12 @@ from actograph.contract.chat.tool_calls import ToolCall, parse_calls, text_befor
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.resources import JobStatus, SampleStatus
 from api.dependencies import Services
-from api.openai.completion_logprobs import completion_logprobs
 from storage import samples
 from storage.jobs import jobs
 from storage.sessions import sessions
 from storage.tables.models import JobRow, SampleRow
 
-#: HTTP statuses of what a sample or job fails with; all others are 500
+#: HTTP status by the error of a sample or job; others are 500
 _STATUSES = {
     "invalid_request": 400,
     "context_length_exceeded": 400,
@@ -32,12 +31,12 @@ _STATUSES = {
 
 
 class ChatFailed(ActographError):
-    """The request could not be answered."""
+    """A failed chat."""
 
     def __init__(self, record: dict[str, Any]) -> None:
-        """`record` is the error that the job or its first failed sample has."""
+        """`record` is the error of the job or of its first failed sample."""
         super().__init__(record["message"])
-        # the reason's own code; a class holds one for all of its kind
+        # a class has one code, but each failure its own
         self.code = record["type"]  # type: ignore[misc]
         self.status = _STATUSES.get(record["type"], 500)  # type: ignore[misc]
 
@@ -51,7 +50,7 @@ def status_of(error: ActographError) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatResult:
-    """A job all of whose samples have completed, choices of one prompt after another."""
+    """A completed job. The choices of a prompt stand together."""
 
     job: JobRow
     samples: Sequence[SampleRow]
@@ -59,17 +58,17 @@ class ChatResult:
 
     @property
     def usage(self) -> answers.Usage:
-        """A prompt counts once, however many choices were made for it."""
+        """Token counts; a prompt counts once for all of its choices."""
         prompts = sum(row.prompt_tokens or 0 for row in self.samples if row.epoch == 0)
         chosen = sum(row.generated_tokens or 0 for row in self.samples)
         return answers.Usage(prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen)
 
 
 def read(services: Services, job_id: str) -> ChatResult:
-    """What an ended job came to.
+    """Read the result of an ended job.
 
     Raises:
-        ChatFailed: it failed or was cancelled, or a sample of it failed.
+        ChatFailed: the job failed or was cancelled, or one of its samples failed.
     """
     with services.database.read() as session:
         job = jobs.get(session, job_id)
@@ -92,7 +91,7 @@ def read(services: Services, job_id: str) -> ChatResult:
             raise ChatFailed(
                 {
                     "type": "capture_failed",
-                    "message": "the activations of this request are not there any more",
+                    "message": "the activations of this request were deleted",
                 }
             )
     return ChatResult(job=job, samples=rows, sessions=captured)
@@ -124,11 +123,10 @@ def _tokens(row: SampleRow) -> list[answers.TokenLogprob]:
 
 
 def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
-    """What was said beside tool calls, and the calls; no text at all is null beside calls.
+    """Split a completion into text and tool calls. Empty text beside calls is None.
 
-    Something meant as a call that cannot be read stays in the text, and then so do all: a client must not
-    run one half of what the model wanted. So does a call that was demanded, where it names no tool of the
-    request.
+    If one call cannot be parsed, all calls stay in the text: a client must not run half of them. A required
+    call stays in the text if it names no tool of the request.
     """
     text = row.completion or ""
     if not row.input.get("tools"):
@@ -143,7 +141,7 @@ def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
     said = text_before_calls(text)
     return said or None, [
         answers.ToolCall(
-            # the same whenever it is asked for
+            # the same for every read
             id=f"call_{sha256(f'{row.id} {place}'.encode()).hexdigest()[:24]}",
             function=answers.Function(name=call.name, arguments=json.dumps(dict(call.arguments))),
         )
@@ -167,13 +165,13 @@ def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers
         index=place,
         text=text,
         finish_reason=finish_reason(row),
-        logprobs=None if row.logprobs is None else completion_logprobs(text, row.logprobs),
+        logprobs=None if row.logprobs is None else _completion_logprobs(text, row.logprobs),
         **_captured(result, row),
     )
 
 
 def envelope(job: JobRow, prefix: str) -> dict[str, Any]:
-    """What every answer and every chunk of one job has."""
+    """Fields of every answer and every chunk of a job."""
     return {
         "id": f"{prefix}-{job.id.removeprefix('job_')}",
         "created": int(job.created_at),
@@ -184,7 +182,7 @@ def envelope(job: JobRow, prefix: str) -> dict[str, Any]:
 
 
 def fingerprint(model: str) -> str:
-    """Changes with the model's name and with this software."""
+    """Fingerprint of the model's name and the version of Actograph."""
     return f"fp_{sha256(f'{model} {__version__}'.encode()).hexdigest()[:10]}"
 
 
@@ -193,7 +191,7 @@ def finish_reason(row: SampleRow) -> answers.FinishReason:
 
 
 def whole_text(row: SampleRow) -> str:
-    """The text of a choice, with the prompt before it where the answer repeats it."""
+    """The text of a choice, after the prompt if `echo` asks for it."""
     prompt = row.prompt if row.input.get("echo") else None
     return (prompt or "") + (row.completion or "")
 
@@ -218,3 +216,39 @@ def _captured(result: ChatResult, row: SampleRow) -> dict[str, Any]:
             for hook, info in session.hooks.items()
         },
     }
+
+
+def _completion_logprobs(text: str, stored: Sequence[Mapping[str, Any]]) -> answers.CompletionLogprobs:
+    """Log probabilities in the form of OpenAI's older completions; `stored` holds `TextToken`s."""
+    tokens = [answers.TextToken.model_validate(token) for token in stored]
+    return answers.CompletionLogprobs(
+        tokens=[token.token for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[token.top for token in tokens],
+        text_offset=list(_offsets(text, tokens)),
+    )
+
+
+def _offsets(text: str, tokens: Sequence[answers.TextToken]) -> Iterator[int]:
+    """Offset of each token in the text.
+
+    A token without text (an end token, or one cut off by a stop string) has the offset of the next token. So
+    have the tokens of one character, except the last.
+    """
+    at = 0
+    partial = b""
+    for token in tokens:
+        yield at
+        shown = token.token
+        if token.token.startswith("bytes:"):
+            partial += bytes(token.bytes or b"")
+            try:
+                shown = partial.decode()
+            except UnicodeDecodeError:
+                continue
+        partial = b""
+        # decoders remove the white space before the first word
+        for form in (shown, shown.removeprefix(" ")):
+            if text.startswith(form, at):
+                at += len(form)
+                break

@@ -19,7 +19,7 @@ from actograph.contract.chat.tool_calls import OPEN, first_call
 from actograph.contract.errors import ActographError
 from api.openai import chat_results
 from api.openai.chat_results import ChatResult
-from api.openai.chat_running import Running, cancel
+from api.openai.chat_waiting import Running, cancel
 from storage.tables.models import SampleRow
 
 PING_SECONDS = 15.0

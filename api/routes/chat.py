@@ -19,10 +19,8 @@ from actograph.contract.errors import ActographError
 from api.dependencies import Services, ServicesDep
 from api.openai import chat_requests, chat_results, chat_stream
 from api.openai.chat_results import ChatResult
-from api.openai.chat_running import Running, cancel, first_of
 from api.openai.chat_stream import ChatChunks, CompletionChunks
-from api.openai.job_ends import JobEnds
-from api.openai.live_texts import LiveTexts
+from api.openai.chat_waiting import JobEnds, LiveTexts, Running, cancel, first_of
 from api.problems.errors import CLIENT_CLOSED_REQUEST, actograph_problem
 from api.problems.validation import parse_body
 from api.reading import sse
