@@ -1,7 +1,7 @@
-"""`python -m api.keys`: keys made and revoked on the server itself, without a running service.
+"""`python -m api.keys`: create and revoke keys on the server itself, without a running service.
 
-For the first key of a service that shall not listen on this machine alone, and for who has lost the last
-admin's key. Who can run it reaches the database anyway.
+Use it for the first key of a service that other machines reach, and after losing the last admin's key. It
+needs direct access to the database.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tell(settings: Settings) -> None:
-    """Have a running service look at the keys anew, through the broker of the settings or that of `up`."""
+    """Make a running service read the keys again, through the broker of the settings or of `up`."""
     of_up = None if "broker_url" in settings.model_fields_set else known_url(settings.home / "redis")
     key_changes.tell(of_up or settings.broker_url)
 

@@ -1,1 +1,1 @@
-"""Work beside the requests: reconciler and webhooks."""
+"""Background work: the reconciler and webhooks."""

@@ -1,7 +1,7 @@
-"""The API process's background thread: healing, webhooks, batches, uses of keys, a look at Redis.
+"""Background thread of an API process: healing, webhooks, batches, uses of keys, check of Redis.
 
-Every process runs the healing (`storage.upkeep.healing`). Webhooks and batches need the API's code, so one
-API process at a time moves them on.
+Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles webhooks and
+batches.
 """
 
 import logging
@@ -22,7 +22,7 @@ class Reconciler:
     """A thread that runs every `reconcile_seconds` until it is stopped."""
 
     def __init__(self, services: Services, ring: KeyRing | None = None) -> None:
-        """`ring`: this process's, whose uses of keys are written down."""
+        """`ring`: key ring of this process; its uses of keys are stored."""
         self._services = services
         self._ring = ring
         self._stop = threading.Event()
@@ -31,7 +31,7 @@ class Reconciler:
 
     @property
     def has_looked(self) -> threading.Event:
-        """Set once a first round was made, successful or not."""
+        """Set after the first round, successful or not."""
         return self._healing.has_looked
 
     def start(self) -> None:
@@ -43,7 +43,7 @@ class Reconciler:
         self._threads.join()
 
     def reconcile_once(self) -> None:
-        """One round of everything, whether or not it is due.
+        """Run one round of everything, due or not.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database does not answer.

@@ -1,8 +1,8 @@
-"""Webhooks: which ones a job may name, and delivering those that are due.
+"""Delivery of due webhooks.
 
-Requests go to places that clients name, so each attempt resolves the host itself, refuses private
-addresses that the operator did not name, connects to the very address that was checked, follows no
-redirect and reads no body. Signatures are those of Standard Webhooks,
+Clients name the targets. So each attempt resolves the host itself, refuses private addresses that the
+operator did not name, connects to the checked address, follows no redirect and reads no body. Signatures
+are those of Standard Webhooks,
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
 
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 
 SECRET_PREFIX = "whsec_"
 AT_ONCE = 8
-#: the receiver says that it wants no more of this
+#: status of a receiver that wants no more webhooks
 GONE = 410
 
 
 def sign(secret: str, webhook_id: str, timestamp: int, payload: bytes) -> str:
-    """The value of `webhook-signature`.
+    """Compute the value of `webhook-signature`.
 
     Args:
         secret: `whsec_` and the key in base64, or the key as text.
 
     Raises:
-        ValueError: what follows `whsec_` is no base64.
+        ValueError: the part after `whsec_` is not base64.
     """
     key = secret.encode()
     if secret.startswith(SECRET_PREFIX):
@@ -55,13 +55,13 @@ def sign(secret: str, webhook_id: str, timestamp: int, payload: bytes) -> str:
 @dataclass(frozen=True, kw_only=True)
 class _Result:
     status_code: int | None = None
-    #: why it failed; None where it was delivered
+    #: reason of a failure; None if delivered
     reason: str | None = None
     is_final: bool = False
 
 
 class WebhookSender:
-    """Delivers what is due."""
+    """Delivers due webhooks."""
 
     def __init__(self, settings: Settings, database: Database, stop: threading.Event) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class WebhookSender:
         self._stop = stop
 
     def deliver_due(self) -> int:
-        """Make every attempt that is due; returns how many were made.
+        """Make every due attempt; returns their number.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database does not answer.
@@ -89,8 +89,8 @@ class WebhookSender:
         return made
 
     async def _attempt_all(self, due: Sequence[Delivery]) -> list[_Result]:
-        """Several attempts at once, none of them longer than the service waits."""
-        # no proxy of the environment: it would resolve the host again
+        """Make several attempts at once, each with a timeout."""
+        # a proxy would resolve the host again
         async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
             return await asyncio.gather(*(self._attempt(client, delivery) for delivery in due))
 
@@ -98,7 +98,7 @@ class WebhookSender:
         settings = self._settings
         url = settings.webhook_url if delivery.url is None else delivery.url
         if not url or not settings.webhook_secret:
-            return _Result(reason="webhooks have been turned off since", is_final=True)
+            return _Result(reason="webhooks were turned off", is_final=True)
         if delivery.url is not None and (refused := refused_host(url, settings.webhook_hosts)) is not None:
             return _Result(reason=refused, is_final=True)
         timestamp = int(delivery.moment)
@@ -110,9 +110,9 @@ class WebhookSender:
                 "webhook-timestamp": str(timestamp),
                 "webhook-signature": sign(settings.webhook_secret, delivery.id, timestamp, delivery.payload),
             }
-            # an answer that comes byte by byte would keep the next ones waiting for ever
+            # a slow answer must not block the next webhooks
             async with asyncio.timeout(settings.webhook_timeout_seconds):
-                # the operator's own URL may be anywhere
+                # the operator's own URL may have any address
                 allowed = None if delivery.url is None else settings.webhook_hosts
                 addresses = await asyncio.to_thread(addresses_of, url, allowed)
                 status = await _post(client, url, addresses, headers, delivery.payload)
@@ -139,7 +139,7 @@ class WebhookSender:
 async def _post(
     client: httpx.AsyncClient, url: str, addresses: Sequence[str], headers: dict[str, str], payload: bytes
 ) -> int:
-    """POST to the first address that takes a connection; the answer's status."""
+    """POST to the first address that accepts a connection; returns the status."""
     target = httpx.URL(url)
     host = target.netloc.decode("ascii")
     refused: httpx.HTTPError | None = None
@@ -149,7 +149,7 @@ async def _post(
             target.copy_with(host=address),
             headers={**headers, "host": host},
             content=payload,
-            # certificates are checked against the name, not the address
+            # check the certificate against the name, not the address
             extensions={"sni_hostname": target.host},
         )
         try:

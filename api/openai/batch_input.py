@@ -1,8 +1,7 @@
-"""From an input file to the job of a batch.
+"""Turn the input file of a batch into its job.
 
-The file may be large, so it is read once, checked line by line, and what its samples will hold goes to a
-temporary file, from which they are inserted: memory does not grow with it, and the transaction that makes
-the job is short.
+The file may be large. It is read once and checked line by line, and its samples go to a temporary file before
+they are inserted. So memory stays bounded and the transaction stays short.
 """
 
 import json
@@ -30,7 +29,7 @@ from api.submission.prompt_tokens import PromptTokens
 from api.submission.steps import Submission
 from storage.samples import NewSample
 
-#: errors that are told of one file
+#: most errors reported for one file
 MOST_ERRORS = 100
 
 
@@ -38,11 +37,11 @@ MOST_ERRORS = 100
 def submission_of(
     services: Services, batch_id: str, request: BatchRequest, owner: str | None
 ) -> Iterator[Submission]:
-    """The job of a batch, checked; its samples can be read within the block.
+    """Check the job of a batch. Its samples can be read within the block.
 
     Raises:
-        InvalidBatch: with every line at fault, up to a limit.
-        ActographError: the job as a whole is refused, or a service is away.
+        InvalidBatch: with every invalid line, up to a limit.
+        ActographError: the job as a whole is refused, or a service is unreachable.
     """
     with TemporaryFile() as kept:
         lines = _Lines(kept)
@@ -71,7 +70,7 @@ def submission_of(
 
 @dataclass
 class _Part:
-    """Lines that capture alike."""
+    """Lines with the same capture."""
 
     capture: CaptureSpec | None
     hooks: list[str] | None
@@ -83,17 +82,17 @@ class _Part:
 
 @dataclass
 class _Lines:
-    """What was read so far; the samples themselves lie in a file, one JSON line for each request."""
+    """Lines read so far; the samples are in a file, one JSON line per request."""
 
     kept: BinaryIO
     requests: int = 0
     samples: int = 0
     parts: dict[str, _Part] = field(default_factory=dict)
-    #: digest of what the samples of one unit share -> (number of the unit's kind, samples)
+    #: digest of the fields that samples of one batch share -> (number, samples)
     kinds: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: as it is served
+    #: canonical name
     model: str = ""
-    #: the first line's
+    #: sampling of the first line
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
     most_tokens: int = 0
 
@@ -124,7 +123,7 @@ class _Lines:
         self._count(given, hooks, next(_samples_of(0, stored)))
 
     def _count(self, given: BatchInput, hooks: list[str] | None, sample: NewSample) -> None:
-        """For the estimate of what the batch takes."""
+        """Count a line for the estimate."""
         digest = given.capture.digest() if given.capture else ""
         part = self.parts.setdefault(digest, _Part(given.capture, hooks))
         most, tokens = given.most_tokens, prompt_tokens.fewest_of(sample)
@@ -136,7 +135,7 @@ class _Lines:
 
     @property
     def hooks(self) -> list[str] | None:
-        """All that some line captures; None where nobody has loaded the model yet."""
+        """Captured hooks of all lines; None if no worker has loaded the model yet."""
         found: dict[str, None] = {}
         for part in self.parts.values():
             if part.hooks is None:
@@ -145,9 +144,9 @@ class _Lines:
         return list(found)
 
     def in_running_order(self) -> Iterator[NewSample]:
-        """Every sample, with its place: those that can be run in one unit stand together.
+        """Yield every sample with its position. Samples that fit into one batch stand together.
 
-        So a file in which captures take turns is run in as large batches as one that is sorted.
+        So a file with alternating captures runs in batches as large as a sorted file.
         """
         places: dict[int, int] = {}
         start = 0
@@ -163,7 +162,7 @@ class _Lines:
 
 
 def _samples_of(index: int, stored: dict[str, Any]) -> Iterator[NewSample]:
-    """One sample for each choice of a line; they have the seeds s, s + 1, s + 2, ..."""
+    """One sample for each choice of a line, with the seeds s, s + 1, s + 2, ..."""
     for choice in range(stored["choices"]):
         yield NewSample(
             sample_index=index,
@@ -181,7 +180,7 @@ def _submission(
     owner: str | None,
     lines: _Lines,
 ) -> Submission:
-    """The job. Raises InsufficientResources where it certainly does not fit."""
+    """Build the job. Raises InsufficientResources if it cannot fit."""
     spec = steps.with_defaults(
         services,
         BatchJobSpec(
@@ -191,7 +190,7 @@ def _submission(
             tags=request.tags,
             metadata=request.metadata or {},
             deadline_seconds=request.window_seconds,
-            # a request says nothing of the others
+            # failures of one request say nothing about others
             max_consecutive_failures=0,
             webhook=request.webhook,
             batch_id=batch_id,
@@ -203,7 +202,7 @@ def _submission(
         ahead = steps.read_outlook(services, session, spec)
 
     def within_context(most: int) -> BatchJobSpec:
-        # a line that asks for more fails by itself
+        # a line above the context fails alone
         if ahead.structure is not None:
             most = min(most, ahead.structure.context_length - 1)
         sampling = spec.sampling.model_copy(update={"max_tokens": max(1, most)})

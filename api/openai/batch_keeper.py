@@ -1,7 +1,7 @@
-"""Moves batches on: reads input files, submits their jobs, and writes the files of those that have ended.
+"""Steps of a batch: read the input file, submit the job, write the output files.
 
-Each step is one guarded transaction, so that it may be begun by several processes and again after a crash.
-What a crash leaves is taken up by the reconciler: a file that is written again has the same id.
+Each step is one guarded transaction, so several processes may start it, and it may start again after a
+crash. The reconciler continues after a crash; a file that is written again has the same id.
 """
 
 import json
@@ -30,7 +30,7 @@ from storage.tables.models import BatchRow, JobRow
 
 log = logging.getLogger(__name__)
 
-#: locks by which batches are worked on; two that share one wait for each other
+#: number of locks; batches with the same lock wait for each other
 SLOTS = 16
 
 
@@ -39,10 +39,10 @@ class BatchKeeper:
         self._services = services
 
     def advance_all(self) -> int:
-        """Every batch that somebody has to move on; returns how many there were.
+        """Advance every unfinished batch; returns their number.
 
         Raises:
-            ServiceUnavailable, sqlalchemy.exc.SQLAlchemyError: the store or the database is away.
+            ServiceUnavailable, sqlalchemy.exc.SQLAlchemyError: the store or the database is unreachable.
         """
         with self._services.database.read() as session:
             found = batches.unended(session)
@@ -54,23 +54,23 @@ class BatchKeeper:
             except (ActographError, sa.exc.SQLAlchemyError, OSError):
                 raise
             except Exception:
-                # the others must not wait for it
-                log.exception("batch %s cannot be moved on; it is tried again", batch_id)
+                # other batches must not wait for this one
+                log.exception("batch %s cannot advance; it is tried again", batch_id)
         return len(found)
 
     def advance(self, batch_id: str) -> None:
-        """One batch, as far as it goes now; nothing where somebody else is at it.
+        """Advance one batch as far as possible, unless another process does.
 
         Raises:
-            ServiceUnavailable: the store is away, or this process is about to end.
+            ServiceUnavailable: the store is unreachable, or this process stops.
         """
-        # a long file would be read twice at once, by who made the batch and by the reconciler
+        # the request and the reconciler must not read a long file twice
         with self._services.database.alone(f"batch-{int(batch_id[-4:], 16) % SLOTS}") as is_alone:
             if is_alone:
                 self._advance(batch_id)
 
     def advance_later(self, batch_id: str) -> None:
-        """The same after an answer was sent; what cannot be done now the reconciler does."""
+        """Advance one batch after its answer was sent; on errors the reconciler continues."""
         try:
             self.advance(batch_id)
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
@@ -89,7 +89,7 @@ class BatchKeeper:
 
     def _begin(self, row: BatchRow) -> None:
         request = BatchRequest.model_validate(row.request)
-        # whoever moves it on, its lines may name what its owner has, and nothing of others
+        # lines may name only files and vectors of the batch's owner
         services = self._services
         if row.owner is not None:
             services = replace(services, database=services.database.restricted_to(row.owner))
@@ -119,7 +119,7 @@ class BatchKeeper:
                 webhooks.plan_batch(session, failed, batches.resource(session, failed))
 
     def _end(self, row: BatchRow) -> None:
-        """Write the files of a batch whose job has ended, and end it."""
+        """Write the files of a batch with an ended job, and finish the batch."""
         services = self._services
         with services.database.read() as session:
             job = None
@@ -176,7 +176,7 @@ class BatchKeeper:
         log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))
 
     def _store(self, row: BatchRow, name: str, file: BinaryIO) -> "_Stored | None":
-        """What was stored; None of an empty file."""
+        """Store a file; None if it is empty."""
         chunks: Iterator[bytes] = batch_output.chunks(file)
         first = next(chunks, None)
         if first is None:

@@ -1,4 +1,4 @@
-"""The lines of a batch's input file. Each is checked as its route would check it."""
+"""Lines of a batch's input file, each checked like a request to its route."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from storage.files import files
 
 #: a line can hold a prompt of the largest size
 MAX_LINE_BYTES = 16 << 20
-#: different captures and interventions whose checks are remembered
+#: most remembered checks of captures and interventions
 MOST_CHECKED = 1000
 
 
@@ -31,21 +31,21 @@ class InvalidBatch(InvalidRequest):
 
 
 class LineFault(InvalidRequest):
-    """One line is at fault; the code is one of OpenAI's for batches."""
+    """An invalid line, with OpenAI's code for batches."""
 
     def __init__(self, code: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param)
-        # a class holds one code for all of its kind
+        # a class has one code, but each line its own
         self.code = code  # type: ignore[misc]
 
 
 def numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, counted from 1.
+    """Yield lines that are not empty, numbered from 1.
 
     Raises:
-        InvalidBatch: beyond the limits.
-        NotFound, StoreDamaged: the file is gone, or is not what was uploaded.
-        ServiceUnavailable: this process is asked to end, which must not wait for a long file.
+        InvalidBatch: the file exceeds a limit.
+        NotFound, StoreDamaged: the file was deleted or is damaged.
+        ServiceUnavailable: this process stops, and must not wait for a long file.
     """
     most = services.settings.batch_max_requests
     with services.database.read() as session:
@@ -66,7 +66,7 @@ def numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, b
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines of a stream of bytes. Raises InvalidBatch at one that is too long."""
+    """Split a stream into lines. Raises InvalidBatch if a line is too long."""
     rest = bytearray()
     number = 1
     for chunk in chunks:
@@ -83,22 +83,22 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class LineReader:
-    """Reads lines one after the other; what lines must not share, or must, is compared with those before."""
+    """Reads lines in order, and compares each with the lines before."""
 
     def __init__(self, services: Services, request: BatchRequest) -> None:
         self._services = services
         self._request = request
         self._seen: dict[str, int] = {}
-        #: as it is served; None before the first line
+        #: canonical name; None before the first line
         self.model: str | None = None
         self._structure: ModelStructure | None = None
-        #: digest of captures and interventions -> their canonical hooks, or why they are refused
+        #: digest of capture and interventions -> canonical hooks, or the error
         self._checked: dict[str, list[str] | ActographError | None] = {}
 
     def read(self, number: int, text: bytes) -> tuple[BatchLine, ChatJobSpec, list[str] | None]:
-        """A line, the job that its request would be alone, and the hooks that it captures.
+        """Read a line, its request as a job of its own, and the captured hooks.
 
-        The hooks are None where nobody has loaded the model yet.
+        The hooks are None if no worker has loaded the model yet.
 
         Raises:
             InvalidRequest: `param` names the field of the line.
@@ -118,7 +118,7 @@ class LineReader:
             spec = self._spec(line)
             return line, spec, self._hooks(spec)
         except ActographError as error:
-            # a field of the body, whatever it is called in a job
+            # name the field of the body, not of the job
             param = (error.param or "").replace("inputs.0.", "").removeprefix("sampling.")
             told = f"body.{param}" if param else "body"
             raise LineFault(error.code, error.message, param=told) from None

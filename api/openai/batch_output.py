@@ -1,7 +1,7 @@
-"""The files of a batch that has ended: answers, and errors of the requests that have none, one line each.
+"""Output files of a finished batch: one line per answer or error.
 
-The lines have OpenAI's form: `{id, custom_id, response: {status_code, request_id, body}, error}`. What a
-request itself failed with is in `response.body.error`; `error` is set where it was never run to its end.
+Lines have OpenAI's form: `{id, custom_id, response: {status_code, request_id, body}, error}`. The error of
+a failed request is in `response.body.error`; `error` is set if the request did not finish.
 """
 
 import json
@@ -25,13 +25,13 @@ from storage.sessions import sessions
 from storage.tables.models import BatchRow, JobRow
 
 CHUNK = 1 << 20
-#: lines whose sessions are read at once
+#: lines per read of sessions
 PAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Temporary files with the lines, at their beginning; the caller closes them."""
+    """Temporary files with the lines, rewound; the caller closes them."""
 
     answers: BinaryIO
     errors: BinaryIO
@@ -40,20 +40,20 @@ class Written:
 
 
 def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | None]:
-    """How a batch ends whose job has, and why the job was refused where it was."""
+    """Final status of a batch with an ended job, and the error if the job was refused."""
     if job.status == JobStatus.CANCELLED:
         return BatchStatus.CANCELLED, None
     if job.status == JobStatus.FAILED and job.error is not None:
         if job.error["type"] == "deadline_exceeded":
             return BatchStatus.EXPIRED, None
-        # a job whose every sample failed has run to its end, and its lines say why
+        # if all samples failed, the job has finished and its lines have the reasons
         if (job.total or 0) != job.failed:
             return BatchStatus.FAILED, BatchError(code=job.error["type"], message=job.error["message"])
     return BatchStatus.COMPLETED, None
 
 
 def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
-    """The lines of every request, in the order of the input file."""
+    """Write the lines of all requests, in the order of the input file."""
     answers = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes them)
     errors = tempfile.TemporaryFile()  # noqa: SIM115
     total = completed = read = chosen = 0
@@ -77,7 +77,7 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
 
 
 def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
-    """Each request in the order of the input file; the sessions of some lines are read at once."""
+    """Read each request in the order of the input file, and its sessions in pages."""
     lines = batches.lines(session, job.id)
     while page := list(islice(lines, PAGE)):
         wanted = [row.session_id for rows in page for row in rows if row.session_id]
@@ -113,7 +113,7 @@ def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
         return line | {"error": _unfinished(result.job, end)}
     is_chat = result.job.spec["endpoint"] == "/v1/chat/completions"
     answer = chat_results.chat_completion(result) if is_chat else chat_results.completion(result)
-    # those of one job would all have its id
+    # the id of the job would be the same for all
     prefix = "chatcmpl" if is_chat else "cmpl"
     body = answer.model_copy(update={"id": f"{prefix}-{own}"}).model_dump(mode="json")
     return line | {"response": {"status_code": 200, "request_id": own, "body": body}}

@@ -1,4 +1,4 @@
-"""From a request in OpenAI's form to a chat job in the queue."""
+"""Turn a request in OpenAI's form into a chat job, and submit it."""
 
 import secrets
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ COMPLETION_MAX_TOKENS = 16
 
 
 def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec:
-    """The job of a chat request."""
+    """Build the job of a chat request."""
     given = ChatInput(
         messages=[message.for_template() for message in request.messages],
         tools=[tool.for_template() for tool in request.offered_tools] or None,
@@ -31,14 +31,14 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
         max_tokens=request.most_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        # a call that is begun is sent whole
+        # tool calls are sent whole
         live=bool(request.stream) and not request.logprobs and not request.must_call,
     )
     return _spec(request, [given], services, metadata=request.metadata or {})
 
 
 def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSpec:
-    """The job of a text completion request."""
+    """Build the job of a text completion request."""
     shared: dict[str, Any] = {
         "top_logprobs": request.logprobs,
         "max_tokens": request.max_tokens,
@@ -59,7 +59,7 @@ def _spec(
     request: CompletionBase, inputs: list[ChatInput], services: Services, metadata: dict[str, str]
 ) -> ChatJobSpec:
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
-    # a job that only reads samples nothing
+    # a job without generation needs a valid number too
     most = max(1, inputs[0].most_tokens)
     return ChatJobSpec(
         model=request.model,
@@ -79,9 +79,9 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
     """Check the job, insert it with its samples and wake a worker.
 
     Raises:
-        ServiceUnavailable: no live worker can serve the model, or the queue is paused. Nobody knows for how
-            long, and a client that waits is better told than held.
-        InvalidRequest: `param` is named as in the request.
+        ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should not
+            wait for an unknown time.
+        InvalidRequest: `param` is a field of the request.
     """
     try:
         submission = submission_steps.check(services, spec, owner)
@@ -92,10 +92,10 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
         with services.database.read() as session:
             held = pauses.of_owner(services, session, owner)
         if held is not None:
-            raise ServiceUnavailable(f"nothing is begun now: {held}")
+            raise ServiceUnavailable(f"no job starts now: {held}")
         made = submission_steps.insert(services.database, submission, _with_samples)
     except ActographError as error:
-        # a job's sampling is a request's own fields
+        # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")
         raise
     services.broker.wake(made[0].id, made[0].priority, ahead.queue)

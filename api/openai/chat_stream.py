@@ -1,8 +1,8 @@
 """Answers as Server-Sent Events, in the chunks of OpenAI's streams.
 
-The text comes as it is generated; the end (finish reasons, tool calls, activations, usage) comes from the
-index, as it would without a stream. Every piece of text is sent once: what a worker says again after
-another was killed continues what was sent.
+Text is sent while it is generated. The end (finish reasons, tool calls, activations, usage) comes from the
+index, as without a stream. Every piece of text is sent once: if a killed worker is replaced, the stream
+continues.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ DONE = "data: [DONE]\n\n"
 
 
 class Chunks(Protocol):
-    """How one of the two routes writes its chunks."""
+    """Format of the chunks of one route."""
 
     prefix: str
 
     def first(self, index: int) -> BaseModel | None:
-        """A choice of the chunk before a choice's text."""
+        """The choice to send before its text, if any."""
         ...
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel: ...
 
     def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
-        """Of the whole text, which comes in one piece where they are asked for."""
+        """Log probabilities of the whole text, which is then sent in one piece."""
         ...
 
     def whole(self, row: SampleRow) -> str:
@@ -47,7 +47,7 @@ class Chunks(Protocol):
         ...
 
     def last(self, result: ChatResult, row: SampleRow, index: int) -> list[BaseModel]:
-        """What comes after the text; the last one has the finish reason."""
+        """The choices to send after the text; the last has the finish reason."""
         ...
 
     def chunk(self, choices: list[Any], envelope: dict[str, Any]) -> BaseModel: ...
@@ -118,7 +118,7 @@ class CompletionChunks:
 
 
 async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> AsyncGenerator[str, None]:
-    """The events of one request, up to `[DONE]`. Whoever stops reading ends the job.
+    """Yield the events of one request, up to `[DONE]`. The job is cancelled if the reader stops.
 
     Raises:
         ActographError: the request failed.
@@ -162,7 +162,7 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
 
 
 async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-    """A stream that has begun: what fails from now on is told in it, as OpenAI does."""
+    """Continue a started stream; later errors are sent as events, as by OpenAI."""
     yield first
     try:
         async for event in events:
@@ -175,7 +175,7 @@ async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterato
 
 
 async def _pieces(running: Running) -> AsyncIterator[tuple[int, str] | None]:
-    """Pieces of text until the job has ended; None where none came for a while."""
+    """Yield pieces of text until the job has ended; None after a while without text."""
     ended = asyncio.create_task(running.ends.wait(running.job.id))
     try:
         with running.texts.follow([row.id for row in running.samples]) as feed:
@@ -198,7 +198,7 @@ async def _pieces(running: Running) -> AsyncIterator[tuple[int, str] | None]:
 
 
 def _shown(last: BaseModel, place: int) -> dict[str, Any]:
-    """The first choice's activations are the answer's too."""
+    """Activations of the first choice, which belong to the answer too."""
     if place or not isinstance(last, answers.Captured):
         return {}
     return last.model_dump(include=set(answers.Captured.model_fields))
@@ -207,12 +207,12 @@ def _shown(last: BaseModel, place: int) -> dict[str, Any]:
 def _event(chunk: BaseModel, include_usage: bool) -> str:
     value = chunk.model_dump(mode="json")
     if not include_usage:
-        del value["usage"]  # with it, all chunks but the last have null
+        del value["usage"]  # with include_usage all chunks but the last have null
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
 class _Choice:
-    """What of one choice has been sent."""
+    """Text of one choice that was sent."""
 
     def __init__(self, row: SampleRow, place: int) -> None:
         self.place = place
@@ -221,27 +221,25 @@ class _Choice:
         self._sent = 0
 
     def more(self, text: str) -> str:
-        """What can be sent of further text; nothing that may become a tool call."""
+        """Add text, and return the part to send; text that may become a tool call waits."""
         self._text += text
         upto = self._may_call_at() if self._calls else len(self._text)
         said, self._sent = self._text[self._sent : upto], max(self._sent, upto)
         return said
 
     def rest(self, whole: str) -> str:
-        """What is left of the final text.
+        """Return the unsent part of the final text.
 
         Raises:
-            ActographError: it does not begin with what was sent.
+            ActographError: the text does not begin with the sent part.
         """
         sent = self._text[: self._sent]
         if not whole.startswith(sent):
-            raise ActographError(
-                "the text came out otherwise when the request was run again; send the request once more"
-            )
+            raise ActographError("the text differed when the request was run again; send the request again")
         return whole[len(sent) :]
 
     def _may_call_at(self) -> int:
-        """Where a call begins or may begin, without the white space before it."""
+        """Position where a call starts or may start, without the white space before it."""
         text = self._text[: first_call(self._text)]
         for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
             if OPEN.startswith(text[-size:]):

@@ -1,13 +1,13 @@
-"""The one family of error answers: RFC 9457 problem details, with OpenAI's `error` beside them.
+"""Error answers: RFC 9457 problem details, with OpenAI's `error` beside them.
 
-Whatever fails, the body has the shape of `resources.Problem`, so that one client-side check
-reads it. Errors that nobody foresaw are logged and say nothing of the inside.
+Every error has the form of `resources.Problem`. Unexpected errors are logged, and their answers show nothing
+internal.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -38,8 +38,10 @@ from storage.sessions import damage
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-#: the status that nginx logs for a client that went away
+#: the status that nginx logs for a client that disconnected
 CLIENT_CLOSED_REQUEST = 499
+INTERNAL = "something went wrong inside Actograph; the server's log has the reason"
+NO_DATABASE = "the database does not answer; try again in a moment"
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -69,7 +71,7 @@ def problem_response(
     items: Sequence[ProblemItem] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """An error answer. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
+    """Build an error answer. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
     problem = _problem(status, redact(detail), code=code, instance=redact(instance), param=param, items=items)
     sent = dict(headers or {})
     if status == 401:
@@ -99,18 +101,18 @@ def _problem(
 
 
 def openai_error(status: int, message: str, *, code: str, param: str | None = None) -> OpenAIError:
-    """A failure in OpenAI's form."""
+    """Build an error in OpenAI's form."""
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return OpenAIError(message=message, type=kind, param=param, code=code)
 
 
 def pointer_of(param: str) -> str:
-    """`/sampling/max_tokens` for `sampling.max_tokens`."""
+    """Convert `sampling.max_tokens` to `/sampling/max_tokens`."""
     return "/" + param.replace("~", "~0").replace("/", "~1").replace(".", "/")
 
 
 def actograph_problem(error: ActographError, instance: str, status: int | None = None) -> JSONResponse:
-    """The answer to one of our own errors; `status` where it is another than the error's own."""
+    """Answer one of our own errors; `status` replaces the error's own."""
     items = None
     if isinstance(error, InvalidFields):
         items = [ProblemItem(detail=e.detail, pointer=e.pointer) for e in error.errors]
@@ -139,7 +141,7 @@ async def _on_damage(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Parameters and forms, which FastAPI itself checks."""
+    """Answer for parameters and forms, which FastAPI checks."""
     assert isinstance(error, RequestValidationError)
     found = field_errors([{**e, "loc": tuple(e["loc"])[1:]} for e in error.errors()])
     return actograph_problem(InvalidFields(found), request.url.path)
@@ -149,12 +151,12 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     assert isinstance(error, HTTPException)
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in disk_reserve.FULL:
-        return _full(request, cause)  # an upload is written to the temporary folder first
+        return _full(request, cause)  # uploads go to the temporary folder first
     detail = str(error.detail)
     if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
-        detail = "there is nothing at this address; /openapi.json lists what there is"
+        detail = "there is nothing at this address; /openapi.json lists the routes"
     elif error.status_code == 405:
-        detail = f"{request.method} is not possible here; /openapi.json lists what is"
+        detail = f"{request.method} is not possible here; /openapi.json lists the routes"
     return problem_response(
         error.status_code,
         detail,
@@ -181,15 +183,18 @@ async def _on_database_error(request: Request, error: Exception) -> JSONResponse
     if isinstance(error, DBAPIError) and is_full(error):
         return _full(request, error)
     log.error("%s %s: the database failed: %s", request.method, request.url.path, error)
-    away = ServiceUnavailable("the database does not answer; try again in a moment")
-    return problem_response(
-        away.status, away.message, code=away.code, instance=request.url.path, headers={"Retry-After": "5"}
-    )
+    return _unavailable(request, NO_DATABASE, seconds=5)
+
+
+def _unavailable(request: Request, detail: str, *, seconds: int) -> JSONResponse:
+    answer = actograph_problem(ServiceUnavailable(detail), request.url.path)
+    answer.headers["Retry-After"] = str(seconds)
+    return answer
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """The client went away in the middle of its body: its own affair, and no fault of the service."""
-    log.debug("%s %s: the client went away before its body was complete", request.method, request.url.path)
+    """The client disconnected while sending its body; the service has no fault."""
+    log.debug("%s %s: the client disconnected before its body was complete", request.method, request.url.path)
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
@@ -197,17 +202,15 @@ async def _on_exhausted_pool(request: Request, error: Exception) -> JSONResponse
     log.warning(
         "%s %s: all connections to the database are in use: %s", request.method, request.url.path, error
     )
-    busy = ServiceUnavailable("all connections to the database are in use; try again in a moment")
-    return problem_response(
-        busy.status, busy.message, code=busy.code, instance=request.url.path, headers={"Retry-After": "2"}
-    )
+    detail = "all connections to the database are in use; try again in a moment"
+    return _unavailable(request, detail, seconds=2)
 
 
 async def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(
         500,
-        "something went wrong inside Actograph; the server's log has the reason",
+        INTERNAL,
         code=ActographError.code,
         instance=request.url.path,
     )
@@ -226,58 +229,77 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unexpected)
 
 
-_MEANINGS = {
-    400: "The request cannot be read.",
-    401: "A valid API key is required.",
-    403: "The API key's role does not allow this.",
-    404: "There is no such resource.",
-    408: "The request body came too slowly.",
-    409: "The resource's state does not allow this.",
-    412: "What `If-Match` names is not as it was.",
-    413: "The request body is too large.",
-    415: "The body is not of the expected media type.",
-    416: "The range lies outside the tensor or file.",
-    422: "The request is not valid; `errors` names the fields.",
-    429: "Too many requests with this API key; `Retry-After` says when to come back.",
-    500: "Something went wrong inside Actograph.",
-    503: "A service that this request needs cannot be reached.",
-    504: "The request was not answered in time.",
-    507: "There is no room left to store this; `detail` says what to do.",
-}
+class _Answer(NamedTuple):
+    """An error answer in the OpenAPI document: its meaning, and an example."""
+
+    meaning: str
+    code: str
+    message: str
+    param: str | None = None
 
 
-#: what an answer of a status says for example: code, message, and the parameter at fault
-_SAMPLES: Mapping[int, tuple[str, str, str | None]] = {
-    400: ("invalid_request", "max_tokens: Input should be greater than or equal to 1", "max_tokens"),
-    401: ("unauthorized", Unauthorized().message, None),
-    403: ("forbidden", "this needs an API key of the role submit; the role of this one is read", None),
-    404: ("not_found", "no job has this id; ids look like job_<32 hex digits>", None),
-    408: (RequestTimeout.code, RequestTimeout().message, None),
-    409: ("conflict", "the job has ended already", None),
-    412: (ExportChanged.code, ExportChanged().message, None),
-    413: (
+_ANSWERS: Mapping[int, _Answer] = {
+    400: _Answer(
+        "The request cannot be read.",
+        "invalid_request",
+        "max_tokens: Input should be greater than or equal to 1",
+        "max_tokens",
+    ),
+    401: _Answer("A valid API key is required.", "unauthorized", Unauthorized().message),
+    403: _Answer(
+        "The API key's role does not allow this.",
+        "forbidden",
+        "this needs an API key of the role submit; the role of this one is read",
+    ),
+    404: _Answer(
+        "There is no such resource.", "not_found", "no job has this id; ids look like job_<32 hex digits>"
+    ),
+    408: _Answer("The request body arrived too slowly.", RequestTimeout.code, RequestTimeout().message),
+    409: _Answer("The resource's state does not allow this.", "conflict", "the job has ended already"),
+    412: _Answer("The resource has changed since `If-Match`.", ExportChanged.code, ExportChanged().message),
+    413: _Answer(
+        "The request body is too large.",
         "payload_too_large",
         "the request body is larger than 33554432 bytes (ACTOGRAPH_MAX_BODY_BYTES)",
-        None,
     ),
-    415: ("unsupported_media_type", "send the body as JSON, with Content-Type: application/json", None),
-    416: ("range_not_satisfiable", "rows 90:100: the tensor has rows 0:42", "rows"),
-    422: ("invalid_request", "sampling.max_tokens: Input should be a valid integer", "sampling.max_tokens"),
-    429: (
+    415: _Answer(
+        "The body does not have the expected media type.",
+        "unsupported_media_type",
+        "send the body as JSON, with Content-Type: application/json",
+    ),
+    416: _Answer(
+        "The range lies outside the tensor or file.",
+        "range_not_satisfiable",
+        "rows 90:100: the tensor has rows 0:42",
+        "rows",
+    ),
+    422: _Answer(
+        "The request is not valid; `errors` names the fields.",
+        "invalid_request",
+        "sampling.max_tokens: Input should be a valid integer",
+        "sampling.max_tokens",
+    ),
+    429: _Answer(
+        "Too many requests with this API key; `Retry-After` says how long to wait.",
         "rate_limit_exceeded",
         "this API key may send 600 requests per minute; repeat this one in 2 s",
-        None,
     ),
-    500: ("internal_error", "something went wrong inside Actograph; the server's log has the reason", None),
-    503: ("service_unavailable", "the database does not answer; try again in a moment", None),
-    507: ("storage_full", f"the disk of the service is full; {pause.CURE}", None),
-    504: ("deadline_exceeded", "the request was not answered in time", None),
+    500: _Answer("An internal error.", "internal_error", INTERNAL),
+    503: _Answer("A required service cannot be reached.", "service_unavailable", NO_DATABASE),
+    504: _Answer(
+        "The request was not answered in time.", "deadline_exceeded", "the request was not answered in time"
+    ),
+    507: _Answer(
+        "There is no space left; `detail` says what to do.",
+        "storage_full",
+        f"the disk of the service is full; {pause.CURE}",
+    ),
 }
 _HEADERS: Mapping[int, Mapping[str, Any]] = {
     401: {"WWW-Authenticate": {"description": "`Bearer`.", "required": True, "schema": {"type": "string"}}},
     429: {
         "Retry-After": {
-            "description": "Seconds until it is worth asking.",
+            "description": "Seconds to wait.",
             "required": True,
             "schema": {"type": "integer"},
         }
@@ -291,10 +313,10 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _documented(status: int) -> dict[str, Any]:
-    code, message, param = _SAMPLES[status]
+    meaning, code, message, param = _ANSWERS[status]
     content = {
         "schema": {"$ref": "#/components/schemas/Problem"},
         "example": _problem(status, message, code=code, instance="/v1/jobs", param=param).model_dump(),
     }
-    entry: dict[str, Any] = {"description": _MEANINGS[status], "content": {MEDIA_TYPE: content}}
+    entry: dict[str, Any] = {"description": meaning, "content": {MEDIA_TYPE: content}}
     return entry | ({"headers": dict(_HEADERS[status])} if status in _HEADERS else {})

@@ -1,8 +1,8 @@
-"""Bound a JSON body before it is parsed, and cut its long list into slices.
+"""Limit the values of a JSON body before it is parsed, and cut its long list into slices.
 
-pydantic parses and checks a body in one call that holds the interpreter's lock, and it collects every error
-before it returns. A body of 60 MB can so hold up all other requests for seconds and take gigabytes. Here the
-structural characters outside strings are counted first, with numpy, which releases the lock.
+pydantic parses a body in one call that holds the interpreter's lock, and it collects every error before it
+returns. A body of 60 MB can block all other requests for seconds and take gigabytes. So structural characters
+outside strings are counted first, with numpy, which releases the lock.
 """
 
 import re
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from actograph.contract.errors import PayloadTooLarge
 
-#: a body as small as this holds few values, whatever is in it
+#: a smaller body can hold few values only
 SMALL_BYTES = 16 << 10
-#: bytes that are looked at in one step
+#: bytes examined in one step
 BLOCK = 1 << 20
-#: items of a slice, and structural characters of one
+#: most items and structural characters of a slice
 SLICE_ITEMS = 1000
 SLICE_TOKENS = 1 << 14
-#: structural characters that one body may have in all; its positions take 9 bytes each
+#: most structural characters of a body; each takes 9 bytes of memory
 MOST_TOKENS = 4 << 20
 
 _OPEN, _CLOSE, _COMMA, _COLON = 1, 2, 3, 4
@@ -35,9 +35,9 @@ _BACKSLASHES = re.compile(rb"\\*")
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The most that a body, or a part of one, may hold."""
+    """Limits of a body or a part of one."""
 
-    #: objects, lists and fields: each may cost an error
+    #: objects, lists and fields, each of which may cause an error
     structures: int = 1 << 13
     #: numbers and texts
     values: int = 1 << 15
@@ -45,7 +45,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A body whose long list is cut into slices."""
+    """A body with its long list cut into slices."""
 
     #: the body with the first slice as its list
     shell: bytes
@@ -62,7 +62,7 @@ class Outline:
 
 
 class _Tokens:
-    """The structural characters of a body that stand outside strings."""
+    """The structural characters of a body outside strings."""
 
     def __init__(self, body: bytes) -> None:
         """Raises PayloadTooLarge as soon as there are too many."""
@@ -92,7 +92,7 @@ class _Tokens:
         self.depths = np.cumsum(steps, dtype=np.int32)
 
     def list_of(self, name: str, most: int) -> tuple[int, int] | None:
-        """The tokens that open and close the list of a top-level member; None if no single one is a list.
+        """Find the tokens that open and close the list of a top-level member, if there is exactly one.
 
         Raises:
             PayloadTooLarge: there are more than `most` top-level members.
@@ -111,9 +111,9 @@ class _Tokens:
         return (first, first + int(closing[0])) if len(closing) else None
 
     def _is(self, left: int, right: int, text: bytes) -> bool:
-        """Whether this text alone, and whitespace, stands between two tokens."""
+        """True if only this text and whitespace stand between two tokens."""
         start, stop = int(self.at[left]) + 1, int(self.at[right])
-        # no longer text can be it; whitespace of megabytes is not worth a copy
+        # longer text cannot match, and megabytes of whitespace are not worth a copy
         return stop - start < len(text) + 4096 and self.body[start:stop].strip() == text
 
     def require(self, bounds: Bounds, *parts: slice) -> None:
@@ -125,7 +125,7 @@ class _Tokens:
             raise _too_many("values", bounds.values)
 
     def cut(self, name: str, first: int, last: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The items of the list between two tokens, and its slices as `Outline` has them.
+        """Count the items of a list, and cut it into slices as in `Outline`.
 
         Raises:
             PayloadTooLarge: one item has more values than a slice may have.
@@ -147,7 +147,7 @@ class _Tokens:
 def require_bounded(
     body: bytes, bounds: Bounds, long_list: str | None = None, listed: Bounds | None = None
 ) -> None:
-    """Check how much a body holds; its top-level list `long_list` has bounds of its own.
+    """Check the size of a body; its top-level list `long_list` has limits of its own.
 
     Raises:
         PayloadTooLarge: the body has too many values.
@@ -165,9 +165,9 @@ def require_bounded(
 
 
 def outline(body: bytes, bounds: Bounds, long_list: str) -> Outline:
-    """Cut the top-level list `long_list` of a body into slices, and check how much else the body holds.
+    """Cut the top-level list `long_list` of a body into slices, and check the size of the rest.
 
-    What is no JSON passes here; the parser says what is wrong with it.
+    Invalid JSON passes here; the parser reports it.
 
     Raises:
         PayloadTooLarge: the body has too many values.
@@ -188,7 +188,7 @@ def outline(body: bytes, bounds: Bounds, long_list: str) -> Outline:
 
 
 def _block_end(body: bytes, end: int) -> int:
-    """An end that parts no escape sequence."""
+    """An end of a block that splits no escape sequence."""
     if end < len(body) and body[end - 1] == ord("\\"):
         run = _BACKSLASHES.match(body, end)
         assert run is not None
@@ -198,7 +198,7 @@ def _block_end(body: bytes, end: int) -> int:
 
 
 def _without_escapes(block: bytes) -> bytes:
-    """The block, as long as before, without backslashes and quotes that are escaped."""
+    """Replace escaped backslashes and quotes; the length stays."""
     if b"\\" not in block:
         return block
     return block.replace(b"\\\\", b"__").replace(b'\\"', b"__")

@@ -1,7 +1,7 @@
-"""From pydantic's errors to fields that a client recognises.
+"""Parse request bodies, and turn pydantic's errors into fields that a client recognises.
 
-pydantic's `loc` names the members of unions beside the fields (`dataset.FileDataset.file_id`).
-Here every step of it is looked up in what the client sent, and what is not there is dropped.
+pydantic's `loc` names members of unions beside fields (`dataset.FileDataset.file_id`). Only steps in the
+client's body are kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,14 +45,14 @@ _inputs_adapter = TypeAdapter(list[CaptureInput])
 
 M = TypeVar("M", bound=BaseModel)
 
-#: the members of `specs.DatasetRef` and the field that tells each
+#: members of `specs.DatasetRef` and their identifying fields
 _DATASETS = {"FileDataset": "file_id", "PathDataset": "path", "HubDataset": "hub"}
 _DATASET_FIELDS = ("dataset", "fewshot_dataset")
 
 
 @dataclass(frozen=True)
 class FieldError:
-    """One field at fault; `path` holds keys and indices from the top of the body."""
+    """An error of one field; `path` holds keys and indices from the top of the body."""
 
     path: tuple[str | int, ...]
     detail: str
@@ -101,7 +101,7 @@ def parse_job_spec(body: bytes) -> AnyJobSpec:
 
 
 def _parse_inputs(items: bytes, first: int) -> list[CaptureInput]:
-    """One slice of a job's inputs, which begins with number `first`. Raises InvalidFields."""
+    """Parse one slice of a job's inputs, which begins with number `first`. Raises InvalidFields."""
     try:
         inputs = _inputs_adapter.validate_json(items)
     except ValidationError as error:
@@ -113,7 +113,7 @@ def _parse_inputs(items: bytes, first: int) -> list[CaptureInput]:
 
 
 def _in_list(error: FieldError, first: int) -> FieldError:
-    """An error of a slice as one of the whole body."""
+    """Convert an error of a slice to one of the whole body."""
     number, *rest = error.path
     assert isinstance(number, int)
     return FieldError(("inputs", first + number, *rest), error.detail)
@@ -135,7 +135,7 @@ def parse_body(kind: type[M], body: bytes) -> M:
 
 
 def _refuse_nul(body: bytes, first: int | None = None) -> None:
-    """Neither Postgres nor a tokenizer takes a NUL, which JSON writes in one way only. Raises InvalidFields.
+    """Refuse NUL, which Postgres and tokenizers cannot process. Raises InvalidFields.
 
     `first` is the number of the first item if the body is a slice of a job's inputs.
     """
@@ -145,7 +145,7 @@ def _refuse_nul(body: bytes, first: int | None = None) -> None:
 
 
 def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:
-    """pydantic's errors, one for each field. `sent` is the body, where there is one."""
+    """Merge pydantic's errors per field. `sent` is the body, if there is one."""
     details: dict[tuple[str | int, ...], list[str]] = {}
     for error in errors:
         loc = tuple(error["loc"])
@@ -187,7 +187,7 @@ def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
 
 
 def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:
-    """The steps of `loc` that lead somewhere in `sent`; the rest are names of union members."""
+    """The steps of `loc` that exist in `sent`; others are names of union members."""
     path: list[str | int] = []
     here = sent
     for place, step in enumerate(loc):

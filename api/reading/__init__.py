@@ -1,1 +1,1 @@
-"""Answers with many bytes: downloads, slices of tensors, event streams."""
+"""Large answers: downloads, tensor slices, event streams."""

@@ -1,7 +1,8 @@
-"""Stored files over HTTP: a redirect to the store, or byte ranges and entity tags as in RFC 9110.
+"""Downloads of stored files: a redirect to the store, or byte ranges and entity tags as in RFC 9110.
 
-Bytes are verified before they are sent. Damage in the first piece is a 500; damage further on ends the
-connection before the announced length is reached, so that no client takes the download for complete.
+Bytes are verified before they are sent. Damage in the first piece gives a 500. Later damage closes the
+connection before the announced length, so no client takes the download for complete. Starlette's
+`FileResponse` cannot do this: it sends a local file unverified.
 """
 
 import logging
@@ -30,16 +31,16 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "The file.",
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     },
-    206: {"description": "The bytes that `Range` asked for."},
-    304: {"description": "`If-None-Match` names the file's ETag, which is its sha256."},
-    307: {"description": "The file is at the store; follow with the same headers, without the key."},
+    206: {"description": "The bytes of `Range`."},
+    304: {"description": "`If-None-Match` has the file's ETag, its sha256."},
+    307: {"description": "The URL of the file at the store; send the same headers without the key."},
 }
-#: digits that any number of bytes has room in
+#: longer numbers are ignored
 _MAX_DIGITS = 18
 
 
 class UnsatisfiableRange(RangeNotSatisfiable):
-    """The file ends before the range begins."""
+    """The range begins after the end of the file."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the file has {size} bytes", param="Range")
@@ -47,9 +48,9 @@ class UnsatisfiableRange(RangeNotSatisfiable):
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Bytes [start, stop) of a file of `size` bytes; None for the whole file.
+    """Parse a range as [start, stop) of a file of `size` bytes; None for the whole file.
 
-    A header of another form, or of several ranges, is ignored, as RFC 9110 (14.2) allows.
+    Other forms and several ranges are ignored, as RFC 9110 (14.2) allows.
 
     Raises:
         UnsatisfiableRange: no byte of the file is in the range.
@@ -72,7 +73,7 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 class CheckedResponse(StreamingResponse):
-    """A download that breaks off, and is recorded, where the stored bytes are damaged."""
+    """A download that records damaged bytes and stops before them."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class CheckedResponse(StreamingResponse):
         try:
             await super().stream_response(send)
         except StoreDamaged as error:
-            # Returning without the rest of the announced bytes makes the server close the connection.
+            # the server closes the connection if announced bytes are missing
             log.error("a download broke off: %s", error.message)
             if self._database is not None:
                 await run_in_threadpool(damage.record, self._database, error)
@@ -108,7 +109,7 @@ def serve(
     """Serve a stored file.
 
     Args:
-        redirects: whether clients are sent to a store that has URLs of its own.
+        redirects: redirect clients to a store with URLs of its own.
 
     Raises:
         UnsatisfiableRange: see `parse_range`.
@@ -123,7 +124,7 @@ def serve(
     }
     if _matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    # such a URL is signed for one method
+    # the URL is signed for GET
     url = store.presigned_url(file.key) if redirects and request.method == "GET" else None
     if url is not None:
         return RedirectResponse(url, 307)
@@ -144,7 +145,7 @@ def serve(
 
 
 def _matches(header: str | None, etag: str) -> bool:
-    """If-None-Match, compared weakly."""
+    """Compare `If-None-Match` weakly."""
     if header is None:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]

@@ -1,7 +1,7 @@
-"""Rows of one stored tensor, in the format that a client asked for.
+"""Rows of one stored tensor, in the requested format.
 
-A small slice is one answer. A larger one is read, converted and sent piece by piece, so that its memory does
-not grow with its size, and few are sent at once.
+A small slice is one answer. A larger slice is read, converted and sent in pieces, so memory stays bounded,
+and few are sent at once.
 """
 
 import json
@@ -28,10 +28,10 @@ TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
 #: a JSON number takes about 20 bytes
 MAX_JSON_VALUES = 1 << 18
-#: stored bytes that are read, converted and sent at once; a JSON number takes many times its stored bytes
+#: stored bytes of a piece; a JSON number takes many times its stored bytes
 PIECE_BYTES = 1 << 20
 JSON_PIECE_BYTES = 128 << 10
-#: answers of several pieces that a process sends at once
+#: answers in pieces that a process sends at once
 MOST_STREAMED = 16
 
 _ROWS = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
@@ -40,16 +40,16 @@ _streamed = threading.BoundedSemaphore(MOST_STREAMED)
 
 @dataclass(frozen=True, kw_only=True)
 class _Slice:
-    """The rows that a client asked for."""
+    """The requested rows."""
 
     session_id: str
     hook: str
     dtype: str
-    #: of the slice; numbers about the rows have one dimension
+    #: shape of the slice; token ids and positions have one dimension
     shape: tuple[int, ...]
     #: number of the first row, or its token
     first: int
-    #: token of each row, if the rows were chosen one by one
+    #: token of each row, if rows were selected individually
     tokens: list[int] | None
     #: rows [start, stop) of the slice
     read: Callable[[int, int], TensorSlice]
@@ -60,7 +60,7 @@ class _Slice:
         return width * tensor_files.itemsize(self.dtype)
 
     def pieces(self, most_bytes: int) -> Iterator[TensorSlice]:
-        """The rows in pieces of at most so many bytes, or of one row; at least one piece."""
+        """Read the rows in pieces of at most so many bytes, or of one row; at least one piece."""
         at_once = max(1, most_bytes // max(1, self.row_bytes))
         for low in range(0, max(1, self.shape[0]), at_once):
             yield self.read(low, min(low + at_once, self.shape[0]))
@@ -69,10 +69,10 @@ class _Slice:
 def answer(
     reader: SessionReader, name: str, rows: str | None, form: Format, database: Database | None = None
 ) -> Response:
-    """Rows `a:b` of the tensor of hook `name`, counted within the tensor; all by default.
+    """Answer with rows `a:b` of the tensor of hook `name`; all rows by default.
 
     Args:
-        database: keeps a record of damage that is found after the answer has begun.
+        database: records damage found after the answer has started.
 
     Raises:
         NotFound: the session has no such tensor.
@@ -108,7 +108,7 @@ def answer(
 
 
 class _StreamedSlice(CheckedResponse):
-    """An answer of several pieces, which makes room for another one when it ends."""
+    """An answer in pieces that releases its place at the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -118,7 +118,7 @@ class _StreamedSlice(CheckedResponse):
 
 
 def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
-    # a savepoint means what it meant when the session was recorded
+    # savepoints keep their meaning from the time of recording
     hook = reader.manifest.resolved_hooks.get(name) or hooks.canonical(name) or name
     if hook not in reader.manifest.tensors and name in reader.manifest.tensors:
         hook = name
@@ -160,7 +160,7 @@ def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
 
 
 def _encoded(found: _Slice, form: Format, piece_bytes: int) -> Iterator[bytes]:
-    """The answer in pieces: what stands before the rows, then rows."""
+    """Encode the answer in pieces: the header, then rows."""
     if form == "json":
         yield from _as_json(found, piece_bytes)
         return
@@ -173,7 +173,7 @@ def _encoded(found: _Slice, form: Format, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _size(found: _Slice, form: Format) -> int:
-    """Bytes of the whole answer in a binary format."""
+    """Size of the whole answer in a binary format."""
     # npy widens bfloat16
     wider = 2 if form == "npy" and found.dtype == "BF16" else 1
     return len(_header(found, form)) + found.shape[0] * found.row_bytes * wider
@@ -236,7 +236,7 @@ def _check_values(found: _Slice) -> None:
 
 
 def _numbers(reader: SessionReader, name: str) -> list[int] | None:
-    """The tensors that are numbers about the rows and not rows; None for every other name."""
+    """Token ids or row positions; None for other names."""
     if name == TOKEN_IDS:
         return reader.token_ids()
     return reader.row_positions() if name == ROW_POSITIONS else None

@@ -1,4 +1,4 @@
-"""Requests with an Idempotency-Key: whatever is sent twice is done once and answered alike.
+"""Requests with an Idempotency-Key: a repeated request is executed once and gets the same answer.
 
 https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/: the same key with the
 same request gives the stored answer, while it is being answered 409, with another request 422.
@@ -22,18 +22,18 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Stores the answer to a request with an Idempotency-Key; does nothing for one without."""
+    """Stores the answer of a request if it has an Idempotency-Key."""
 
     owner: str
     key: str | None
 
     def __call__(self, session: Session, answer: StoredAnswer) -> None:
-        """Store the answer, in the transaction that does what was asked for."""
+        """Store the answer in the transaction that executes the request."""
         if self.key is not None:
             idempotency.finish(session, self.owner, self.key, answer.status_code, answer.response)
 
     def renew(self, session: Session) -> None:
-        """Show that the request is still being answered; for one that takes several transactions."""
+        """Show that a request with several transactions is still running."""
         if self.key is not None:
             idempotency.renew(session, self.owner, self.key)
 
@@ -41,12 +41,12 @@ class Keep:
 def answered_once(
     services: Services, owner: str, key: str | None, request: bytes, act: Callable[[Keep], StoredAnswer]
 ) -> StoredAnswer:
-    """Answer a request, by `act` unless its key was answered before.
+    """Execute a request by `act`, unless its key was answered before.
 
     Args:
-        owner: who asks; the key of another owner is another key.
-        request: method, path and body, by which one request is told from another.
-        act: does what was asked for; it calls what it is given in the transaction that does it.
+        owner: owner of the key; keys of other owners differ.
+        request: method, path and body, which identify the request.
+        act: executes the request; it calls `Keep` in its transaction.
 
     Raises:
         IdempotencyInFlight, IdempotencyMismatch, InvalidRequest: by the key.

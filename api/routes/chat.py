@@ -66,13 +66,13 @@ ERRORS = [400, 404, 409, 503, 504]
 
 @dataclass(frozen=True)
 class Call:
-    """A request, and what answers it."""
+    """A request with the services that answer it."""
 
     http: Request
     services: Services
     ends: JobEnds
     texts: LiveTexts
-    #: that write: they may all wait for the index, and other requests need threads meanwhile
+    #: threads for writes, which may wait for the index without blocking other requests
     threads: CapacityLimiter
     owner: str
 
@@ -87,7 +87,7 @@ R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
 @dataclass(frozen=True)
 class Route(Generic[R]):
-    """What tells one of the two routes from the other."""
+    """Differences between the two routes."""
 
     takes: type[R]
     spec: Callable[[R, Services], ChatJobSpec]
@@ -119,7 +119,7 @@ CallDep = Annotated[Call, Depends(_call)]
     responses=_streamed(CHAT_EVENTS),
 )
 async def create_chat_completion(call: CallDep, body: JsonBody) -> Response:
-    """OpenAI's chat completion, and its activations where `capture` or `store_activations` asks for them."""
+    """OpenAI's chat completion, with activations if `capture` or `store_activations` asks for them."""
     return await _answer(call, CHAT, body)
 
 
@@ -140,7 +140,7 @@ async def create_completion(call: CallDep, body: JsonBody) -> Response:
 
 
 async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
-    """Submit and answer, at the end or while it is generated; a client that goes away ends its job."""
+    """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
     try:
         request, running = await to_thread.run_sync(_submit, call, route, body, limiter=call.threads)
         if not request.stream:
@@ -148,7 +148,7 @@ async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
         first = asyncio.ensure_future(anext(events))
-        # until something was said an error is an answer of its own
+        # before the first text an error is an answer of its own
         if not await first_of(first, call.http):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         stream = chat_stream.guarded(first.result(), events)
@@ -186,7 +186,7 @@ async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response
 
 
 def refusal(error: ActographError, instance: str) -> Response:
-    """The error as OpenAI's clients expect it; they must not repeat what ran and failed."""
+    """Answer an error as OpenAI's clients expect; they must not retry a failed request."""
     answer = actograph_problem(error, instance, status=chat_results.status_of(error))
     if isinstance(error, chat_results.ChatFailed) and error.status != 503:
         answer.headers["x-should-retry"] = "false"

@@ -1,4 +1,4 @@
-"""Measure a job's prompts: a sample of them is tokenized with the model's own tokenizer and chat template."""
+"""Prompt lengths of a job, measured on a sample with the model's tokenizer and chat template."""
 
 import json
 import logging
@@ -28,11 +28,11 @@ from storage.samples import NewSample
 
 log = logging.getLogger(__name__)
 
-#: prompts that are tokenized, spread evenly over the job, and the longest one beside them
+#: tokenized prompts, spread evenly over the job; the longest prompt is added
 SAMPLED_PROMPTS = 64
-#: fewer are tokenized where they have more characters than this in all
+#: most characters of the tokenized prompts
 SAMPLED_CHARACTERS = 4_000_000
-#: rows that few-shot examples are drawn from here; the worker draws from all
+#: rows to draw few-shot examples from; the worker draws from all rows
 _EXAMPLE_ROWS = 256
 _TIMEOUT_SECONDS = 30.0
 _COUNTER = Path(__file__).with_name("token_counter.py")
@@ -45,7 +45,7 @@ _MOST_KNOWN = 1000
 
 
 def measure(services: Services, submission: Submission) -> tuple[PromptTokens, str] | str:
-    """Prompt lengths and how they were measured; or, as a text alone, why they cannot be measured."""
+    """Measure prompt lengths and describe how; a text alone says why this is not possible."""
     with services.database.read() as session:
         tokenizer = model_tokenizers.stored_sha256(session, submission.spec.model)
     if tokenizer is None:
@@ -68,7 +68,7 @@ def measure(services: Services, submission: Submission) -> tuple[PromptTokens, s
         return "the model's chat template refuses the prompts"
     if isinstance(submission.spec, ExtractSpec) and submission.spec.truncate and submission.structure:
         counted = {at: min(count, submission.structure.context_length) for at, count in counted.items()}
-    # prompts that are longer in characters than the sampled ones are longer in tokens by the same factor
+    # characters and tokens grow by the same factor
     share = len(sampled) / len(characters) * sum(characters) / max(1, sum(characters[at] for at in sampled))
     mean = sum(counted[at] for at in sampled) / len(sampled) * share
     how = (
@@ -79,7 +79,7 @@ def measure(services: Services, submission: Submission) -> tuple[PromptTokens, s
 
 
 def _spread(characters: Sequence[int]) -> list[int]:
-    """Places of the prompts to tokenize, evenly spread."""
+    """Positions of the prompts to tokenize, evenly spread."""
     total = len(characters)
     affordable = SAMPLED_CHARACTERS * total // max(1, sum(characters))
     count = max(1, min(total, SAMPLED_PROMPTS, affordable))
@@ -87,7 +87,7 @@ def _spread(characters: Sequence[int]) -> list[int]:
 
 
 def _prompts(services: Services, submission: Submission, places: Sequence[int]) -> list[Prompt]:
-    """The prompts at these places of the job, which ascend, as `api.submission.token_counter` takes them."""
+    """Prompts at these ascending positions, in the form of `api.submission.token_counter`."""
     samples = [s for at, s in enumerate(submission.samples()) if _is_in(places, at)]
     spec = submission.spec
     if isinstance(spec, EvaluationSpec):
@@ -106,7 +106,7 @@ def _of_input(sample: NewSample, *, thinking: bool, is_prefill: bool) -> Prompt:
     if "prompt" in sample.input:
         return {"text": sample.input["prompt"]}
     messages = sample.input["messages"]
-    # an answer that is there already is read, not written
+    # an existing answer is read, not generated
     generates = not is_prefill or messages[-1]["role"] != "assistant"
     return _chat(messages, thinking=thinking, add_generation_prompt=generates)
 
@@ -114,7 +114,7 @@ def _of_input(sample: NewSample, *, thinking: bool, is_prefill: bool) -> Prompt:
 def _of_task(
     services: Services, spec: EvaluationSpec, submission: Submission
 ) -> Callable[[int, NewSample], Prompt]:
-    """Build prompts as the worker does, with few-shot examples drawn from fewer rows."""
+    """Build prompts like the worker, but draw few-shot examples from fewer rows."""
     task = task_of(spec)
     conditions = {condition.name: condition for condition in spec.conditions}
     structure = submission.structure
@@ -127,7 +127,7 @@ def _of_task(
 
     def build(place: int, sample: NewSample) -> Prompt:
         row = DatasetRow.from_input(sample.sample_index, sample.input)
-        # draws are replayed up to a row's number, so the place in the sample stands for it
+        # draws are replayed up to the row, so use its position in the sample
         examples = task.examples[: spec.num_fewshot] or sampler.choose(replace(row, index=place))
         built = build_prompt(
             task,
@@ -145,7 +145,7 @@ def _of_task(
 
 
 def _example_rows(services: Services, spec: EvaluationSpec, submission: Submission) -> list[DatasetRow]:
-    """Rows for few-shot examples; the tested ones stand for a dataset that only the worker can read."""
+    """Rows for few-shot examples; tested rows replace a dataset that only the worker can read."""
     source = spec.fewshot_dataset or spec.dataset
     if isinstance(source, HubDataset) or source == spec.dataset:
         tested: Iterable[NewSample] = islice(
@@ -166,7 +166,7 @@ def _chat(messages: Sequence[Any], *, thinking: bool, add_generation_prompt: boo
 
 
 def _counts(services: Services, model: str, tokenizer: str, prompts: bytes) -> list[int | None]:
-    """Tokens of each prompt, counted once for the same prompts and tokenizer.
+    """Count the tokens of each prompt, once for the same prompts and tokenizer.
 
     Raises:
         OSError, subprocess.SubprocessError, ValueError: see `_count`.
@@ -184,7 +184,7 @@ def _counts(services: Services, model: str, tokenizer: str, prompts: bytes) -> l
 
 
 def _count(prompts: bytes, definition: bytes) -> list[int | None]:
-    """Tokens of each prompt, counted in a process of its own; see `api.submission.token_counter`.
+    """Count the tokens of each prompt in a child process, see `api.submission.token_counter`.
 
     Raises:
         OSError, subprocess.SubprocessError, ValueError: the process failed or took too long.
@@ -195,7 +195,7 @@ def _count(prompts: bytes, definition: bytes) -> list[int | None]:
         capture_output=True,
         timeout=_TIMEOUT_SECONDS,
         check=True,
-        # no secrets of ours
+        # the child does not receive our secrets
         env={"PATH": os.environ.get("PATH", ""), "TOKENIZERS_PARALLELISM": "false"},
     )
     counts: list[int | None] = json.loads(ended.stdout)

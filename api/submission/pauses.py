@@ -1,4 +1,4 @@
-"""Why the queue stands still, if it does: by somebody's hand, for want of disk, by a quota."""
+"""Pauses of the queue: by an admin, for lack of disk space, or by a quota."""
 
 from sqlalchemy.orm import Session
 
@@ -10,7 +10,7 @@ from storage.queue.pause import disk_pause
 
 
 def find(services: Services, session: Session) -> list[QueuePause]:
-    """What holds the queue for everyone."""
+    """Find the pauses that stop the queue for everyone."""
     manual = pause.find(session)
     disk = disk_pause(services.store, services.settings.disk_floor_bytes)
     full = quotas.read(session, services.settings).pause()
@@ -20,12 +20,12 @@ def find(services: Services, session: Session) -> list[QueuePause]:
 
 
 def in_words(pauses: list[QueuePause]) -> str | None:
-    """Every reason; None where nothing holds the queue."""
+    """Join the reasons; None without a pause."""
     return "; ".join(_words(pause) for pause in pauses) or None
 
 
 def of_owner(services: Services, session: Session, owner: str) -> str | None:
-    """Why nothing of this owner is begun now: what holds the queue, or their own quota."""
+    """Reason why jobs of an owner do not start now: a pause, or the owner's quota."""
     held = in_words(find(services, session))
     return held or quotas.read(session, services.settings).owner_pause(owner)
 

@@ -1,8 +1,7 @@
-"""What a checked job would take here: the contract's arithmetic with this service's numbers.
+"""Estimates of checked jobs, and admission by memory, disk and quotas.
 
-An estimate is for the reader: a sample of the job's prompts is tokenized, or their characters are counted.
-A refusal must be certain: there a prompt counts only with the fewest tokens that its characters
-can be, and a number that is unknown refuses nothing.
+An estimate tokenizes a sample of the job's prompts, or counts their characters. A refusal must be certain: it
+counts each prompt with the fewest tokens that its characters allow, and never refuses by an unknown number.
 """
 
 import math
@@ -26,20 +25,20 @@ from storage.queue import pause
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What a plan rests on."""
+    """Numbers of the service that a plan uses."""
 
     structure: ModelStructure | None
-    #: of the live worker that has most room
+    #: memory of the live worker with most free memory
     memory: dict[str, int]
     disk_bytes: int | None
     quotas: Quotas
 
 
 def plan(services: Services, submission: Submission, length: int | None = None) -> Estimate:
-    """The estimate for a job.
+    """Estimate a job.
 
     Args:
-        length: tokens that every prompt is taken to have, where the client knows it.
+        length: length of every prompt in tokens, if the client knows it.
     """
     known = _known(services, submission)
     lengths, source, how = _prompt_lengths(services, submission, length)
@@ -56,7 +55,7 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
     elif not known.memory:
         assumptions.append("no live worker holds the model, so the free memory is unknown")
     if known.disk_bytes is None:
-        assumptions.append("the artifact store cannot tell what is free")
+        assumptions.append("the free space of the artifact store is unknown")
     found = _estimate(submission, known, lengths, assumptions)
     return found.model_copy(update={"prompt_tokens_source": source})
 
@@ -64,12 +63,12 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
 def _prompt_lengths(
     services: Services, submission: Submission, length: int | None
 ) -> tuple[PromptTokens | None, PromptTokensSource | None, str]:
-    """Expected prompt lengths, where they come from, and the same in words."""
+    """Expected prompt lengths, their source, and the source in words."""
     if length is not None:
         lengths = PromptTokens(mean=length, longest=length)
-        return lengths, "request", f"every prompt has {length} tokens, as asked for"
+        return lengths, "request", f"every prompt has {length} tokens, as requested"
     if submission.total is None:
-        return None, None, "only the worker can read the dataset: say ?prompt_tokens= to have it estimated"
+        return None, None, "only the worker can read the dataset; send ?prompt_tokens= for an estimate"
     measured = measured_prompts.measure(services, submission)
     if not isinstance(measured, str):
         return measured[0], "measured_prompts", measured[1]
@@ -83,25 +82,25 @@ def _prompt_lengths(
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some samples of a job that capture alike."""
+    """Samples of a job with the same capture."""
 
-    #: what they would be as a job
+    #: the samples as a job of their own
     submission: Submission
-    #: of their prompts; None where only the worker can read the dataset, or the dataset is empty
+    #: lengths of their prompts; None if unknown
     lengths: PromptTokens | None
 
 
 def admit(services: Services, submission: Submission) -> None:
-    """Refuse a job that certainly cannot be run or stored.
+    """Refuse a job that cannot be run or stored.
 
     Raises:
-        InsufficientResources: naming what is needed and what is available (QuotaExceeded for a quota).
+        InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
     """
     admit_parts(services, [Part(submission=submission, lengths=prompt_tokens.fewest(submission))])
 
 
 def admit_parts(services: Services, parts: Sequence[Part]) -> None:
-    """The same of a job whose samples do not all capture alike: all are stored, and none is run in parts."""
+    """The same for a job of several parts: all parts are stored, and each must fit into memory."""
     first = parts[0].submission
     known = _known(services, first)
     found = [_estimate(part.submission, known, part.lengths, [], batch=1) for part in parts]
@@ -113,7 +112,7 @@ def admit_parts(services: Services, parts: Sequence[Part]) -> None:
     counts = [one.samples for one in found]
     total = None if None in counts else sum(count or 0 for count in counts)
     if disk.fits is False and disk.needed is not None:
-        # where a quota is what refuses it, the answer says so
+        # raises QuotaExceeded if a quota is the reason
         known.quotas.require(first.owner, disk.needed, f"up to {total} samples", param="capture")
     faults = [
         f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
@@ -155,7 +154,7 @@ def _estimate(
     assumptions: list[str],
     batch: int | None = None,
 ) -> Estimate:
-    """`batch` is the size of the batch whose memory is told; None lets the plan choose it."""
+    """`batch` is the batch size to plan for; None lets the plan choose it."""
     spec, structure = submission.spec, known.structure
     generated = spec.max_tokens
     values = Estimate(
@@ -210,7 +209,7 @@ def _disk(
     lengths: PromptTokens,
     available: int | None,
 ) -> dict[str, object]:
-    """Every stored size grows in a straight line with the prompt, so the mean prompt tells the sum."""
+    """Stored sizes grow linearly with the prompt, so the mean prompt gives the sum."""
     one = estimate.stored_bytes(
         structure,
         submission.hooks or (),
@@ -224,7 +223,7 @@ def _disk(
 
 @dataclass(frozen=True)
 class _Captured:
-    """What capturing takes for the longest prompt."""
+    """Bytes that the capture of the longest prompt takes."""
 
     need: batch_memory.CaptureNeed
     #: bytes of all tensors of the sample
@@ -238,7 +237,7 @@ class _Captured:
         capture: CaptureSpec,
         tokens: tuple[int, int],
     ) -> "_Captured":
-        """`tokens` are those of the prompt, and those generated."""
+        """`tokens` are the lengths of the prompt and of the completion."""
         prompt, generated = tokens
         return cls(
             batch_memory.capture_need(structure, hooks, capture, prompt_tokens=prompt),
@@ -257,10 +256,11 @@ def _memory(
     batch: int | None,
     scored: int,
 ) -> dict[str, object]:
-    """`tokens` are those of the longest prompt, and those generated.
+    """Plan the memory of a generating job.
 
     Args:
-        scored: bytes that taking the probabilities of prompts' tokens adds.
+        tokens: lengths of the longest prompt and of the completion.
+        scored: further bytes for probabilities of prompt tokens.
     """
     prompt, generated = tokens
     kv_bytes = structure.kv_bytes_per_token
@@ -292,9 +292,9 @@ def _memory(
     rows = batch_memory.held_rows_bytes(budget, captured.need, captured.tensors, samples=size)
     return {
         "batch_size": chosen,
-        # rows leave the device as they come: a refusal counts only what is certain
+        # rows leave the device early: a refusal counts only certain bytes
         "device": _need(run.device if on_gpu and batch is None else run.certain, device),
-        # on a CPU both come from the same memory
+        # a CPU has one memory for both
         "host": _need(rows if on_gpu else run.certain + rows, host),
     }
 
@@ -309,7 +309,7 @@ def _prefill_memory(
     batch: int | None,
     scored: int,
 ) -> dict[str, object]:
-    """As `_memory`, for texts that are read and not continued."""
+    """Plan the memory of a job that reads texts without continuing them."""
     budget = _budget(structure, memory)
     device, host = _available(memory)
     tokens = min(prompt_tokens, structure.context_length)
@@ -331,7 +331,7 @@ def _prefill_memory(
 
 
 def _available(memory: dict[str, int]) -> tuple[int | None, int | None]:
-    """Bytes on the device and in main memory; None where no worker tells."""
+    """Free bytes on the device and in main memory; None if unknown."""
     return memory.get("device_available_bytes"), memory.get("host_available_bytes")
 
 

@@ -1,4 +1,4 @@
-"""Prompt lengths of a job in tokens, as far as their characters tell."""
+"""Prompt lengths of a job in tokens, estimated from characters."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, ExtractSpec
 from api.submission.steps import Submission
 from storage.samples import NewSample
 
-#: of English text under a vocabulary of 30,000 tokens or more
+#: usual for English text and a vocabulary of 30,000 tokens or more
 USUAL_CHARACTERS_PER_TOKEN = 4.0
-#: longer tokens than this do not make up a text, so that it has at least so many
+#: a text never has longer tokens on average, which gives its fewest tokens
 MOST_CHARACTERS_PER_TOKEN = 8.0
 
 
@@ -24,7 +24,7 @@ class PromptTokens:
 
 
 def usual(submission: Submission) -> PromptTokens | None:
-    """The lengths of English text; None if only the worker can read the dataset, or it is empty."""
+    """Lengths of English text; None if only the worker can read the dataset, or it is empty."""
     return _lengths(submission, lambda characters: math.ceil(characters / USUAL_CHARACTERS_PER_TOKEN))
 
 
@@ -43,7 +43,7 @@ def _fewest(characters: int) -> int:
 
 
 def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptTokens | None:
-    """None where only the worker can read the dataset, or the dataset is empty."""
+    """None if only the worker can read the dataset, or it is empty."""
     if submission.total is None:
         return None
     longest = total = count = 0
@@ -54,7 +54,7 @@ def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptT
 
 
 def characters_of(submission: Submission) -> Iterator[int]:
-    """Characters of each sample's prompt, without what a chat template adds."""
+    """Characters of each prompt, without those of the chat template."""
     spec = submission.spec
     if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
         for sample in submission.samples():
@@ -76,7 +76,7 @@ def _of_input(sample: NewSample) -> int:
 
 
 def _fewshot_characters(spec: EvaluationSpec, submission: Submission) -> int:
-    """Characters of the worked examples, taken to be as long as the problems are on average."""
+    """Characters of the worked examples, estimated by the average problem."""
     if not spec.num_fewshot:
         return 0
     sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]

@@ -1,4 +1,4 @@
-"""Addresses to which webhooks may go: hosts that the operator allows, and no private address besides."""
+"""Allowed targets of webhooks: hosts named by the operator, and no other private address."""
 
 import ipaddress
 import socket
@@ -15,16 +15,16 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def check(settings: Settings, given: WebhookSpec | None) -> WebhookSpec | None:
-    """The webhook of a job that is being submitted, the service's own where it names none.
+    """Check the webhook of a job; default is the webhook of the service.
 
     Raises:
-        InvalidRequest: webhooks are off here, or its host is not allowed.
+        InvalidRequest: webhooks are off, or the host is not allowed.
     """
     if given is None:
         return WebhookSpec() if settings.webhook_url and settings.webhook_secret else None
     if not settings.webhook_secret:
         raise InvalidRequest(
-            "webhooks are off here: the operator sets ACTOGRAPH_WEBHOOK_SECRET, by which they are signed",
+            "webhooks are off here: the operator must set ACTOGRAPH_WEBHOOK_SECRET, which signs them",
             param="webhook",
         )
     if given.url is None:
@@ -39,7 +39,7 @@ def check(settings: Settings, given: WebhookSpec | None) -> WebhookSpec | None:
 
 
 def refused_host(url: str, allowed: Sequence[str]) -> str | None:
-    """Why a URL's host is not allowed; None where it is."""
+    """Reason why the host of a URL is not allowed; None if it is allowed."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -53,11 +53,14 @@ def refused_host(url: str, allowed: Sequence[str]) -> str | None:
 
 
 def addresses_of(url: str, allowed: Sequence[str] | None) -> list[str]:
-    """Addresses of a URL's host.
+    """Resolve the host of a URL.
+
+    Args:
+        allowed: private addresses that are allowed; None allows all.
 
     Raises:
-        OSError: it has none.
-        ValueError: one of them is private and not in `allowed`, which is None where any may be.
+        OSError: the host has no address.
+        ValueError: an address is private and not allowed.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -78,7 +81,7 @@ def addresses_of(url: str, allowed: Sequence[str] | None) -> list[str]:
 
 
 def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that a gateway would take an IPv6 address for, else the address itself."""
+    """The IPv4 address embedded in an IPv6 address, else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

@@ -293,7 +293,7 @@ def test_what_needs_a_chat_template_is_refused_without_one(
 
 def test_a_system_message_needs_the_template_that_was_declined(refused: Callable[..., Any]) -> None:
     conditions = [{"name": "a", "system": "You are helpful."}]
-    spec = evaluation({"path": "x"}, apply_chat_template=False, conditions=conditions)
+    spec = evaluation({"hub": "openai/gsm8k"}, apply_chat_template=False, conditions=conditions)
     refused(spec, "/conditions/0/system", says="apply_chat_template is false")
 
 
