@@ -52,7 +52,7 @@ def addresses() -> Iterator[tuple[str, str]]:
         address = path
         for name, value in values.items():
             address = address.replace("{" + name + "}", value)
-        assert "{" not in address, f"{path}: give its parameters an example in api/examples.py"
+        assert "{" not in address, f"{path}: give its parameters an example in api/openapi.py"
         yield method, address
 
 
