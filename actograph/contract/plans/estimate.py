@@ -6,7 +6,7 @@ The memory of a batch is in `batch_memory`.
 from collections.abc import Sequence
 
 from actograph.contract.resources import ModelStructure
-from actograph.contract.row_selection import Features, FirstFeatures, Stride
+from actograph.contract.row_selection import GENERATED_SEGMENTS, Features, FirstFeatures, Selection
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -17,10 +17,6 @@ STATISTIC_BYTES = 8
 #: a manifest and the headers of the files, beside what each hook adds to them
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
-
-
-#: segments that a model writes itself
-_GENERATED_SEGMENTS = ("think", "answer", "tool_call")
 
 
 def item_bytes(dtype: str) -> int:
@@ -64,42 +60,21 @@ def weights_bytes(structure: ModelStructure) -> int:
 
 
 def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *, tail_only: bool) -> int:
-    """Rows that are stored of a hook: at most P+G-1, or P where nothing is generated.
-
-    How long a segment will be is not known before: one that can only be generated counts as all
-    that is generated, any other as every row.
+    """Rows that are stored of a hook: at most P+G-1, or P if nothing is generated; see `Selection.rows`.
 
     Args:
         tail_only: the model computes this tensor from the last prompt token on (logits), see `is_tail_only`.
     """
     first = prompt_tokens - 1 if tail_only and generated_tokens else 0
     stop = prompt_tokens + max(0, generated_tokens - 1)
-    match capture.positions:
-        case "last" | "last_prompt":
-            return 1
-        case str(name):
-            return _segment_rows([name], first, prompt_tokens, stop)
-        case Stride(stride=stride):
-            return -(-stop // stride) - -(-first // stride)
-        case [str(), *_] as segments:
-            return _segment_rows([str(name) for name in segments], first, prompt_tokens, stop)
-        case tokens:
-            numbers = {int(t) + prompt_tokens if int(t) < 0 else int(t) for t in tokens}
-            return sum(first <= number < stop for number in numbers)
+    selection = Selection.of(capture.positions, prompt_tokens)
+    return len(selection.rows(first, prompt_tokens, stop))
 
 
 def is_tail_only(structure: ModelStructure, hook: str) -> bool:
     """Whether the model computes this tensor from the last prompt token on while it generates."""
     info = structure.tensor_of(hook)
     return info is not None and info.tail_only
-
-
-def _segment_rows(names: Sequence[str], first: int, prompt_tokens: int, stop: int) -> int:
-    if set(names) <= {"prompt"}:
-        return prompt_tokens - first
-    if set(names) <= {"generated", *_GENERATED_SEGMENTS}:
-        return stop - prompt_tokens
-    return stop - first
 
 
 def tensor_bytes(
@@ -139,7 +114,7 @@ def stored_bytes(
         return 0
     per_hook = len(_statistics_bytes(capture)) + keeps_tensors(capture)
     numbers = prompt_tokens + generated_tokens
-    if not isinstance(capture.positions, str) or capture.positions in _GENERATED_SEGMENTS:
+    if not isinstance(capture.positions, str) or capture.positions in GENERATED_SEGMENTS:
         # the tokens of rows that need not be consecutive
         numbers += max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
     return (

@@ -9,6 +9,7 @@ from queue import Empty, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from actograph.contract.row_selection import Selection
 from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
 from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
@@ -36,22 +37,15 @@ def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
 
 
 def expected_rows(positions: Positions, prompt: int, generated: int, tail_only: bool) -> range:
-    """The rows that a sample must have: all P+G-1 (P where nothing is generated), or the part that
-    `positions` names.
+    """Rows that a sample must have: those of `positions` among all P+G-1 (P if nothing is generated).
 
-    `tail_only` is for points that the model computes from the last prompt token on (logits).
+    Args:
+        tail_only: the model computes the point from the last prompt token on (logits).
     """
-    start = prompt - 1 if tail_only else 0
-    stop = prompt + max(0, generated - 1)
-    if positions == "prompt":
-        return range(start, prompt)
-    if positions == "generated":
-        return range(prompt, stop)
-    if positions == "last":
-        return range(stop - 1, stop)
-    if positions == "last_prompt":
-        return range(prompt - 1, prompt)
-    return range(start, stop)
+    first, stop = prompt - 1 if tail_only else 0, prompt + max(0, generated - 1)
+    rows = Selection.of(positions, prompt).rows(first, prompt, stop)
+    assert isinstance(rows, range)
+    return rows
 
 
 Item = Strip | Block | Finish
