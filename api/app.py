@@ -1,6 +1,5 @@
 """The application: its services, middleware and routes."""
 
-import asyncio
 import logging
 import signal
 import threading
@@ -42,7 +41,6 @@ from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
-from storage.broker import key_changes
 from storage.broker.broker import Broker
 from storage.broker.live_text import LiveTextReader
 from storage.broker.rate_limits import RateLimits
@@ -84,13 +82,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.chat_threads = CapacityLimiter(CHAT_THREADS)
         app.state.export_threads = CapacityLimiter(EXPORT_THREADS)
         app.state.checks = health.Checks(services)
-        listening = asyncio.create_task(key_changes.listen(settings.broker_url, ring.forget))
         reconciler.start()
         try:
             yield
         finally:
-            listening.cancel()
-            await asyncio.wait([listening])
             services.stopping.set()
             reconciler.stop()
             await app.state.live_texts.close()
@@ -161,6 +156,6 @@ def open_services(settings: Settings) -> Services:
         settings=settings,
         database=database,
         store=store,
-        broker=Broker(settings.broker_url, database),
+        broker=Broker(settings.broker_url),
         models=ServedModels(settings),
     )

@@ -16,10 +16,8 @@ from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import NewKey
 from actograph.redaction import conceal, redact
 from actograph.settings import Settings
-from actograph.stack.redis_server import known_url
 from storage import migrate
 from storage.accounts import api_keys
-from storage.broker import key_changes
 from storage.index.database import Database
 
 
@@ -55,25 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _tell(settings: Settings) -> None:
-    """Make a running service read the keys again, through the broker of the settings or of `up`."""
-    of_up = None if "broker_url" in settings.model_fields_set else known_url(settings.home / "redis")
-    key_changes.tell(of_up or settings.broker_url)
-
-
 def _run(settings: Settings, database: Database, options: argparse.Namespace) -> int:
     if options.command == "create":
         new = NewKey(name=options.name, role=options.role, owner=options.owner)
         with database.write() as session:
             row, key = api_keys.create(session, new, needs_admin=False)
-        _tell(settings)
         sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown this once\n")
         sys.stdout.write(f"{key}\n")
     elif options.command == "revoke":
         with database.write() as session:
             row = api_keys.revoke(session, options.id, needs_admin=False)
             locked_out = not (settings.api_keys or api_keys.has_admin(session))
-        _tell(settings)
         sys.stdout.write(f"{row.id}\n")
         if locked_out:
             sys.stderr.write(

@@ -73,7 +73,7 @@ def open_services(home: Path, database_url: str) -> Services:
         settings=settings,
         database=database,
         store=open_store(settings.effective_artifact_url),
-        broker=Broker(settings.broker_url, database),
+        broker=Broker(settings.broker_url),
         models=ServedModels(settings),
     )
 

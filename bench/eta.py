@@ -76,30 +76,19 @@ class SteadyEngine(NullEngine):
         return super().generate(requests, on_step=on_step, **options)
 
 
-class Messages:
-    """A broker in this process: by priority, then in the order in which they came."""
+class NoBroker:
+    """Workers look at the index all the time."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, str]] = []
-        self._lock = threading.Lock()
-
-    def wake(self, job_id: str, priority: int) -> bool:
-        with self._lock:
-            self._waiting.append((priority, job_id))
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
-
-    def take(self) -> str | None:
-        with self._lock:
-            self._waiting.sort(key=lambda message: message[0])
-            return self._waiting.pop(0)[1] if self._waiting else None
 
 
 class OneEngine:
     def __init__(self, engine: SteadyEngine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def engine_for(self, _name: str) -> SteadyEngine:
-        return self._engine
+        return self.engine
 
 
 @dataclass
@@ -132,7 +121,7 @@ class Watched:
         }
 
 
-def submit(database: Database, messages: Messages, units: int, priority: int) -> str:
+def submit(database: Database, units: int, priority: int) -> str:
     spec: Any = job_spec_adapter.validate_python(
         {
             "kind": "capture",
@@ -147,7 +136,6 @@ def submit(database: Database, messages: Messages, units: int, priority: int) ->
         total = units * UNIT_SAMPLES
         row = jobs.create(session, kind="capture", model=MODEL, spec=spec, hooks=[], total=total)
         samples.insert(session, row.id, capture_samples(spec))
-    messages.wake(row.id, priority)
     return row.id
 
 
@@ -156,7 +144,7 @@ def measure(scenario: Scenario, home: Path, arguments: argparse.Namespace) -> li
     settings = Settings(home=home, turn_seconds=arguments.unit_seconds / 2, disk_floor_bytes=0)
     database = Database(settings.effective_database_url)
     migrate.upgrade(database)
-    messages, finished = Messages(), threading.Event()
+    finished = threading.Event()
 
     def work(number: int) -> None:
         engine = SteadyEngine(arguments.unit_seconds, arguments.seed + number)
@@ -168,22 +156,16 @@ def measure(scenario: Scenario, home: Path, arguments: argparse.Namespace) -> li
             settings=settings,
             database=database,
             store=open_store(settings.effective_artifact_url),
-            broker=messages,  # type: ignore[arg-type]
+            broker=NoBroker(),  # type: ignore[arg-type]
             models=OneEngine(engine),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=StopSignal.create(home),
         )
         while not finished.is_set():
-            job_id = messages.take()
-            if job_id is None:
+            if not drain.look():
                 time.sleep(POLL_SECONDS)
-            else:
-                drain.run_slice(job_id)
 
-    watched = [Watched(submit(database, messages, units, p)) for units, p in scenario.jobs]
-    for _ in range(scenario.workers - 1):  # as idle workers ask for work
-        for one, (_, priority) in zip(watched, scenario.jobs, strict=True):
-            messages.wake(one.id, priority)
+    watched = [Watched(submit(database, units, p)) for units, p in scenario.jobs]
     threads = [threading.Thread(target=work, args=(n,)) for n in range(scenario.workers)]
     for thread in threads:
         thread.start()

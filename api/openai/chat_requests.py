@@ -98,7 +98,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")
         raise
-    services.broker.wake(made[0].id, made[0].priority, ahead.queue)
+    services.broker.wake(made[0].model)
     return made
 
 

@@ -146,7 +146,7 @@ def submit_job(
 
         row, answer = submit.insert(services.database, submission, finish, renew=keep.renew)
         # without the broker an idle worker finds the job
-        services.broker.wake(row.id, row.priority, ahead.queue)
+        services.broker.wake(row.model)
         return answer
 
     return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, act))
@@ -255,7 +255,7 @@ def retry_job(
             row = job_control.retry(session, job_id)
             answer = StoredAnswer(202, _shown_at_once(session, row))
             keep(session, answer)
-        services.broker.wake(row.id, row.priority)
+        services.broker.wake(row.model)
         return answer
 
     return _accepted(

@@ -67,7 +67,7 @@ def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
     with services.database.write() as session:
         row = model_loads.create(session, model, request.options)
         answer = model_loads.resource(session, row)
-    services.broker.wake(row.id, row.priority)
+    services.broker.wake(row.model)
     return answer
 
 

@@ -16,7 +16,7 @@ from storage.index.database import Database
 
 log = logging.getLogger(__name__)
 
-#: a key that was revoked elsewhere is refused after so long, also where nobody says so (see `key_changes`)
+#: a change that another process made to a key holds here after so long at most
 LIFETIME_SECONDS = 3.0
 #: for a key that is not known the index is asked again, but no more often than this
 UNKNOWN_SECONDS = 0.1

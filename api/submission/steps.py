@@ -48,8 +48,6 @@ class Outlook:
     #: last reported memory of each live worker that holds the model
     memory: list[dict[str, int]]
     quotas: Quotas
-    #: queue of the job's message
-    queue: str
     #: position of the job
     place: int
     #: None if a worker can serve the job
@@ -158,14 +156,12 @@ def with_defaults(services: Services, spec: S) -> S:
 def read_outlook(services: Services, session: Session, spec: Spec) -> Outlook:
     """Read the state of the service for a job."""
     found = admission.read(session, spec.model, spec.priority)
-    held = found.is_held
     return Outlook(
         structure=services.structures.of(session, spec.model, found.loaded_at),
         memory=found.memory,
         quotas=quotas.read(session, services.settings, has_own_limits=found.has_own_limits),
-        queue=routing.holders_queue(spec.model) if held else routing.loaders_queue(spec.model),
         place=found.place,
-        waiting_reason=None if held else routing.fleet(session).why_unserved(spec.model),
+        waiting_reason=None if found.is_held else routing.fleet(session).why_unserved(spec.model),
     )
 
 

@@ -1,1 +1,1 @@
-"""Redis: Celery's settings, wake messages, live text, rate limits."""
+"""Redis: wake-ups through Celery, text of running samples, rate limits."""

@@ -1,46 +1,50 @@
-"""The one file that knows the broker. It wakes workers and carries job ids, nothing else.
+"""Wake-ups for workers through Celery: a message says that the index may have work for a model.
 
-A lost or doubled message does no harm: the database says what is to be done, and idle workers ask it.
+A lost or doubled message does no harm. The index says what is to be done, and idle workers read it every
+few seconds.
 """
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import redis
 from celery import Celery
-from sqlalchemy.exc import SQLAlchemyError
+from kombu.entity import Queue
+from kombu.exceptions import OperationalError
 
 from actograph.contract.errors import ServiceUnavailable
-from storage.broker import broker_acks, wake_message
-from storage.index.database import Database
-from storage.queue import routing
+from storage.broker import broker_acks
 
 log = logging.getLogger(__name__)
 
-DRAIN_TASK = "actograph.drain"
-#: read by nobody; Celery wants one to begin with
-QUEUE = routing.PREFIX
-PRIORITIES = list(range(10))
-SEPARATOR = ":"
-#: a write that says whether Redis takes messages; it is gone by itself
-_PROBE = f"{routing.PREFIX}-probe"
+WAKE_TASK = "actograph.wake"
+PREFIX = "actograph.wake."
+#: a write that shows whether Redis takes messages; it expires at once
+_PROBE = "actograph-probe"
+#: workers that a message may pass before it is dropped
+MAX_HOPS = 8
+TIMEOUT_SECONDS = 1.0
+#: no message is sent for so long after a failure, so that no request waits for Redis
+PAUSE_SECONDS = 1.0
 
 
-def celery_app(broker_url: str) -> Celery:
-    """A Celery app with the settings that both ends of the queue must share."""
+def queue_of(model: str) -> str:
+    """The Celery queue read by all workers that may hold this model."""
+    return PREFIX + model
+
+
+def celery_app(broker_url: str, models: Sequence[str] = ()) -> Celery:
+    """The Celery app of a worker that may hold `models`, or of a sender."""
     broker_acks.install()
     app = Celery("actograph", broker=broker_url, set_as_current=False)
     app.conf.update(
-        task_default_queue=QUEUE,
+        task_queues=[Queue(queue_of(model)) for model in models] or None,  # type: ignore[no-untyped-call]
         task_ignore_result=True,
-        task_default_priority=5,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
-            "priority_steps": PRIORITIES,
-            "sep": SEPARATOR,
-            # queues of one priority in turn
-            "queue_order_strategy": "round_robin",
+            "priority_steps": [0],
             "socket_timeout": 30,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
@@ -56,62 +60,67 @@ def celery_app(broker_url: str) -> Celery:
         worker_proc_alive_timeout=3600,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
-        # nobody asks Celery about its workers: the index knows them
+        # the index knows the workers
         worker_enable_remote_control=False,
     )
     return app
 
 
-class Broker:
-    """Wakes workers for jobs. `database` says who can serve them."""
+def _sending_app(broker_url: str) -> Celery:
+    """A Celery app whose messages are sent within seconds or not at all."""
+    app = celery_app(broker_url)
+    app.conf.broker_transport_options |= {
+        "socket_timeout": TIMEOUT_SECONDS,
+        "socket_connect_timeout": TIMEOUT_SECONDS,
+        # without this kombu tries to connect for ever, whatever `retry` says
+        "max_retries": 0,
+    }
+    return app
 
-    def __init__(self, url: str, database: Database) -> None:
-        self._database = database
+
+class Broker:
+    """Wakes workers. Safe for use from many threads."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is opened before the first message."""
+        self._app = _sending_app(url)
         self._redis: redis.Redis = redis.Redis.from_url(
-            url, socket_timeout=5, socket_connect_timeout=5, retry=None
+            url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
         )
         #: why the last message, or probe, was not taken; None if it was
         self.trouble: str | None = None
+        self._paused_until = float("-inf")
 
-    def wake(self, job_id: str, priority: int, queue: str | None = None) -> bool:
-        """Say that a job may have work. False if the broker cannot be reached or takes no message.
+    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
+        """Tell a worker that a job of this model may have work. False if Redis takes no message.
 
-        The message goes where a worker that can serve the job reads it: to `queue`, if the caller has just
-        looked that up. A failure needs no other answer: idle workers find the job in the index.
+        A failure needs no other answer: idle workers find the job in the index.
         """
-        try:
-            if queue is None:
-                with self._database.read() as session:
-                    queue = routing.queue_of_job(session, job_id)
-        except SQLAlchemyError:
+        if time.monotonic() < self._paused_until:
             return False
-        if queue is None:
-            return True
-        message = wake_message.encode(DRAIN_TASK, job_id, queue, priority)
-        name = wake_message.list_name(queue, priority, SEPARATOR)
-        return self._takes(lambda: self._redis.lpush(name, message))
+        queue = queue_of(model)
+        return self._takes(
+            lambda: self._app.send_task(WAKE_TASK, args=[model, hops], queue=queue, retry=False)
+        )
 
     def probe(self) -> bool:
         """Whether Redis takes a write now; `trouble` says why not."""
         return self._takes(lambda: self._redis.set(_PROBE, 1, px=1000))
 
     def messages(self) -> int:
-        """Messages that no worker has taken yet.
+        """Number of messages that no worker has taken yet.
 
         Raises:
             ServiceUnavailable: the broker does not answer.
         """
         try:
-            lists = list(self._redis.scan_iter(f"{routing.PREFIX}.*", _type="list"))
-            with self._redis.pipeline(transaction=False) as pipe:
-                for name in lists:
-                    pipe.llen(name)
-                return sum(pipe.execute())
+            lists = list(self._redis.scan_iter(f"{PREFIX}*", _type="list"))
+            return sum(self._redis.llen(name) for name in lists)
         except redis.RedisError as error:
             raise ServiceUnavailable("the broker does not answer") from error
 
     def ping(self) -> None:
-        """Raises ServiceUnavailable where the broker does not answer."""
+        """Raises ServiceUnavailable if the broker does not answer."""
         try:
             self._redis.ping()
         except redis.RedisError as error:
@@ -119,15 +128,17 @@ class Broker:
 
     def close(self) -> None:
         self._redis.close()
+        self._app.close()
 
     def _takes(self, write: Callable[[], object]) -> bool:
         try:
             write()
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OperationalError, OSError) as error:
             trouble = _words(error)
             if self.trouble is None:
-                log.warning("%s; workers find jobs by asking the index", trouble)
+                log.warning("%s; workers find jobs by reading the index", trouble)
             self.trouble = trouble
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
             return False
         if self.trouble is not None:
             log.warning("Redis takes messages again")
@@ -136,9 +147,10 @@ class Broker:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, redis.ResponseError):
+    cause = error.__cause__ or error  # kombu wraps the errors of redis
+    if isinstance(cause, redis.ResponseError):
         return (
-            f"Redis refuses messages that wake workers ({error}); give it more memory (maxmemory) or disk, "
+            f"Redis refuses messages that wake workers ({cause}); give it more memory (maxmemory) or disk, "
             "or let it be written to"
         )
     return "Redis, which wakes workers, does not answer"

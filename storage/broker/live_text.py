@@ -1,25 +1,24 @@
-"""Text on its way from a worker to a client, in Redis: what a sample has said so far, for a while.
+"""Text of running samples in Redis, on its way from a worker to a client.
 
-The worker writes pieces at byte offsets and the API reads on from where it is. A sample that is run again
-writes the same text at the same places (draws are reproducible), so that neither a second worker nor a
-stale one does harm. Nothing here is the truth: where Redis loses something its writer says it again, and the
-index has the whole text in the end.
+The worker writes pieces at byte offsets, and the API reads on from its own offset. A sample that is run again
+writes the same text at the same offsets (draws are reproducible), so a second or a stale worker does no
+harm. If Redis loses a piece, its writer sends it again; the index has the whole text in the end.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
 import redis.asyncio
 
+from storage.broker.outage import Outage
+
 log = logging.getLogger(__name__)
 
 KEEP_SECONDS = 900
-#: once a sample is no longer run; whoever still reads has the end from the index
+#: for readers that are still behind when a sample has ended
 FADE_SECONDS = 60
-#: after a failure nothing is tried for so long, so that a broker that is away holds nobody up
 PAUSE_SECONDS = 2.0
 TIMEOUT_SECONDS = 1.0
 
@@ -29,20 +28,21 @@ def _key(sample_id: str) -> str:
 
 
 class LiveTextWriter:
-    """The worker's end."""
+    """Writes the text of samples; used by workers."""
 
     def __init__(self, url: str) -> None:
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
         )
-        self._away_until = 0.0
+        self._outage = Outage(
+            log, "text of chats is not sent while it is generated", pause_seconds=PAUSE_SECONDS
+        )
 
     def write(self, pieces: Sequence[tuple[str, int, bytes]]) -> set[str]:
-        """Pieces of samples' texts: sample id, offset in bytes, UTF-8.
+        """Write pieces of samples' texts: sample id, offset in bytes, UTF-8.
 
         Returns:
-            The samples whose text stands there whole. Of others something is lost, this piece or, where
-            the broker forgot it, what came before: their writer begins again at offset 0.
+            The samples whose text is whole in Redis. For the others the writer begins again at offset 0.
         """
 
         def put(pipe: "redis.client.Pipeline") -> None:
@@ -59,7 +59,7 @@ class LiveTextWriter:
         }
 
     def fade(self, sample_ids: Iterable[str]) -> None:
-        """These samples are run no longer: under many chats texts would pile up until their time is over."""
+        """Keep the texts of ended samples for `FADE_SECONDS` only."""
 
         def shorten(pipe: "redis.client.Pipeline") -> None:
             for sample_id in sample_ids:
@@ -68,16 +68,15 @@ class LiveTextWriter:
         self._send(shorten)
 
     def _send(self, put: Callable[["redis.client.Pipeline"], None]) -> list[Any]:
-        """The answers to what `put` asks for; none where the broker is away."""
-        if time.monotonic() < self._away_until:
+        """Redis's answers to the commands of `put`; empty if Redis does not answer."""
+        if self._outage.holds():
             return []
         try:
             with self._redis.pipeline(transaction=False) as pipe:
                 put(pipe)
                 return list(pipe.execute())
         except redis.RedisError as error:
-            log.warning("text of chats is not sent while it is generated, the broker is away: %s", error)
-            self._away_until = time.monotonic() + PAUSE_SECONDS
+            self._outage.note(error)
             return []
 
     def close(self) -> None:
@@ -85,17 +84,17 @@ class LiveTextWriter:
 
 
 class LiveTextReader:
-    """The API's end; one connection for all that is followed."""
+    """Reads the text of samples; used by the API."""
 
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
         )
-        self._away_until = 0.0
+        self._outage = Outage(log, "text of chats cannot be followed", pause_seconds=PAUSE_SECONDS)
 
     async def read(self, offsets: Mapping[str, int]) -> dict[str, bytes]:
-        """What each sample has said after its first so many bytes, where it has said more."""
-        if not offsets or time.monotonic() < self._away_until:
+        """The text of each sample after its offset in bytes; samples without new text are left out."""
+        if not offsets or self._outage.holds():
             return {}
         try:
             pipe = self._redis.pipeline(transaction=False)
@@ -103,8 +102,7 @@ class LiveTextReader:
                 pipe.getrange(_key(sample_id), offset, -1)
             found = await pipe.execute()
         except redis.RedisError as error:
-            log.warning("text of chats cannot be followed, the broker is away: %s", error)
-            self._away_until = time.monotonic() + PAUSE_SECONDS
+            self._outage.note(error)
             return {}
         return {sample_id: piece for sample_id, piece in zip(offsets, found, strict=True) if piece}
 

@@ -1,7 +1,7 @@
-"""Requests per minute of a key, counted in the broker's Redis for all API processes together.
+"""Limits on the requests per minute of an API key, counted in Redis for all API processes together.
 
-A token bucket that holds a minute's requests and fills evenly, kept as the one moment at which it would be
-full again (the generic cell rate algorithm, ITU-T I.371): nothing has to be filled up in the background.
+A token bucket holds a minute's requests and fills evenly. It is stored as one number, the time at which it
+will be full again (generic cell rate algorithm, ITU-T I.371).
 """
 
 import logging
@@ -11,14 +11,16 @@ from typing import cast
 
 import redis
 
+from storage.broker.outage import Outage
+
 log = logging.getLogger(__name__)
 
 _MINUTE = 60.0
-#: while Redis does not answer, each process counts for itself, and looks again after so long
-_AWAY_SECONDS = 5.0
+#: while Redis does not answer, each process counts for itself
+_PAUSE_SECONDS = 5.0
 _TIMEOUT_SECONDS = 1.0
 _PREFIX = "actograph-requests:"
-#: by Redis's own clock; microseconds, since a number that Lua gives back is cut to an integer
+#: uses the clock of Redis; in microseconds, since Redis cuts a number from Lua to an integer
 _TAKE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -34,25 +36,24 @@ class RateLimits:
     """Safe for use from many threads."""
 
     def __init__(self, redis_url: str) -> None:
-        """Nothing is opened before the first limited request."""
+        """Opens nothing before the first limited request."""
         self._redis: redis.Redis = redis.Redis.from_url(
             redis_url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, retry=None
         )
         self._script = self._redis.register_script(_TAKE)
-        self._away_until = float("-inf")
+        self._outage = Outage(log, "each process counts requests for itself", pause_seconds=_PAUSE_SECONDS)
         self._lock = threading.Lock()
         self._full_at: dict[str, float] = {}
 
     def take(self, key_id: str, per_minute: int) -> float:
-        """Count a request; the seconds until there is room for it, 0 where there is."""
-        if time.monotonic() >= self._away_until:
+        """Count a request. Returns the seconds until it is allowed; 0 if it is allowed now."""
+        if not self._outage.holds():
             try:
                 interval = round(1_000_000 * _MINUTE / per_minute)
                 wait = cast(int, self._script(keys=[_PREFIX + key_id], args=[interval]))
                 return wait / 1_000_000
             except redis.RedisError as error:
-                log.warning("requests are counted by each process for itself: %s", type(error).__name__)
-                self._away_until = time.monotonic() + _AWAY_SECONDS
+                self._outage.note(error)
         return self._take_here(key_id, per_minute)
 
     def close(self) -> None:

@@ -1,11 +1,5 @@
-"""Which queue a job's message goes to, and who could serve a model.
+"""Workers that can serve a model: those that hold it, and those that may load it."""
 
-Each model has two queues. One is read by the workers that hold the model, so that its jobs go to them and
-to nobody else. The other is read by all that may load it, and is used while nobody holds it: whoever takes
-such a message loads the model. The rows of the workers decide, so that a message can be sent by anyone.
-"""
-
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -13,39 +7,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import WorkerStatus
-from storage.tables.models import JobRow, WorkerRow
+from storage.tables.models import WorkerRow
 
-#: every queue's name begins with it
-PREFIX = "actograph"
-#: a worker that loads its first model counts as its holder: what is sent to it waits until it is ready
+#: a worker that loads its first model counts as its holder
 ALIVE = (WorkerStatus.STARTING, WorkerStatus.READY, WorkerStatus.BUSY)
-LOAD_KIND = "load"
 
-
-def holders_queue(model: str) -> str:
-    """Read by the workers that hold this model."""
-    return f"{PREFIX}.run.{model}"
-
-
-def loaders_queue(model: str) -> str:
-    """Read by the workers that may load this model, those that hold it among them."""
-    return f"{PREFIX}.load.{model}"
-
-
-def queue_of(session: Session, model: str, kind: str) -> str:
-    """Where a message about a job of this model and kind is read by somebody who can serve it."""
-    if kind != LOAD_KIND and is_held(session, model):
-        return holders_queue(model)
-    return loaders_queue(model)
-
-
-def queue_of_job(session: Session, job_id: str) -> str | None:
-    """`queue_of` for a job; None where it was deleted."""
-    row = session.execute(sa.select(JobRow.model, JobRow.kind).where(JobRow.id == job_id)).one_or_none()
-    return None if row is None else queue_of(session, row.model, row.kind)
-
-
-# asked for each job that is submitted or woken, so it is not put together anew each time
+# compiled once: every submission runs it
 _HOLDER = (
     sa.select(WorkerRow.id)
     .where(WorkerRow.model == sa.bindparam("held"), WorkerRow.status.in_(ALIVE))
@@ -59,37 +26,28 @@ def is_held(session: Session, model: str) -> bool:
 
 
 def held_models(session: Session) -> set[str]:
-    """Every model that a live worker holds or is loading."""
+    """Models that live workers hold or load now."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(ALIVE)).distinct()
     return {model for model in session.scalars(statement) if model}
 
 
-def idle_holders(session: Session, model: str) -> int:
-    """How many workers hold this model and have nothing to do."""
-    statement = sa.select(sa.func.count()).where(
+def has_idle_holder(session: Session, model: str) -> bool:
+    """Whether a worker that holds this model has nothing to do."""
+    statement = sa.select(WorkerRow.id).where(
         WorkerRow.model == model, WorkerRow.status == WorkerStatus.READY
     )
-    return int(session.execute(statement).scalar_one())
+    return session.execute(statement.limit(1)).first() is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The live workers as one look found them."""
+    """The live workers at one moment."""
 
-    #: models that somebody holds or is loading
-    held: Collection[str]
-    #: models that somebody holds or may load
+    #: models that a live worker holds or may load
     served: Collection[str]
-    #: model -> workers that hold it and have nothing to do
-    idle: Counter[str]
-
-    def queues_read(self, model: str) -> list[str]:
-        """The queues in which a message about this model comes to somebody, once a worker serves it."""
-        held = [holders_queue(model)] if model in self.held else []
-        return [*held, loaders_queue(model)]
 
     def why_unserved(self, model: str) -> str | None:
-        """Why a job of this model waits in vain, in words; None where somebody can serve it."""
+        """The reason why no worker can run jobs of this model; None if one can."""
         if model in self.served:
             return None
         if not self.served:
@@ -101,25 +59,18 @@ class Fleet:
 
 
 def fleet(session: Session) -> Fleet:
-    """One look at all live workers."""
-    rows = session.execute(
-        sa.select(WorkerRow.status, WorkerRow.model, WorkerRow.served).where(WorkerRow.status.in_(ALIVE))
-    ).all()
-    held = {row.model for row in rows if row.model}
-    return Fleet(
-        held=held,
-        served=held.union(*(row.served or [] for row in rows)),
-        idle=Counter(row.model for row in rows if row.status == WorkerStatus.READY and row.model),
-    )
+    """Read all live workers."""
+    rows = session.execute(sa.select(WorkerRow.model, WorkerRow.served).where(WorkerRow.status.in_(ALIVE)))
+    return Fleet(served={name for row in rows for name in (row.model, *(row.served or ())) if name})
 
 
 def why_unserved(session: Session, model: str) -> str | None:
-    """As `Fleet.why_unserved`, without a look at all workers where one holds the model."""
+    """`Fleet.why_unserved`; reads all workers only if none holds the model."""
     return None if is_held(session, model) else fleet(session).why_unserved(model)
 
 
 def within_reach(session: Session, held: str | None, may_load: Iterable[str]) -> set[str]:
-    """The models whose jobs a worker is there for: its own, and those it may load that nobody holds."""
+    """Models whose jobs a worker runs: the one it holds, and those it may load that no worker holds."""
     others = {model for model in may_load if model != held}
     if others:
         others -= held_models(session)

@@ -1,4 +1,4 @@
-"""Log in jobs that no worker can serve their model."""
+"""Notes in the logs of jobs that no worker can serve."""
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,32 +14,33 @@ MOST_AT_ONCE = 500
 
 
 def tell(database: Database, *, patience_seconds: float) -> list[str]:
-    """Log `job.waiting` with the reason, once in each job; returns the ids of these jobs.
+    """Log `job.waiting` with the reason, once in each job; returns the jobs' ids.
 
-    A model must have been without a worker for `patience_seconds`: workers that restart are back sooner.
+    A job is logged only if its model had no worker for `patience_seconds`: workers may be restarting.
     """
     with database.read() as session:
+        fleet = routing.fleet(session)
         reasons = {
             model: reason
             for model in job_queue.active_models(session)
-            if (reason := routing.fleet(session).why_unserved(model))
+            if (reason := fleet.why_unserved(model))
         }
-        due = set(reasons) - _lately_served(session, patience_seconds) if reasons else set()
-    told: list[str] = []
-    for model in sorted(due):
+        unserved = set(reasons) - _lately_served(session, patience_seconds) if reasons else set()
+    logged: list[str] = []
+    for model in sorted(unserved):
         with database.write() as session:
             submitted_before = now(session) - patience_seconds
-            mute = job_queue.active_without_event(
+            unlogged = job_queue.active_without_event(
                 session, model, WAITING, submitted_before=submitted_before, limit=MOST_AT_ONCE
             )
-            for job_id in jobs.keep(session, mute):
+            for job_id in jobs.keep(session, unlogged):
                 events.append(session, job_id, WAITING, {"reason": reasons[model]})
-                told.append(job_id)
-    return told
+                logged.append(job_id)
+    return logged
 
 
 def _lately_served(session: Session, seconds: float) -> set[str]:
-    """Models of workers that showed a sign of life so recently, whether or not they live still."""
+    """Models of workers with a heartbeat in the last `seconds`."""
     rows = session.execute(
         sa.select(WorkerRow.model, WorkerRow.served).where(WorkerRow.heartbeat_at > now(session) - seconds)
     )

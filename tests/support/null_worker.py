@@ -30,13 +30,13 @@ class NullHolder:
     ) -> None:
         self._name = model_names.parse(settings.model).name
         self._on_loaded = on_loaded
-        self._engine: NullEngine | None = None
+        self.engine: NullEngine | None = None
 
     def engine_for(self, _name: str) -> NullEngine:
-        if self._engine is None:
-            self._engine = NullEngine(self._name)
-            self._on_loaded(self._engine.structure)
-        return self._engine
+        if self.engine is None:
+            self.engine = NullEngine(self._name)
+            self._on_loaded(self.engine.structure)
+        return self.engine
 
     @property
     def tokenizer_definition(self) -> None:

@@ -1,15 +1,15 @@
-"""What chats leave to other jobs: they go first, but not for ever."""
+"""The share of chats in a worker's time: they go first, but not for ever."""
 
 import time
 from collections.abc import Callable
 
 
 class ChatShare:
-    """Measures for how long a worker has run chats alone.
+    """Measures how long a worker has run chats alone.
 
-    Chats are short and many, and clients that ask again as soon as they were answered always have one
-    waiting. After `turn_seconds` of them the worker owes a unit to whatever else waits; then chats have as
-    long again. A chat still waits for one unit of another job at most.
+    A client that asks again after each answer always has a chat waiting. After `turn_seconds` of chats the
+    worker owes one batch to another waiting job; then chats go first again. So a chat waits for one batch of
+    another job at most.
     """
 
     def __init__(self, turn_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -18,12 +18,12 @@ class ChatShare:
         self._since: float | None = None
 
     def begins(self, *, is_chat: bool) -> None:
-        """A slice begins."""
+        """Note the begin of a slice."""
         if not is_chat:
             self._since = None
         elif self._since is None:
             self._since = self._clock()
 
     def is_spent(self) -> bool:
-        """Whether a job that is no chat has its turn, where one waits."""
+        """Whether a waiting job that is no chat has its turn."""
         return self._since is not None and self._clock() - self._since >= self._turn_seconds

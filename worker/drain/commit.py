@@ -1,4 +1,4 @@
-"""Outcomes of a unit's samples, written into the index under their leases."""
+"""Commit of a batch's outcomes to the index, under their leases."""
 
 import logging
 from collections import defaultdict
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:
-    """What came into the index, and what did not."""
+    """Outcomes that were committed, and those that were not."""
 
     kept: Sequence[Outcome]
-    #: somebody else holds the sample; what was recorded is to be removed
+    #: another worker has the sample's lease; the recorded files are to be removed
     lost: Sequence[Outcome]
-    #: why samples were given back, None where none was: the store was away
+    #: the store's failure, if samples were given back for it
     outage: ServiceUnavailable | None
-    #: whether every job of the unit has ended with it
+    #: True if every job of the batch has ended with it
     is_end: bool = False
 
 
@@ -50,12 +50,12 @@ def commit_each(
     idle_model: str | None,
     give_up: Callable[[], bool],
 ) -> Committed:
-    """Commit a unit, again and again while the database is away.
+    """Commit a batch; retry while the database is away.
 
-    A result that the index refuses fails its own sample: the others are then committed one by one.
+    If the index refuses a result, each sample is committed alone, and the faulty one fails.
 
     Args:
-        idle_model: the worker's model, shown as idle if every job of the unit ends with it; None: not shown.
+        idle_model: the worker's model; shows the worker as idle if every job of the batch ends. None: never.
 
     Raises:
         DBAPIError: the database is away and `give_up` says so.
@@ -64,7 +64,7 @@ def commit_each(
     def store(session: Session) -> Committed:
         done = commit_unit(session, outcomes, provenance, seconds, worker_id=worker_id)
         if done.is_end and idle_model is not None:
-            # a transaction of its own would cost a small job as much as its claim
+            # a second transaction would cost a small job as much as its claim
             workers.set_idle(session, worker_id, idle_model)
         return done
 
@@ -94,7 +94,7 @@ def commit_each(
             )
         (outcome,) = outcomes
         if outcome.error is not None:
-            raise  # nothing of the sample is left that could be at fault
+            raise  # an error without a result cannot be the sample's fault
         reason = unforeseen(error, f"while the result of sample {outcome.lease.id} was stored")
         failed = again([Outcome(lease=outcome.lease, error=reason)])
         return replace(failed, lost=[outcome])  # its files go
@@ -108,12 +108,13 @@ def commit_unit(
     *,
     worker_id: str = counters.NOBODY,
 ) -> Committed:
-    """Store all results of a unit; may be run again where the first commit's answer was lost.
+    """Store all results of a batch; safe to repeat if the answer to the first commit was lost.
 
-    `seconds` is what the unit took this worker, by which the end of its jobs is foretold, and `worker_id`
-    who it is, for its counts.
-    A sample that the store could not take, that was interrupted, or whose job has ended, is given back:
-    nothing is wrong with it.
+    A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
+
+    Args:
+        seconds: time that the batch took, for the forecast of its jobs.
+        worker_id: the worker whose counters are raised.
     """
     samples.lock_jobs(session, [o.lease for o in outcomes])
     done = [
@@ -164,7 +165,7 @@ def _commit_of_job(
 
 
 def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:
-    """What a unit of this job kind adds to the counts."""
+    """Counts that a batch of this job kind adds."""
     counts: dict[Counter, float] = defaultdict(float)
     counts[Counter("batches", kind)] = 1
     counts[Counter("batch_seconds", kind)] = seconds

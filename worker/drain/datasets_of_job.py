@@ -1,4 +1,4 @@
-"""The datasets that a job names, wherever they lie."""
+"""Datasets of a job: uploads, files of the data folders, the Hub."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,16 @@ class DatasetReader:
     def __init__(self, uploads: Uploads, data_roots: Sequence[str]) -> None:
         self._uploads = uploads
         self._data_roots = data_roots
-        #: the pool last used; slices of one job follow each other
+        #: the last pool; slices of one job often follow each other
         self._pool: tuple[DatasetRef, object, list[DatasetRow]] | None = None
 
     def rows(
         self, ref: DatasetRef, task: object, *, limit: int | None = None, offset: int = 0
     ) -> list[DatasetRow]:
-        """Rows as `task` (of the job's spec) reads them. Raises InvalidDataset."""
+        """Rows as read by `task` of the job's spec. Raises InvalidDataset."""
         reader = row_form(task)
         if isinstance(ref, HubDataset):
-            # the library takes a second to import and is seldom needed
+            # its import takes a second
             from worker.evals.datasets import load_hub_rows
 
             return load_hub_rows(ref, limit=limit, offset=offset, reader=reader)
@@ -47,7 +47,7 @@ class DatasetReader:
         )
 
     def fewshot_pool(self, spec: EvaluationSpec) -> list[DatasetRow]:
-        """Every row that few-shot examples may be drawn from; none where the task has its own.
+        """All rows that few-shot examples are drawn from; empty if the task has its own examples.
 
         Raises:
             InvalidDataset: the dataset cannot be read.

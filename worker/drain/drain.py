@@ -1,16 +1,16 @@
-"""The drain: claim a unit, run it as one batch, commit it, claim the next.
+"""The drain: claim samples, run them as one batch, commit them, claim the next.
 
-One call works on one job for a slice of time and then lets the next job have its turn. It is called for a
-message, and by a thread that asks the index for work while the worker is idle: a message only makes it
-sooner. The database decides; a message that comes twice or late finds nothing to claim.
+The index says which job is next. A slice runs one job for a while; then the index is asked again, until it
+has nothing for this worker. A wake-up starts this, and so does a thread of the idle worker every few seconds:
+a wake-up only makes it sooner.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -23,27 +23,26 @@ from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database, is_away
 from storage.jobs import job_control, jobs
-from storage.queue import chat_batches, model_loads, pause, workers
+from storage.queue import chat_batches, model_loads, pause, routing, workers
 from storage.samples import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
 from worker.drain.commit import commit_each
 from worker.drain.job_choice import JobChoice
+from worker.drain.job_models import HeldElsewhere, JobModels
 from worker.drain.lease import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
-from worker.drain.model_in_hand import HeldElsewhere, ModelInHand
 from worker.drain.pauses import Pauses
 from worker.drain.slices import Slice, Slices
 from worker.engine.model.device_errors import is_device_lost
 from worker.sample.outcome import Outcome
 from worker.sample.unforeseen import unforeseen
-from worker.signals.exit_status import DEVICE_LOST
-from worker.signals.last_words import write_last_words
+from worker.signals.process_end import DEVICE_LOST, last_write
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
-#: a worker that had nothing to do for longer was idle: that time is no sample's
+#: longer gaps between slices count as idle, not as time of a sample
 IDLE_SECONDS = 0.5
 
 
@@ -61,8 +60,11 @@ class Drain:
         may_load: Sequence[str] = (),
         end_process: Callable[[int], None] = os._exit,
     ) -> None:
-        """`may_load` names the models that this worker may change to. `end_process` is called if a unit hangs
-        or the device is lost: nothing but a new process helps then."""
+        """
+        Args:
+            may_load: names of the models that this worker may change to.
+            end_process: called if a batch hangs or the device is lost; only a new process helps then.
+        """
         self._end_process = end_process
         self._settings = settings
         self._database = database
@@ -72,68 +74,98 @@ class Drain:
         self._worker_id = worker_id
         self._stop = stop
         self._pauses = Pauses(settings, database, store)
-        self._model = ModelInHand(models, database, worker_id)
+        self._model = JobModels(models, database, worker_id)
         self._choice = JobChoice(settings, self._model, worker_id, may_load)
         self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
-        #: held while a slice runs: messages and looks come in threads of their own
+        #: held while the worker works: wake-ups and looks come in threads of their own
         self._turn = threading.Lock()
-        #: the job that the last look sent a message for
-        self._announced: str | None = None
-        #: a message of this slice could not be sent
-        self._is_unheard = False
-        #: the last commit of this slice said that the worker has nothing to do
+        #: True if the last commit of this slice has shown the worker as idle
         self._is_shown_idle = False
-        #: up to when the time of this slice was counted to its units
+        #: time up to which the slice's seconds are counted to its batches
         self._measured_to = self._slice_ended_at = 0.0
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
         self._model.engine_for(model)
 
-    def run_slice(self, job_id: str) -> None:
-        """Serve a message: work on the job, or one whose turn comes first, for a slice of time."""
-        with self._turn:
-            self._guarded_slice(job_id)
+    def serve(self, model: str, hops: int = 0) -> None:
+        """Answer a wake-up for a model: run the jobs that the index has for this worker.
+
+        The wake-up goes on to another worker if this one is stopping or at work, or if it ran nothing and an
+        idle worker holds the model.
+
+        Args:
+            hops: workers that the wake-up may still pass.
+        """
+        is_idle = self._turn.acquire(blocking=False)
+        if not is_idle:
+            self._pass_on(model, hops)
+            self._turn.acquire()
+        try:
+            has_run = self._work()
+        finally:
+            self._turn.release()
+        if is_idle and (self._stop.is_set() or (not has_run and self._is_for_another(model))):
+            self._pass_on(model, hops)
 
     def look(self) -> bool:
-        """Begin the next job that the index has for this worker, if it is idle.
-
-        The job's message is sent once more first, so that Celery, which knows who is free, hands it to this
-        worker or another. The slice runs here if the message cannot be sent, or nobody took it until the
-        next look. Returns True if another look should follow at once.
-        """
-        if self._stop.is_set() or not self._turn.acquire(blocking=False):
+        """Run the jobs that the index has for this worker, if it is idle. Returns True if any was run."""
+        if not self._turn.acquire(blocking=False):
             return False
         try:
-            with self._database.read() as session:
-                job = self._choice.next_job(session, self._pauses.held_owners(session))
-            if job is None or self._pauses.hold():
-                self._announced = None
-                return False
-            if job.id != self._announced and self._broker.wake(job.id, job.priority):
-                self._announced = job.id
-                return False
-            self._announced = None
-            return self._guarded_slice(job.id)
+            return self._work()
         finally:
             self._turn.release()
 
-    def _guarded_slice(self, job_id: str) -> bool:
-        """Like `_run_slice`. Returns True if work remains whose message could not be sent."""
-        self._is_unheard = False
+    def run_slice(self, job_id: str) -> bool:
+        """Work on a job, or one whose turn comes first, for a slice of time. Returns True if any was run."""
+        with self._failures():
+            return not self._stop.is_set() and not self._pauses.hold() and self._run_slice(job_id)
+        return False
+
+    def _work(self) -> bool:
+        """Run slices until the index has no job for this worker. Returns True if any was run."""
+        has_run = False
+        with self._failures():
+            while not self._stop.is_set() and not self._pauses.hold():
+                with self._database.read() as session:
+                    job = self._choice.next_job(session, self._pauses.held_owners(session))
+                if job is None:
+                    break
+                has_progress = False
+                try:
+                    has_progress = self._run_slice(job.id)
+                finally:
+                    if not has_progress:  # other jobs have their turn meanwhile
+                        self._choice.leave(job.id, self._settings.idle_poll_seconds)
+                has_run = has_run or has_progress
+        return has_run
+
+    def _pass_on(self, model: str, hops: int) -> None:
+        if hops > 0:
+            self._broker.wake(model, hops - 1)
+
+    def _is_for_another(self, model: str) -> bool:
+        if self._model.name == model:
+            return False
+        with self._database.read() as session:
+            return routing.has_idle_holder(session, model)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Log that the database is away; end the process if the device is lost."""
         try:
-            self._run_slice(job_id)
+            yield
         except DBAPIError as error:
             if not is_away(error):
                 raise
-            logger.warning("job %s is left for now, the database is away: %s", job_id, error.orig)
+            logger.warning("the database is away, the current job is left: %s", error.orig)
         except Exception as error:
             if is_device_lost(error):
                 self._end_with_lost_device(error)
             raise
         finally:
             self._slice_ended_at = time.monotonic()
-        return self._is_unheard
 
     def _end_with_lost_device(self, error: Exception) -> None:
         """End the process; its parent starts a new one."""
@@ -146,58 +178,44 @@ class Drain:
             with self._database.write() as session:
                 workers.set_offline(session, self._worker_id, reason)
 
-        write_last_words(mark)
+        last_write(mark)
         self._end_process(DEVICE_LOST)
 
-    def _wake(self, job_id: str, priority: int) -> None:
-        """Let the job's next turn come by its message; without a broker, by the next look."""
-        if not self._broker.wake(job_id, priority):
-            self._is_unheard = True
-
-    def _run_slice(self, job_id: str) -> None:
+    def _run_slice(self, job_id: str) -> bool:
         """Work on a job until it has nothing left, its slice is over, or the worker stops.
 
-        While the queue is paused nothing is begun. The message is gone then, but the job is not: idle
-        workers find it once the queue goes on.
+        Returns True if a batch was run or a model loaded.
         """
         self._is_shown_idle = False
         if time.monotonic() - self._slice_ended_at > IDLE_SECONDS:
             self._measured_to = time.monotonic()
-        if self._pauses.hold():
-            return
         with self._database.write() as session:
             row = session.get(JobRow, job_id)
             if row is None or row.status not in jobs.ACTIVE:
-                return
+                return False
             held = self._pauses.held_owners(session)
             if row.owner in held:
-                return
-            if row.kind == jobs.LOAD and not self._stop.is_set():
+                return False
+            if row.kind == jobs.LOAD:
                 if not model_loads.begin(session, row, self._worker_id):
-                    return
+                    return False
                 workers.set_busy(session, self._worker_id, row.id, row.model)
                 chosen: str | None = job_id
             else:
-                chosen = None if self._stop.is_set() else self._choice.begin(session, row, held)
+                chosen = self._choice.begin(session, row, held)
         if chosen is None:
-            self._wake(job_id, row.priority)
-            return
-        if row.kind == jobs.LOAD:
-            try:
-                self._model.load_as_asked(row)
-            finally:
-                self._set_idle()
-            return
+            return False
         try:
-            work_remains = self._run(chosen)
+            if row.kind == jobs.LOAD:
+                self._model.load_as_asked(row)
+                return True
+            return self._run(chosen)
         finally:
+            self._slice_ended_at = time.monotonic()
             self._set_idle()
-        # a job that went first has a message of its own; the one that was put off has lost its
-        if work_remains or chosen != job_id:
-            self._wake(job_id, row.priority)
 
     def _set_idle(self) -> None:
-        """A worker that seemed busy for good would keep its job from being woken."""
+        """Show the worker as idle, whatever became of its slice."""
         if self._is_shown_idle:
             return
         self._database.insist(
@@ -206,41 +224,43 @@ class Drain:
         )
 
     def _run(self, job_id: str) -> bool:
-        """Returns whether the job may have work left that nobody runs."""
+        """Run batches of a job for a slice. Returns True if any was run."""
+        has_run = False
         current = self._prepared(job_id)
         if current is not None:
             self._choice.chats.begins(is_chat=current.chat is not None)
         began = time.monotonic()
         while current is not None and not self._pauses.hold():
             with self._database.write() as session:
-                # a pause or a deadline that came since is seen here at the latest
+                # the last look for a pause or a deadline before the claim
                 if pause.holds(session) or job_control.fail_overdue(session, job_id):
-                    return False
+                    break
                 if current.owner in self._pauses.held_owners(session):
-                    return False
+                    break
                 leases = self._claim(session, current)
                 changes = not leases and _has_other_lines(session, current)
                 if not leases and not changes:
                     with suppress(NotFound):  # deleted since
                         jobs.end_if_done(session, job_id)
-                    return False
+                    break
             if changes:
                 current = self._prepared(job_id)
                 continue
+            has_run = True
             if not self._run_unit(current, leases):
-                return False  # if it has work left, idle workers find it
+                break
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
-                return True
-        return False
+                break
+        return has_run
 
     def _prepared(self, job_id: str) -> Slice | None:
-        """The job, ready to be run; None if it cannot be, which the job's log says."""
+        """The prepared job; None if it cannot run, with the reason in its log."""
         try:
             return self._slices.prepare(job_id)
         except HeldElsewhere:
-            logger.info("job %s is left to the worker that holds the model it is pinned to", job_id)
-            self._choice.leave(job_id)
-        except ServiceUnavailable as error:  # of the store that the dataset or a vector is read from
+            logger.info("job %s is left to the worker that holds its pinned model", job_id)
+            self._choice.leave(job_id, self._settings.lease_seconds)
+        except ServiceUnavailable as error:  # the store of the dataset or of a vector
             self._pauses.outage.note(error)
         except ActographError as error:
             logger.warning("job %s cannot run: %s", job_id, error)
@@ -257,7 +277,7 @@ class Drain:
         return None
 
     def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
-        """The next unit: samples of the job, or of all chats that can be run with it."""
+        """Lease the next batch: samples of the job, or of all chats that can share its batch."""
         count, seconds = current.units.size(), self._settings.lease_seconds
         if current.chat is None:
             lines = current.lines
@@ -280,7 +300,7 @@ class Drain:
         )
 
     def _is_over(self, current: Slice, seconds: float) -> bool:
-        """Whether a slice that has lasted so long gives way: to its end, or to a waiting job."""
+        """Whether a slice of this length ends, by its limit or for a waiting job."""
         if seconds > self._settings.slice_seconds:
             return True
         with self._database.read() as session:
@@ -288,7 +308,7 @@ class Drain:
             return self._choice.is_over(session, current, seconds, held)
 
     def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
-        """Returns whether to go on: not if the store is away, or the job has ended with this unit."""
+        """Run and commit a batch. Returns False if the store is away or the job has ended with it."""
         if current.refused is not None:
             refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
             return self._store_unit(current, refused)
@@ -311,7 +331,7 @@ class Drain:
         return self._store_unit(current, outcomes)
 
     def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
-        """Give the samples of a lost device back: each runs alone next, so that a bad one fails alone."""
+        """Give the samples of a lost device back. Each runs alone next, so that only a bad one fails."""
         reason = DeviceLost(
             f"the device failed while it ran this sample alone ({type(error).__name__}: {error}); the "
             "worker's process was started anew each time"
@@ -321,11 +341,11 @@ class Drain:
             with self._database.write() as session:
                 samples.give_up(session, leases, reason)
 
-        write_last_words(give_up)
+        last_write(give_up)
 
     def _store_unit(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
-        """Commit a unit; returns as `_run_unit` does."""
-        # a load is no part of what a sample takes
+        """Commit a batch; returns as `_run_unit`."""
+        # time of a load is no sample's
         before = max(self._measured_to, self._model.changed_at)
         self._measured_to = time.monotonic()
         # the slice of one chat goes on to the next
@@ -343,7 +363,7 @@ class Drain:
         self._is_shown_idle = is_end
         for outcome in done.lost:
             if outcome.recorded is not None:
-                # what cannot be removed now is swept later: its sample has another session
+                # files that cannot be removed now are swept later
                 with suppress(ServiceUnavailable, OSError):
                     self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
         if done.outage is None:
@@ -355,7 +375,7 @@ class Drain:
 
 
 def _has_other_lines(session: Session, current: Slice) -> bool:
-    """Whether a batch goes on with lines that cannot be run with those so far."""
+    """Whether a batch file has lines left that need another preparation."""
     if current.lines is None or jobs.status_of(session, current.job_id) not in jobs.ACTIVE:
         return False
     return samples.next_input(session, current.job_id) is not None

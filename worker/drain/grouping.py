@@ -1,4 +1,4 @@
-"""The order of jobs of several models or variants: loading a model costs more than waiting a while."""
+"""Order of jobs of several models, so that a worker loads few of them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ class Held(NamedTuple):
     identity_sha256: str | None = None
 
     def fits(self, job: WaitingJob) -> bool:
-        """Whether the job can be run without a load. A job without a pin takes any variant of its model."""
+        """Whether the job runs without a load. A job without a pin takes any variant of its model."""
         return job.model == self.model and job.identity_sha256 in (None, self.identity_sha256)
 
 
 class ModelGrouping:
     """Lets a worker go on with the model that it holds, for a bounded time.
 
-    Messages of equal priority come in turn, so two jobs of different models (or of one model in
-    two variants) would have their models loaded once per slice. Such a job is therefore put off while
-    there is work of no less urgency for the loaded one, but never for longer than `hold_seconds`.
+    Jobs of equal priority have slices in turn. Two jobs of different models, or of one model in two variants,
+    would load a model per slice. So a job of another model waits while equally urgent work for the held model
+    is left, but never longer than `hold_seconds`.
     """
 
     def __init__(self, hold_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,10 +32,10 @@ class ModelGrouping:
         self._put_off_since: dict[str, float] = {}
 
     def choose(self, job: WaitingJob, held: Held | None, claimable: Sequence[WaitingJob]) -> str:
-        """The id of the job that this turn goes to: `job`, whose turn it is, or one of the loaded model.
+        """The id of the job to run: `job`, whose turn it is, or one of the held model.
 
         Args:
-            claimable: every job with work that somebody could begin, the most urgent first.
+            claimable: all jobs with work, the most urgent first.
         """
         known = {other.id for other in claimable}
         self._put_off_since = {i: since for i, since in self._put_off_since.items() if i in known}

@@ -1,4 +1,4 @@
-"""The job that a worker turns to, and when a slice gives way to another job."""
+"""Choice of the job to run, and the end of a slice in favour of another job."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -12,16 +12,14 @@ from storage.queue import chat_batches, job_queue, routing, turns, workers
 from storage.tables.models import JobRow
 from worker.drain.chat_share import ChatShare
 from worker.drain.grouping import ModelGrouping
-from worker.drain.model_in_hand import ModelInHand
+from worker.drain.job_models import JobModels
 from worker.drain.slices import Slice
 
 
 class JobChoice:
     """The choices of one worker."""
 
-    def __init__(
-        self, settings: Settings, model: ModelInHand, worker_id: str, may_load: Sequence[str]
-    ) -> None:
+    def __init__(self, settings: Settings, model: JobModels, worker_id: str, may_load: Sequence[str]) -> None:
         self._settings = settings
         self._model = model
         self._worker_id = worker_id
@@ -32,7 +30,7 @@ class JobChoice:
         self._left: dict[str, float] = {}
 
     def next_job(self, session: Session, held: Collection[str]) -> job_queue.WaitingJob | None:
-        """The next job that the index has for this worker while it is idle."""
+        """The next job that the index has for this worker."""
         own = {self._model.name} if self._model.name is not None else set()
         models = routing.within_reach(session, self._model.name, self._may_load)
         moment = time.monotonic()
@@ -41,14 +39,14 @@ class JobChoice:
             session, models, own.union(self._may_load), held=held, without=self._left.keys()
         )
 
-    def leave(self, job_id: str) -> None:
-        """Leave a job to another worker, which alone can run it, unless that one falls silent."""
-        self._left[job_id] = time.monotonic() + self._settings.lease_seconds
+    def leave(self, job_id: str, seconds: float) -> None:
+        """Do not choose this job for so long."""
+        self._left[job_id] = max(self._left.get(job_id, 0.0), time.monotonic() + seconds)
 
     def begin(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
         """Begin the job whose turn it is or, before it, one of the loaded model; returns its id.
 
-        None if other workers hold the job's model, so that its message goes on to them.
+        Returns None if another worker has come to hold the job's model.
         """
         chosen, model = row.id, row.model
         waiting = job_queue.WaitingJob(row.id, row.priority, row.model, row.kind, row.identity_sha256)
@@ -72,7 +70,7 @@ class JobChoice:
         return chosen
 
     def is_over(self, session: Session, current: Slice, seconds: float, held: Collection[str]) -> bool:
-        """Whether a slice that has lasted so long gives way to a waiting job."""
+        """Whether a slice of this length gives way to a waiting job."""
         near = routing.within_reach(session, current.model, self._may_load)
         if job_queue.more_urgent_waits(session, current.job_id, current.priority, near, held=held):
             return True
@@ -82,7 +80,7 @@ class JobChoice:
         return late and turns.another_waits(session, current.job_id, held)
 
     def _instead_of_chat(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
-        """The job that a chat's turn goes to: one that chats kept waiting, or the chat that waits longest."""
+        """The job that runs in a chat's turn: one that chats kept waiting, or the oldest chat."""
         if self.chats.is_spent():
             owed = job_queue.behind_chats(session, row.model, row.priority, held)
             if owed is not None:
@@ -91,7 +89,7 @@ class JobChoice:
         return None if first is None else first.job_id
 
     def _chats_give_way(self, session: Session, current: Slice, held: Collection[str]) -> bool:
-        """To a chat that has waited longer and cannot share their batch, or to a job that had no turn."""
+        """Whether an older chat waits that cannot share the batch, or a job that is owed a turn."""
         first = chat_batches.oldest(session, current.model, held=held)
         if first is not None and first.key != current.chat:
             return True

@@ -1,4 +1,4 @@
-"""The one model that this worker holds."""
+"""The one model in this worker's memory: loaded, identified, unloaded."""
 
 import gc
 import logging
@@ -35,7 +35,7 @@ def _by_the_settings(_model: str) -> ModelLoadOptions:
 
 
 class ModelHolder:
-    """Loads models by their served names, one at a time: the old one goes before the new one comes."""
+    """Holds one model at a time. The old one is unloaded before the new one is loaded."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ModelHolder:
         on_loaded: Callable[[ModelStructure], None],
         options_of: Callable[[str], ModelLoadOptions] = _by_the_settings,
     ) -> None:
-        """`options_of` says how a model is to be loaded now; another answer has it loaded anew."""
+        """`options_of` gives the options in force for a model; it is loaded again if they change."""
         self._settings = settings
         self._on_loaded = on_loaded
         self._options_of = options_of
@@ -52,19 +52,19 @@ class ModelHolder:
         ]
         self._engine: Engine | None = None
         self._options = ModelLoadOptions()
-        #: whether the model was loaded for a job that is pinned to it, and not by the options in force
+        #: True if the model was loaded as a job is pinned to it, not by the options in force
         self.is_as_pinned = False
         self._resting: dict[str, int] = {}
         #: bytes before and after the last batch
         self.batch_memory: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
-        """The engine of the model that is served as `name`, loaded if it is not the one in hand.
+        """The engine of the model served as `name`, loaded if another one is held.
 
         Raises:
-            UnknownModel: this worker's settings do not name it.
+            UnknownModel: this worker does not serve it; the held model stays.
             ModelRefused: it cannot be loaded.
-            UnknownHook: it has not the hook that a savepoint names.
+            UnknownHook: a savepoint refers to an unknown hook.
         """
         options = self._options_of(name)
         if self._engine is not None and self._engine.structure.model == name and options == self._options:
@@ -72,18 +72,18 @@ class ModelHolder:
         return self.load(name, options)
 
     def engine_as(self, pinned: ModelIdentity) -> Engine:
-        """The engine of exactly this model, loaded again if another one or another variant is in memory.
+        """The engine of exactly this model, loaded again if another one or another variant is held.
 
         Raises:
             UnknownModel, ModelRefused: as `engine_for`.
-            ModelChanged: its files were overwritten, or give another model for another reason.
+            ModelChanged: its files were overwritten, or it loads as another model.
         """
         held = self._engine
         if held is not None and is_same(held.structure.identity, pinned):
             return held
         files = weight_files.find(self._find(pinned.model).source, pinned.revision)
         on_disk = weight_files.fingerprint(files) if files else pinned.weights_sha256
-        if on_disk != pinned.weights_sha256:  # seen before the model in memory has to go
+        if on_disk != pinned.weights_sha256:
             raise _changed(pinned, pinned.model_copy(update={"weights_sha256": on_disk}))
         options = self._options_of(pinned.model).model_copy(
             update={
@@ -100,7 +100,7 @@ class ModelHolder:
         return engine
 
     def load(self, name: str, options: ModelLoadOptions, *, as_pinned: bool = False) -> Engine:
-        """Unload what there is, load `name`, prove it and resolve its savepoints; errors as `engine_for`.
+        """Unload the held model, load and verify `name`, resolve its savepoints; errors as `engine_for`.
 
         After an error other than UnknownModel no model is held.
         """
@@ -164,17 +164,12 @@ class ModelHolder:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine of the model in memory."""
+        """The engine of the held model."""
         return self._engine
 
-    @property
-    def device(self) -> torch.device | None:
-        """Where the model is; None before one is loaded."""
-        return self._engine.model.device if self._engine is not None else None
-
     def memory(self) -> dict[str, int]:
-        """For the heartbeat: what is used, and what a batch may use, by which plans are made."""
-        engine = self._engine  # the heartbeat's thread asks while another one loads
+        """Memory in use, and memory that a batch may use; for the heartbeat, plans are made by it."""
+        engine = self._engine  # the heartbeat's thread reads it while another thread loads
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting)
@@ -193,7 +188,7 @@ class ModelHolder:
 
 
 def is_same(found: ModelIdentity | None, pinned: ModelIdentity) -> bool:
-    """Whether a job that is pinned to `pinned` may be run with the model `found`."""
+    """Whether a job pinned to `pinned` may run with the model `found`."""
     return found is not None and found.model == pinned.model and found.sha256 == pinned.sha256
 
 
@@ -206,12 +201,13 @@ def _changed(pinned: ModelIdentity, found: ModelIdentity) -> ModelChanged:
 
 
 def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp]) -> ModelIdentity:
-    """
+    """Identify a loaded model by its files.
+
     Args:
-        before: stamps of the model's files before it was loaded; empty if they had yet to be downloaded.
+        before: stamps of the model's files before the load; empty if they had yet to be downloaded.
 
     Raises:
-        ModelRefused: somebody wrote the files meanwhile, or there are no weight files.
+        ModelRefused: its files were written during the load, or there are no weight files.
     """
     commit = getattr(loaded.hf.config, "_commit_hash", None)
     files = weight_files.find(model.source, commit)
@@ -233,7 +229,7 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
 
 
 def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:
-    """Refuse weights that take more than `max_memory` allows on a device that holds them.
+    """Refuse weights that take more than `max_memory` allows on a device.
 
     Raises:
         ModelRefused: with both numbers.

@@ -1,4 +1,4 @@
-"""Reasons to begin nothing: a full disk, a store that is away, quotas, a pause."""
+"""Reasons to begin no batch: a full disk, an unavailable store, quotas, a pause."""
 
 import logging
 
@@ -20,13 +20,13 @@ class Pauses:
         self._settings = settings
         self._database = database
         self._store = store
-        #: what units and preparations find out about the store is noted here
+        #: failures of the store, noted by batches and preparations
         self.outage = StoreOutage(store)
         self._has_said = False
         self._said_of_owners: set[str] = set()
 
     def hold(self) -> bool:
-        """Whether nothing at all may be begun now; the log says why, once."""
+        """Whether no batch may begin now; logs the reason once."""
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
         if reason is not None:
             return self._say(reason)
@@ -38,22 +38,22 @@ class Pauses:
                 return self._say(full)
             is_held = pause.holds(session)
         if self._has_said:
-            logger.warning("there is room again for new work")
+            logger.warning("new batches may begin again")
         self._has_said = False
         return is_held
 
     def held_owners(self, session: Session) -> list[str]:
-        """Owners at their quota; nothing of theirs is begun."""
+        """Owners at their quota; their jobs wait."""
         limits = quotas.read(session, self._settings)
         held = limits.paused_owners()
         reasons = {reason for owner in held if (reason := limits.owner_pause(owner))}
         for reason in reasons - self._said_of_owners:
-            logger.info("nothing of this owner is begun: %s", reason)
+            logger.info("jobs of this owner wait: %s", reason)
         self._said_of_owners = reasons
         return held
 
     def _say(self, reason: str) -> bool:
         if not self._has_said:
-            logger.warning("nothing new is begun: %s", reason)
+            logger.warning("no batch may begin: %s", reason)
         self._has_said = True
         return True

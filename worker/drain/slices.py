@@ -1,4 +1,4 @@
-"""What a slice needs before its first unit: the model, the runner of the job's kind, hooks and vectors."""
+"""Preparation of a slice: the model, the runner of the job's kind, hooks and vectors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,13 +24,14 @@ from storage.samples.expansion import evaluation_samples, extract_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 from worker.drain.datasets_of_job import DatasetReader
-from worker.drain.model_in_hand import ModelInHand
+from worker.drain.job_models import JobModels
 from worker.engine.engine import Engine
 from worker.runners.batch import BatchRunner
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
+from worker.sample.generation import BatchGenerator
 from worker.sample.recording import Provenance
 from worker.sample.segments import markup_of
 from worker.sample.steering import UNSTEERED, Steering, steering_of
@@ -40,26 +41,26 @@ from worker.text.chat_template import template_sha256, tokenizer_sha256
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """One job, ready to be run for a while."""
+    """One job, ready to run."""
 
     job_id: str
     model: str
     priority: int
     owner: str | None
     units: UnitRunner
-    #: what the chats of its units have in common; None where it is no chat
+    #: properties shared by all chats of a batch; None if the job is no chat
     chat: Mapping[str, Any] | None = None
-    #: what the lines of its units have in common; None where it is no batch
+    #: properties shared by all lines of a batch file's unit; None if the job is no batch file
     lines: Mapping[str, Any] | None = None
-    #: why those lines cannot be run; None where they can
+    #: error of these lines, if they cannot run
     refused: ActographError | None = None
 
 
 class Slices:
-    """Makes jobs ready to be run."""
+    """Prepares jobs."""
 
     def __init__(
-        self, *, settings: Settings, database: Database, store: ArtifactStore, model: ModelInHand
+        self, *, settings: Settings, database: Database, store: ArtifactStore, model: JobModels
     ) -> None:
         self._settings = settings
         self._database = database
@@ -69,9 +70,9 @@ class Slices:
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
 
     def prepare(self, job_id: str) -> Slice:
-        """Load the model if need be, read what the spec names, resolve its hooks.
+        """Load the model if need be, read the data that the spec names, resolve its hooks.
 
-        A batch is made ready for the line that comes next, and those that can be run with it.
+        A batch file is prepared for its next line, and for those that can run with it.
 
         Raises:
             ActographError: the job cannot be run at all.
@@ -85,7 +86,7 @@ class Slices:
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure
         if pinned is not None and pinned.savepoints != structure.savepoints:
-            # a savepoint means what it meant when the job was submitted, whatever a client has loaded since
+            # savepoints mean what they meant when the job was submitted
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         runner = self._runner(row, spec, engine)
         steering, provenance, refused = UNSTEERED, None, None
@@ -98,10 +99,9 @@ class Slices:
         except ActographError as error:
             if line is None:
                 raise
-            refused = error  # which says nothing of the batch's other lines
-        units = UnitRunner(
+            refused = error  # other lines of the file may still run
+        generator = BatchGenerator(
             settings=self._settings,
-            store=self._store,
             engine=engine,
             runner=runner,
             provenance=provenance,
@@ -115,14 +115,14 @@ class Slices:
             model=row.model,
             priority=row.priority,
             owner=row.owner,
-            units=units,
+            units=UnitRunner(self._store, generator),
             chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.KIND else None,
             lines=None if line is None else batches.unit_key(line),
             refused=refused,
         )
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
-        """`spec` is the job's, or what it comes to for lines of a batch."""
+        """The runner for the job's kind; `spec` is the job's, or that of lines of a batch file."""
         if row.kind == "extract" and row.total is None:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))

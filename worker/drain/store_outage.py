@@ -1,7 +1,7 @@
-"""Waits while the store takes no sessions: a full disk, an S3 server that is away.
+"""Pauses while the store takes no sessions: a full disk, an unavailable S3 server.
 
 Samples whose sessions could not be stored are given back and run again later. Without a pause the device
-would generate for nothing, again and again, for as long as the outage lasts.
+would generate them in vain, again and again.
 """
 
 import logging
@@ -18,7 +18,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 class StoreOutage:
-    """Nothing is begun from `note` until a look at the store finds it working; pauses between looks grow."""
+    """No batch begins after `note` until a check finds the store working; pauses between checks grow."""
 
     def __init__(self, store: ArtifactStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -27,17 +27,17 @@ class StoreOutage:
         self._next_look = 0.0
 
     def note(self, reason: ServiceUnavailable) -> None:
-        """A session could not be stored."""
+        """Note that a session could not be stored."""
         self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
         self._next_look = self._clock() + self._pause
-        logger.warning("samples are given back and nothing is begun for %.0f s: %s", self._pause, reason)
+        logger.warning("samples are given back, and no batch begins for %.0f s: %s", self._pause, reason)
 
     def is_over(self) -> None:
-        """Sessions were stored."""
+        """Note that sessions were stored."""
         self._pause = 0.0
 
     def holds(self) -> bool:
-        """Whether to begin nothing now."""
+        """Whether no batch may begin now."""
         if not self._pause:
             return False
         if self._clock() < self._next_look:

@@ -1,7 +1,7 @@
-"""The Celery app of the worker: one child process that holds the model, one task.
+"""The worker's Celery app: one child process that holds the model, one task.
 
-The parent imports neither torch nor the engine. The child is spawned, loads the model before
-it takes its first task, and takes one task at a time.
+The parent imports neither torch nor the engine. The child is spawned, loads the model before its first task,
+and runs one task at a time.
 """
 
 import logging
@@ -13,10 +13,10 @@ from celery import signals
 
 from actograph import redaction
 from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.models import model_names
 from actograph.settings import Settings
-from storage.broker.broker import DRAIN_TASK, celery_app
+from storage.broker.broker import WAKE_TASK, celery_app
 from worker.process.setup_attempts import MOST, SetupAttempts
-from worker.process.subscription import Subscription, SubscriptionStep
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-app = celery_app(Settings().broker_url)
-app.steps["consumer"].add(SubscriptionStep)
+
+def served_models(settings: Settings) -> list[str]:
+    """Names of the models that a worker with these settings may hold, its first one first."""
+    sources = (settings.model, *(settings.allowed_models if settings.model_switching else ()))
+    return list(dict.fromkeys(model_names.parse(text).name for text in sources if text))
+
+
+_served = served_models(Settings())
+app = celery_app(Settings().broker_url, _served)
 
 #: set in the child only
 _process: "WorkerProcess | None" = None
@@ -33,12 +40,12 @@ _process: "WorkerProcess | None" = None
 stop_signal: StopSignal | None = None
 
 
-@app.task(name=DRAIN_TASK)  # type: ignore[untyped-decorator]
-def drain(job_id: str) -> None:
-    """Work on a job for one slice of time."""
+@app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
+def wake(model: str, hops: int) -> None:
+    """Run the jobs that the index has for this worker."""
     if _process is None:
         raise RuntimeError("this process was not set up as a worker's child")
-    _process.drain.run_slice(job_id)
+    _process.drain.serve(model, hops)
 
 
 @signals.setup_logging.connect  # type: ignore[untyped-decorator]
@@ -70,12 +77,10 @@ def _start(**_: Any) -> None:
                 f"the process died {MOST} times while it loaded the model, most likely for want of memory; "
                 "take a smaller model or dtype"
             )
-        subscription = Subscription(stop.folder)
-        subscription.write([])
-        _process = WorkerProcess(Settings(), stop, subscription)
+        _process = WorkerProcess(Settings(), stop, _served)
         _process.start()
         attempts.succeeded()
-    except Exception as error:  # Celery would log it and go on without a model
+    except Exception as error:  # Celery would only log it and go on without a model
         if not isinstance(error, ActographError):
             logger.exception("the worker could not be set up")
         stop.set(failure=str(error) or type(error).__name__)

@@ -1,8 +1,9 @@
-"""The worker's child process: database, store, broker, model, the drain, and the threads beside it."""
+"""The worker's child process: database, store, broker, model, drain and background threads."""
 
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from functools import cached_property
 
 import sqlalchemy as sa
@@ -20,30 +21,27 @@ from storage.broker.broker import Broker
 from storage.index import deployment
 from storage.index.database import Database, Pool
 from storage.index.ids import new_worker_id
-from storage.queue import model_loads, model_tokenizers, routing, workers
+from storage.queue import model_loads, model_tokenizers, workers
 from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
-from worker.process.heartbeat import Heartbeat
-from worker.process.idle_look import IdleLook
-from worker.process.subscription import Subscription
+from worker.process.periodic import Periodic, heartbeat, idle_look
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerProcess:
-    """Set up once per child process; torch is imported with this module, so only there."""
+    """One per child process. This module imports torch, so only the child imports it."""
 
-    def __init__(self, settings: Settings, stop: StopSignal, subscription: Subscription) -> None:
+    def __init__(self, settings: Settings, stop: StopSignal, served: Sequence[str]) -> None:
         self._settings = settings
         self._stop = stop
-        self._subscription = subscription
-        self._served = served_models(settings)
+        self._served = list(served)
         self.worker_id = new_worker_id()
         self._database = Database(settings.effective_database_url, Pool.of(settings))
         self._models = ModelHolder(settings, self._loaded, self._options_of)
-        self._heartbeat = Heartbeat(
+        self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
             seconds=settings.lease_seconds / 3,
@@ -51,13 +49,13 @@ class WorkerProcess:
         )
 
     def start(self) -> None:
-        """Register, load the model, be ready.
+        """Register the worker, load its model and start the background threads.
 
         Raises:
             ActographError: the model or the schema is refused; the reason is in the index.
         """
         settings = self._settings
-        # a database that is being restarted is no reason to give up
+        # wait for a database that is being restarted
         self._database.insist(lambda session: session.execute(sa.select(1)), give_up=self._stop.is_set)
         migrate.require_current(self._database)
         deployment.check_store(self._database, settings.effective_artifact_url)
@@ -79,7 +77,7 @@ class WorkerProcess:
         self._heartbeat.start()
         try:
             if not settings.model:
-                raise ModelRefused("no model is set; say which with ACTOGRAPH_MODEL or `up --model`")
+                raise ModelRefused("no model is set; set ACTOGRAPH_MODEL or use `up --model`")
             if settings.threads:
                 import torch
 
@@ -93,8 +91,8 @@ class WorkerProcess:
             raise
 
     @cached_property
-    def _idle_look(self) -> IdleLook:
-        return IdleLook(self.drain.look, seconds=self._settings.idle_poll_seconds)
+    def _idle_look(self) -> Periodic:
+        return idle_look(self.drain.look, seconds=self._settings.idle_poll_seconds)
 
     @cached_property
     def _healing(self) -> Healing:
@@ -111,7 +109,7 @@ class WorkerProcess:
             settings=settings,
             database=self._database,
             store=self._store,
-            broker=Broker(settings.broker_url, self._database),
+            broker=Broker(settings.broker_url),
             models=self._models,
             worker_id=self.worker_id,
             stop=self._stop,
@@ -119,7 +117,7 @@ class WorkerProcess:
         )
 
     def stop(self) -> None:
-        """Leave in order: the index shows the worker as offline."""
+        """Stop the threads and show the worker as offline."""
         self._idle_look.stop()
         self._healing.stop()
         self._heartbeat.stop()
@@ -135,14 +133,12 @@ class WorkerProcess:
         def show(session: Session) -> None:
             is_as_pinned = self._models.is_as_pinned
             workers.set_ready(session, self.worker_id, structure, is_as_pinned=is_as_pinned)
-            if not is_as_pinned:  # the index has the tokenizer that new jobs get
+            if not is_as_pinned:  # the index keeps the tokenizer for new jobs
                 self._show_tokenizer(session, structure.model)
-            # plans need the numbers at once, not with the first heartbeat
+            # plans need the memory before the first heartbeat
             workers.heartbeat(session, self.worker_id, self._models.memory())
 
         self._database.insist(show, give_up=self._stop.is_set)
-        loaders = [routing.loaders_queue(model) for model in self._served]
-        self._subscription.write([routing.holders_queue(structure.model), *loaders])
 
     def _show_tokenizer(self, session: Session, model: str) -> None:
         tokenizer = self._models.tokenizer_definition
@@ -150,12 +146,6 @@ class WorkerProcess:
             model_tokenizers.keep(session, model, tokenizer)
         else:
             model_tokenizers.drop(session, model)
-
-
-def served_models(settings: Settings) -> list[str]:
-    """Names of the models that a worker with these settings may hold, its first one first."""
-    sources = (settings.model, *(settings.allowed_models if settings.model_switching else ()))
-    return list(dict.fromkeys(model_names.parse(text).name for text in sources if text))
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""The folder that the worker's two processes share; those of workers that were killed are removed."""
+"""The folder shared by a worker's two processes; folders of killed workers are removed."""
 
 import fcntl
 import os
@@ -11,13 +11,13 @@ from pathlib import Path
 
 PREFIX = "actograph-worker-"
 _LOCK = "lock"
-#: a folder so young may not be locked yet
+#: a younger folder may not be locked yet
 _YOUNG_SECONDS = 60.0
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder in the temporary one, which is locked while it is in use and gone afterwards."""
+    """Make a temporary folder, locked while in use and removed afterwards."""
     _sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)

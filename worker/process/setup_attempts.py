@@ -1,7 +1,7 @@
-"""Counts how often the child died before it was ready.
+"""Limit on attempts to start the child.
 
-Celery replaces a dead child for ever, but one that dies while it loads its model, killed by
-the kernel for want of memory, say, would die again each time.
+Celery replaces a dead child for ever. A child killed for want of memory while it loads its model would die
+again each time.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ class SetupAttempts:
         self._path = path
 
     def begin(self) -> bool:
-        """Note one attempt; False where enough of them have ended without success."""
+        """Note one attempt. Returns False after `MOST` attempts without success."""
         with self._path.open("a", encoding="ascii") as file:
             file.write(".")
         return self._path.stat().st_size <= MOST

@@ -1,14 +1,14 @@
-"""A sample whose tokens are all there: what its session must hold, counted apart from the engine."""
+"""The expected content of a finished sample's session, counted independently of the engine."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actograph.contract.row_selection import Positions
+from actograph.contract.errors import CaptureFailed
+from actograph.contract.row_selection import Positions, Stride
 from storage.sessions.manifest import Segment, Turn
 from worker.engine.requests import FinishReason, Generation
 from worker.sample.conversation import Conversation
-from worker.sample.row_choice import due_tokens
 from worker.sample.segments import Markup, segments
 
 
@@ -76,3 +76,54 @@ def of_conversation(conversation: Conversation, wanted: RowsWanted) -> FinishedS
         finish_reason=conversation.generations[-1].finish_reason,
         due=lambda hook: conversation.due_tokens(wanted.positions, tail_only=hook in wanted.tail_only),
     )
+
+
+def due_tokens(
+    hook: str,
+    positions: Positions,
+    prompt: int,
+    generated: int,
+    segments: Collection[Segment] = (),
+    *,
+    tail_only: Collection[str] = ("logits",),
+) -> range | list[int]:
+    """Tokens whose rows a hook must have, for a sample of one turn; `generated` is 0 in prefill.
+
+    Returns a range if the rows are consecutive by definition, else a list.
+
+    Args:
+        tail_only: hooks that have rows from the last prompt token on, see `estimate.is_tail_only`.
+
+    Raises:
+        CaptureFailed: `positions` lists a token that the sample does not have.
+    """
+    begins = prompt - 1 if hook in tail_only and generated else 0
+    first, stop = begins, prompt + max(0, generated - 1)
+    match positions:
+        case "all":
+            return range(first, max(first, stop))
+        case "prompt":
+            return range(first, prompt)
+        case "generated":
+            return range(prompt, max(prompt, stop))
+        case "last":
+            return range(stop - 1, stop)
+        case "last_prompt":
+            return range(prompt - 1, prompt)
+        case Stride():
+            return [token for token in range(first, stop) if token % positions.stride == 0]
+    wanted: set[int] = set()
+    names = {positions} if isinstance(positions, str) else {p for p in positions if isinstance(p, str)}
+    for segment in segments:
+        if segment.name in names:
+            wanted.update(range(segment.start, min(segment.stop, stop)))
+    for number in positions:
+        if isinstance(number, int):
+            token = prompt + number if number < 0 else number
+            if not 0 <= token < stop:
+                raise CaptureFailed(
+                    f"positions lists token {number}, which this sample does not have: its prompt has "
+                    f"{prompt} tokens and the model ran {stop} (0 to {stop - 1})"
+                )
+            wanted.add(token)
+    return sorted(token for token in wanted if token >= first)

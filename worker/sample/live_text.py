@@ -1,5 +1,6 @@
-"""Sends what samples say while they are generated. A thread of its own looks at the tokens as they come,
-so that the decode loop waits for neither the tokenizer nor the network.
+"""Live text: the text of samples, sent while they are generated.
+
+A thread reads the tokens as they come, so that the decode loop waits for neither tokenizer nor network.
 """
 
 import logging
@@ -25,7 +26,7 @@ class LiveText:
         decode: Callable[[Sequence[int]], str],
         stops: Sequence[str],
     ) -> None:
-        """`leases` are those of the engine's requests; only samples that ask for it (`live`) are sent."""
+        """`leases` belong to the engine's requests; only samples with `live` in their input are sent."""
         self._writer = writer
         self._ids = {i: lease.id for i, lease in enumerate(leases) if lease.input.get("live")}
         self._decode = decode
@@ -47,7 +48,7 @@ class LiveText:
             self._writer.fade(self._ids.values())
 
     def on_batch(self, batch: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """These requests begin, or begin again; `tokens` grow from now on."""
+        """Follow requests that begin, or begin again; `tokens` grow from now on."""
         with self._lock:
             for index, growing in zip(batch, tokens, strict=True):
                 if index in self._ids:
@@ -57,7 +58,7 @@ class LiveText:
         try:
             while not self._done.wait(PERIOD_SECONDS):
                 self._send()
-        except Exception:  # the answer itself comes from the index, whatever goes wrong here
+        except Exception:
             logger.exception("text is not sent while it is generated")
 
     def _send(self) -> None:
@@ -81,7 +82,7 @@ class _Row:
         self._stream = stream
         self._seen = 0
         self._said = b""
-        #: bytes of what was said that stand in Redis
+        #: bytes of the text that are in Redis
         self.sent = 0
 
     @property
@@ -92,7 +93,7 @@ class _Row:
         self._said += text
 
     def was_sent(self, *, whole: bool) -> None:
-        """What was unsent has been sent; where that failed, or older text is lost, all is sent again."""
+        """Note that `unsent` was sent; if text was lost on the way, all of it is sent again."""
         if self.unsent:
             self.sent = len(self._said) if whole else 0
 

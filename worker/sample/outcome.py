@@ -1,4 +1,4 @@
-"""Outcomes of a unit's samples, and which of the samples can share a batch."""
+"""Outcomes of a batch's samples, and groups of samples that are sampled alike."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,25 +18,25 @@ T = TypeVar("T")
 
 
 class Interrupted(ActographError):
-    """The unit was ended before this sample was; the sample is given back and runs again."""
+    """The batch was ended before this sample; the sample is given back and runs again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one sample; `error` is None where it completed."""
+    """The result of one sample; `error` is None if it completed."""
 
     lease: LeasedSample
     prompt: Prompt | None = None
     #: the only turn, or the last of the conversation
     generation: Generation | None = None
-    #: None where the job's samples have one turn
+    #: None if the job's samples have one turn
     conversation: Conversation | None = None
     tools: tuple[ToolUse, Sequence[ToolMessage]] | None = None
     completion: str = ""
     scores: Mapping[str, Score] | None = None
-    #: None where nobody asked for them
+    #: None unless requested
     logprobs: Sequence[Mapping[str, Any]] | None = None
-    #: None where nothing was to be captured
+    #: None if nothing is captured
     recorded: Recorded | None = None
     error: ActographError | None = None
 
@@ -51,7 +51,7 @@ class Outcome:
 def by_sampling(
     items: Mapping[int, T], lease_of: Callable[[T], LeasedSample], runner: Runner
 ) -> Iterator[tuple[SamplingSpec | None, dict[int, T]]]:
-    """Groups of what is sampled alike, in the order of their first members; seeds part nobody."""
+    """Groups with equal sampling, in the order of their first members; seeds are ignored."""
     groups: list[tuple[SamplingSpec | None, dict[int, T]]] = []
     for place, item in items.items():
         sampling = _seedless(runner.sampling_of(lease_of(item)))
@@ -65,5 +65,5 @@ def by_sampling(
 
 
 def _seedless(sampling: SamplingSpec | None) -> SamplingSpec | None:
-    """A sample draws by its own seed, whatever its job's is."""
+    """The sampling without the job's seed; each sample has its own."""
     return None if sampling is None else sampling.model_copy(update={"seed": 0})

@@ -1,4 +1,4 @@
-"""Samples whose prompts are only read: the rows of every token, and their log probabilities."""
+"""Prefill of samples without generation: rows of every token, and their log probabilities."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ from worker.sample.recording import Provenance
 
 @dataclass(frozen=True, kw_only=True)
 class PromptReader:
-    """Reads the prompts of one job's units, or of chats that are run together.
+    """Reads the prompts of one job's batches, or of chats that share a batch.
 
     Attributes:
-        origin: None where nothing is captured.
-        most: samples at once; 0: the default of the device.
+        origin: None if nothing is captured.
+        most: samples per batch; 0: the device's default.
     """
 
     engine: Engine
@@ -42,7 +42,7 @@ class PromptReader:
         should_stop: Callable[[], bool],
         on_step: Callable[[int], None],
     ) -> list[Generation]:
-        """One generation without tokens for each request, "stop" where all went well.
+        """A generation without tokens for each request, with finish reason "stop" if all went well.
 
         Rows and log probabilities come from a pass each, since a pass for rows ends after its last hook.
         """

@@ -23,7 +23,7 @@ from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows
 from worker.engine.requests import Generation, Positions, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.rows.statistics import STATISTICS
-from worker.sample import row_choice
+from worker.sample import choosers
 from worker.sample.conversation import Conversation
 from worker.sample.finished_sample import FinishedSample, RowsWanted, of_conversation, of_generation
 from worker.sample.segments import Markup
@@ -70,7 +70,7 @@ class Provenance:
     @property
     def positions(self) -> Positions:
         """What the engine is told; "all" where a chooser says more."""
-        return row_choice.named(self.capture.positions)
+        return choosers.named(self.capture.positions)
 
     @property
     def shaping(self) -> RowShaping:
@@ -84,7 +84,7 @@ class Provenance:
         stats = self.capture.stats
         return RowShaping(
             columns=columns,
-            chooser=row_choice.chooser(self.capture.positions, self.markup),
+            chooser=choosers.chooser(self.capture.positions, self.markup),
             reduce=self.capture.reduce,
             statistics=None
             if stats is None

@@ -25,7 +25,7 @@ from storage.sessions import vectors
 from storage.sessions.manifest import AppliedIntervention
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit, RowChooser
-from worker.sample import row_choice
+from worker.sample import choosers
 from worker.sample.segments import Markup, markup_of
 
 
@@ -144,7 +144,7 @@ def edited_tokens(positions: Positions, markup: Markup) -> dict[str, Any]:
     match positions:
         case TokenRange() | "all" | "prompt" | "generated" | "last_prompt":
             return {"positions": positions}
-    return {"chooser": row_choice.chooser(positions, markup)}
+    return {"chooser": choosers.chooser(positions, markup)}
 
 
 def _stored(session: Session, vector_id: str, param: str) -> StoredVector:

@@ -16,12 +16,12 @@ from worker.engine.requests import (
     SummedRows,
 )
 from worker.runners.runner import Prompt, Runner
+from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.outcome import Outcome, by_sampling
 from worker.sample.recording import UnitRecorder
 from worker.sample.segments import Markup
 from worker.sample.steering import Steering
-from worker.sample.turn_rows import TurnTokens
 from worker.sample.unforeseen import unforeseen
 
 #: requests of one batch, their sampling and sink -> what came of them

@@ -1,4 +1,4 @@
-"""Errors that are none of ours, as reasons of failed samples and jobs."""
+"""Unexpected errors as reasons of failed samples and jobs."""
 
 import logging
 
@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 def unforeseen(error: Exception, doing: str) -> ActographError:
-    """An error that is none of ours as a sample's or a job's reason; the log has its trace.
+    """An unexpected error as the reason of a failed sample or job; the log has its trace.
 
     Args:
         doing: for the message, such as "while the sample was scored".

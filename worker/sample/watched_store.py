@@ -1,4 +1,4 @@
-"""A store whose writing counts as progress: hashing and uploading may outlast the stall limit."""
+"""A store that reports progress: hashing and uploading may outlast the stall limit."""
 
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,1 +1,1 @@
-"""Signals between the processes of a worker: stop files, exit statuses, last words."""
+"""Signals between the processes of a worker, and the end of one: stop file, exit statuses, last write."""

@@ -1,10 +1,9 @@
-"""How the worker's two processes tell each other to stop.
+"""The stop signal between a worker's two processes: a file.
 
-Celery's parent process takes the signals and talks to the broker; its child holds the model.
-Celery's warm shutdown waits for the running task and tells the child nothing, so the parent
-leaves a file that the child looks for between decode steps. A child that cannot load its
-model leaves the same file, with the reason in it, and ends the parent. The file's name is
-inherited through the environment.
+Celery's parent process receives SIGTERM; its child holds the model. Celery's warm shutdown waits for the
+running task and sends the child nothing, so the parent writes a file, and the child checks for it between
+decode steps. A child that cannot load its model writes the reason into the same file and ends the parent.
+The child inherits the file's name through the environment.
 """
 
 import os
@@ -21,7 +20,7 @@ class StopSignal:
 
     @classmethod
     def create(cls, folder: Path) -> "StopSignal":
-        """In the parent: a signal that is not set, inherited by processes started from now on."""
+        """In the parent: make an unset signal, inherited by processes started from now on."""
         signal = cls(folder / "stop-worker")
         signal._path.unlink(missing_ok=True)
         os.environ[_ENVIRONMENT] = str(signal._path)
@@ -34,16 +33,16 @@ class StopSignal:
 
     @property
     def folder(self) -> Path:
-        """Where parent and child may leave each other files."""
+        """The folder shared by parent and child."""
         return self._path.parent
 
     def set(self, failure: str = "") -> None:
-        """Ask for the end; `failure` says why where it is not an orderly one."""
+        """Set the signal; `failure` is the reason if the end is not orderly."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(failure)
 
     def failure(self) -> str:
-        """Why the child gave up; "" where it did not."""
+        """The reason why the child gave up; "" if it did not."""
         return self._path.read_text(encoding="utf-8") if self._path.exists() else ""
 
     def is_set(self) -> bool:

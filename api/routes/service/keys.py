@@ -2,13 +2,11 @@
 
 from actograph.contract.resources import ListPage
 from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
-from api.dependencies import KeyId, PageDep, RingDep, Services, ServicesDep
+from api.dependencies import KeyId, PageDep, RingDep, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import ADMIN, Body, Routes
-from api.security.key_ring import KeyRing
 from storage.accounts import api_keys
-from storage.broker import key_changes
 from storage.index import pages
 
 router = Routes(prefix="/v1/keys", tags=["keys"])
@@ -29,7 +27,7 @@ def create_key(services: ServicesDep, ring: RingDep, body: JsonBody) -> CreatedK
     with services.database.write() as session:
         row, key = api_keys.create(session, new, needs_admin=not services.settings.api_keys)
         shown = CreatedKey.of(api_keys.resource(row), key)
-    _tell_all(services, ring)
+    ring.forget()
     return shown
 
 
@@ -52,24 +50,18 @@ def update_key(services: ServicesDep, ring: RingDep, key_id: KeyId, body: JsonBo
     change = parse_body(KeyUpdate, body)
     with services.database.write() as session:
         shown = api_keys.resource(api_keys.update(session, key_id, change))
-    _tell_all(services, ring)
+    ring.forget()
     return shown
 
 
 @router.add("DELETE", "/{key_id}", ADMIN, "Revoke a key for good", errors=[409])
 def revoke_key(services: ServicesDep, ring: RingDep, key_id: KeyId) -> ApiKey:
-    """Revoke a key. Every process refuses it before this answer; data of its owner stays.
+    """Revoke a key. This process refuses it at once, other processes within 3 seconds.
 
-    If the broker is unreachable, the other processes refuse the key within 3 seconds.
+    The data of its owner stays.
     """
     with services.database.write() as session:
         row = api_keys.revoke(session, key_id, needs_admin=not services.settings.api_keys)
         shown = api_keys.resource(row)
-    _tell_all(services, ring)
-    return shown
-
-
-def _tell_all(services: Services, ring: KeyRing) -> None:
-    """Make every process read the keys again before its next answer."""
     ring.forget()
-    key_changes.tell(services.settings.broker_url)
+    return shown

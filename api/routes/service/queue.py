@@ -75,7 +75,7 @@ def _wake_waiting(services: Services) -> None:
         held = quotas.read(session, services.settings).paused_owners()
         waiting = job_queue.claimable(session, held)[:MOST_WOKEN]
     for job in waiting:
-        if not services.broker.wake(job.id, job.priority):
+        if not services.broker.wake(job.model):
             return
 
 

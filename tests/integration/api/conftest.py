@@ -3,8 +3,8 @@
 The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database too.
 """
 
+import base64
 import json
-import re
 import shutil
 import socket
 import threading
@@ -166,15 +166,15 @@ class Service:
         return str(answer.json()["id"])
 
     def messages(self) -> list[bytes]:
-        """Every message in the broker, whatever its priority."""
+        """Every message in the broker."""
         with redis.Redis.from_url(self.services.settings.broker_url) as client:
-            keys = [k for k in client.scan_iter("actograph*") if client.type(k) == b"list"]
+            keys = [k for k in client.scan_iter("actograph.wake.*") if client.type(k) == b"list"]
             return [m for key in sorted(keys) for m in client.lrange(key, 0, -1)]
 
-    def woken(self) -> set[str]:
-        """Jobs that have a message in the broker."""
-        found = (re.search(rb"job_[0-9a-f]{32}", message) for message in self.messages())
-        return {match.group().decode() for match in found if match}
+    def woken(self) -> list[str]:
+        """The models of all messages in the broker."""
+        bodies = [json.loads(base64.b64decode(json.loads(m)["body"])) for m in self.messages()]
+        return sorted(str(body[0][0]) for body in bodies)
 
     def next_job(self, *models: str) -> str | None:
         """The job that the index has for an idle worker of these models, by default of the demo's."""

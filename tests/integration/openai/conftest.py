@@ -26,7 +26,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_queue, job_view, workers
+from storage.queue import job_view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
 from worker.drain.drain import Drain
@@ -42,10 +42,10 @@ class OneModel:
     """A model holder whose model is loaded already."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def engine_for(self, name: str) -> Engine:
-        return self._engine
+        return self.engine
 
 
 @dataclass
@@ -105,7 +105,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)
     store = open_store(settings.effective_artifact_url)
-    broker = Broker(settings.broker_url, database)
+    broker = Broker(settings.broker_url)
     stop = StopSignal.create(tmp_path)
     drain = Drain(
         settings=settings,
@@ -123,10 +123,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         while not over.wait(0.005):
             if not works.is_set():
                 continue
-            with database.read() as session:
-                waiting = job_queue.claimable(session)
-            if waiting:
-                drain.run_slice(waiting[0].id)
+            drain.look()
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

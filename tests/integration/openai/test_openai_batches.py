@@ -65,7 +65,7 @@ def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> 
                 settings=service.settings,
                 database=service.database,
                 store=service.store,
-                broker=Broker(service.settings.broker_url, service.database),
+                broker=Broker(service.settings.broker_url),
                 models=ServedModels(service.settings),
                 stopping=Event(),
             )

@@ -83,7 +83,6 @@ def test_a_stopped_worker_keeps_the_finished_samples_of_its_last_batch(
     check_first(bench, job_id)
     second = bench.samples(job_id)[1]
     assert (second.status, second.attempts) == (SampleStatus.PENDING, 0)
-    assert bench.broker.woken == [(job_id, 5)]
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
         jobs.cancel(session, job_id)

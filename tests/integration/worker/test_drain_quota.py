@@ -43,7 +43,6 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     bench.drain(**limits).run_slice(job_id)
     assert completed(bench, job_id) == 2
     assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
-    assert bench.broker.woken == [], "a message now would only come back at once"
     bench.drain(**limits).run_slice(job_id)
     assert completed(bench, job_id) == 2
     session_changes.delete_matching(bench.database, SessionFilter(job_id=job_id))

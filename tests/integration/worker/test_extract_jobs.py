@@ -35,7 +35,7 @@ TEXTS = ["one and two are three", "Tom has 34 books and Mia has 57 books.", "a"]
 
 
 class Broker:
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
 
 

@@ -28,7 +28,7 @@ WORKER = "wrk_" + "0" * 32
 
 
 class Broker:
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
 
 

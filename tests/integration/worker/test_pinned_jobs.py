@@ -43,8 +43,8 @@ class Broker:
     def __init__(self) -> None:
         self.woken: list[str] = []
 
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.woken.append(job_id)
+    def wake(self, model: str, hops: int = 0) -> bool:
+        self.woken.append(model)
         return True
 
 

@@ -39,7 +39,7 @@ HOOK = "resid_post.0"
 class Silent:
     """A broker that wakes nobody."""
 
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
 
 

@@ -24,6 +24,7 @@ from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
 from worker.engine.model.memory import LearnedLimit
 from worker.runners.capture import CaptureRunner
+from worker.sample.generation import BatchGenerator
 from worker.sample.recording import Provenance
 from worker.sample.segments import Markup
 from worker.sample.unit import UnitRunner
@@ -105,7 +106,8 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         sampling=runner.sampling,
         markup=Markup(engine.model.tokenizer),
     )
-    unit = UnitRunner(settings=settings, store=store, engine=engine, runner=runner, provenance=origin)
+    generator = BatchGenerator(settings=settings, engine=engine, runner=runner, provenance=origin)
+    unit = UnitRunner(store, generator)
     longest = len(runner.prompt(leases[TOO_LARGE]).token_ids)
     stop = StopSignal.create(tmp_path)
     with (

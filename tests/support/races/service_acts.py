@@ -41,19 +41,20 @@ class WorkerActs:
             chosen()
 
     def drain(self) -> None:
-        """A slice of the job whose message is next; without a message, of some job or the index's next."""
-        job_id = self._world.broker.take()
-        if job_id is None and self._random.random() < 0.5:
+        """Serve the next wake-up; without one, look at the index, or run a slice of any job."""
+        message = self._world.broker.take()
+        if message is not None:
+            self._worker.drain.serve(*message)
+            return
+        if self._random.random() < 0.5:
             self._worker.drain.look()
             return
-        if job_id is None:
-            with self._worker.database.read() as session:
-                waiting = job_queue.claimable(session)
-            if not waiting:
-                time.sleep(0.002)
-                return
-            job_id = self._random.choice([job.id for job in waiting])
-        self._worker.drain.run_slice(job_id)
+        with self._worker.database.read() as session:
+            waiting = job_queue.claimable(session)
+        if not waiting:
+            time.sleep(0.002)
+            return
+        self._worker.drain.run_slice(self._random.choice([job.id for job in waiting]))
 
     def beat(self) -> None:
         with self._worker.database.write() as session:

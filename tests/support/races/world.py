@@ -28,6 +28,7 @@ from api.background.reconciler import Reconciler
 from api.dependencies import Services
 from api.served_models import ServedModels
 from storage.artifacts.factory import open_store
+from storage.broker.broker import MAX_HOPS
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import workers
@@ -88,16 +89,16 @@ class MemoryBroker:
         self._random = random.Random(seed)
         self._lost_share = lost_share
         self._lock = threading.Lock()
-        self._messages: deque[str] = deque()
+        self._messages: deque[tuple[str, int]] = deque()
         self.trouble: str | None = None
 
-    def wake(self, job_id: str, priority: int, queue: str | None = None) -> bool:
+    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
         with self._lock:
             if self._random.random() >= self._lost_share:
-                self._messages.append(job_id)
+                self._messages.append((model, hops))
         return True
 
-    def take(self) -> str | None:
+    def take(self) -> tuple[str, int] | None:
         with self._lock:
             return self._messages.popleft() if self._messages else None
 
@@ -145,16 +146,16 @@ class RowsHolder:
     batch_memory: dict[str, int]
 
     def __init__(self, on_loaded: Callable[[ModelStructure], None]) -> None:
-        self._engine = RowsEngine()
+        self.engine = RowsEngine()
         self._on_loaded = on_loaded
         self.batch_memory = {}
 
     def engine_for(self, _name: str) -> RowsEngine:
-        return self._engine
+        return self.engine
 
     def load(self, _name: str, _options: object) -> RowsEngine:
-        self._on_loaded(self._engine.structure)
-        return self._engine
+        self._on_loaded(self.engine.structure)
+        return self.engine
 
 
 class WorkerHere:

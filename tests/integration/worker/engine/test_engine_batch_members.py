@@ -24,7 +24,7 @@ from worker.engine.requests import (
     TextEnd,
     TokenLogprobs,
 )
-from worker.sample.row_choice import EveryKth, TheseTokens
+from worker.sample.choosers import EveryKth, TheseTokens
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink, Way

@@ -17,7 +17,7 @@ from worker.engine.requests import Edit, Generation, GenerationRequest
 from worker.engine.tokens.sampling import GumbelSampler
 from worker.engine.traced import tracing
 from worker.engine.traced.point_reader import PointReader
-from worker.sample.row_choice import TheseTokens
+from worker.sample.choosers import TheseTokens
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from worker.engine.model.memory import LearnedLimit
 from worker.engine.prefill import prefill
 from worker.engine.requests import BufferOptions, Edit, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.rows.rows import RowStream
-from worker.sample.row_choice import EveryKth, TheseTokens
+from worker.sample.choosers import EveryKth, TheseTokens
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,8 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
-from worker.sample.row_choice import TheseTokens, due_tokens
+from worker.sample.choosers import TheseTokens
+from worker.sample.finished_sample import due_tokens
 from worker.sample.segments import Markup, segments
 from worker.sample.steering import edited_tokens
 

@@ -12,9 +12,9 @@ from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.evals.tool_dialogue import ToolFormat
 from worker.evals.tools import CALCULATOR
+from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.segments import Markup
-from worker.sample.turn_rows import TurnTokens
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink

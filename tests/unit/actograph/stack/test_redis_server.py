@@ -124,8 +124,3 @@ def test_path_is_searched_where_the_wheel_is_missing(tmp_path: Path, monkeypatch
         redis_server.find_executable()
     binary.chmod(0o755)
     assert redis_server.find_executable() == binary
-
-
-def test_the_url_of_a_folder_is_known_to_others(tmp_path: Path) -> None:
-    assert redis_server.known_url(tmp_path / "redis") is None
-    assert redis_server.prepare(tmp_path / "redis").url == redis_server.known_url(tmp_path / "redis")

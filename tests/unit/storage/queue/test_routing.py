@@ -1,4 +1,4 @@
-"""Where a job's message goes, by what the rows of the workers say."""
+"""Workers that can serve a model, by their rows."""
 
 from collections.abc import Callable
 
@@ -13,22 +13,6 @@ def start(database: Database, worker_id: str, model: str, *may_load: str, ready:
         workers.register(session, worker_id, hostname="here", pid=1, model=model, served=served)
         if ready:
             workers.set_idle(session, worker_id, model)
-
-
-def test_a_message_goes_to_the_holders_of_the_model_and_else_to_those_who_may_load_it(
-    database: Database,
-) -> None:
-    start(database, "wrk_1", "a", "b", ready=False)
-    with database.read() as session:
-        # a worker that is starting will read what waits for it
-        assert routing.queue_of(session, "a", "capture") == routing.holders_queue("a")
-        assert routing.queue_of(session, "b", "capture") == routing.loaders_queue("b")
-        # a request to load goes to all who may, whoever holds the model
-        assert routing.queue_of(session, "a", "load") == routing.loaders_queue("a")
-    with database.write() as session:
-        workers.set_offline(session, "wrk_1")
-    with database.read() as session:
-        assert routing.queue_of(session, "a", "capture") == routing.loaders_queue("a")
 
 
 def test_a_worker_counts_as_holder_as_soon_as_it_turns_to_a_job_of_another_model(
@@ -52,7 +36,7 @@ def test_within_reach_are_the_own_model_and_those_that_nobody_else_holds(databas
     with database.read() as session:
         assert routing.within_reach(session, "a", ["a", "b", "c"]) == {"a", "c"}
         assert routing.within_reach(session, None, ["b"]) == set()
-        assert routing.idle_holders(session, "b") == 1
+        assert routing.has_idle_holder(session, "b")
 
 
 def test_why_a_job_waits_is_said_where_nobody_can_serve_it(

@@ -14,7 +14,7 @@ from storage.samples import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
 from worker.drain.lease import LeaseKeeper
-from worker.signals.exit_status import STALLED
+from worker.signals.process_end import STALLED
 from worker.signals.stop_signal import StopSignal
 
 LEASE_SECONDS = 1.5
@@ -225,4 +225,4 @@ def test_the_thread_outlives_any_error_and_says_so_once(
         with database.write() as session:
             assert samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9) == []
         assert not held.should_stop()
-    assert caplog.text.count("cannot be looked after") == 1
+    assert caplog.text.count("cannot be renewed") == 1

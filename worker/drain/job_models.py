@@ -1,9 +1,12 @@
-"""The model that a drain works with: changed for a job of another model, or if a client asks for a load."""
+"""The engine that a job needs: of its model by the options in force, or exactly as the job is pinned.
+
+`model_holder` loads models; this file decides which one by the index, and notes the result there.
+"""
 
 import logging
 import time
 
-from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
+from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
 from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.models.model_loads import ModelLoadOptions
 from storage.index.database import Database
@@ -17,38 +20,43 @@ logger = logging.getLogger(__name__)
 
 
 class HeldElsewhere(Exception):
-    """This worker cannot load the model that a job is pinned to; another worker has it in memory."""
+    """This worker cannot load the model that a job is pinned to; another worker holds it."""
 
 
-class ModelInHand:
-    """`name` is the loaded model; None before the first load, and after a load that was refused."""
+class JobModels:
+    """Changes the held model for a job of another model, or if a client asks for a load."""
 
     def __init__(self, models: ModelHolder, database: Database, worker_id: str) -> None:
         self._models = models
         self._database = database
         self._worker_id = worker_id
-        self.name: str | None = None
-        self._identity_sha256: str | None = None
         #: `time.monotonic` of the last change
         self.changed_at = 0.0
 
     @property
     def held(self) -> Held | None:
-        """The loaded model and its identity."""
-        return None if self.name is None else Held(self.name, self._identity_sha256)
+        """The held model and its identity; None before the first load and after a refused one."""
+        engine = self._models.engine
+        if engine is None:
+            return None
+        identity = engine.structure.identity
+        return Held(engine.structure.model, identity.sha256 if identity else None)
+
+    @property
+    def name(self) -> str | None:
+        """The held model's name."""
+        return self.held.model if self.held else None
 
     def engine_for(self, model: str) -> Engine:
         """The engine of this model by the options in force, loaded if need be.
 
         Raises:
-            ActographError: as `ModelHolder.engine_for`; unless UnknownModel, the old model is gone too.
+            ActographError: as `ModelHolder.engine_for`.
         """
-        held, self.name = self.held, None
-        try:
-            return self._took(self._models.engine_for(model), model, held)
-        except UnknownModel:
-            self.name = held.model if held else None
-            raise
+        before = self.held
+        engine = self._models.engine_for(model)
+        self._note_change(before)
+        return engine
 
     def engine_of_job(self, job: JobRow) -> tuple[Engine, PinnedModel | None]:
         """The engine that a job is pinned to, and the pin.
@@ -67,7 +75,7 @@ class ModelInHand:
             if pinned is None:
                 return engine, None
             with self._database.write() as session:
-                # of two workers the first one decides, and the second one loads the model as pinned
+                # the first of two workers pins the job; the second one loads the model as pinned
                 pinned = job_pins.pin(session, job.id, pinned)
         return self._pinned_engine(job, pinned), pinned
 
@@ -91,39 +99,30 @@ class ModelInHand:
         return engine
 
     def _as_pinned(self, pinned: PinnedModel) -> Engine:
-        held, self.name = self.held, None
+        before = self.held
         try:
-            return self._took(self._models.engine_as(pinned.identity), pinned.identity.model, held)
-        except UnknownModel:
-            self.name = held.model if held else None
-            raise
+            return self._models.engine_as(pinned.identity)
         except (ModelChanged, ModelRefused):
-            # the former model if its files are seen to differ, else the one that was loaded, or none
-            engine = self._models.engine
-            if engine is not None:
-                self._took(engine, engine.structure.model, held)
             with self._database.read() as session:
                 if job_pins.another_holds(session, self._worker_id, pinned):
                     raise HeldElsewhere from None
             raise
+        finally:
+            self._note_change(before)
 
-    def _took(self, engine: Engine, model: str, held: Held | None) -> Engine:
-        self.name = model
-        identity = engine.structure.identity
-        self._identity_sha256 = None if identity is None else identity.sha256
-        if held != self.held:
+    def _note_change(self, before: Held | None) -> None:
+        if self.held not in (None, before):
             self.changed_at = time.monotonic()
-        return engine
 
     def load_as_asked(self, job: JobRow) -> None:
         """Run a job of kind `load`; if its model is refused, go on with the former one."""
-        previous, self.name = self.name, None
+        previous = self.name
         refused: ActographError | None = None
         try:
-            engine = self._models.load(job.model, ModelLoadOptions.model_validate(job.spec))
-            self._took(engine, job.model, None)
+            self._models.load(job.model, ModelLoadOptions.model_validate(job.spec))
+            self.changed_at = time.monotonic()
         except ActographError as error:
-            # the frames of the error hold what was loaded, which must go before anything else comes
+            # the error's frames refer to the loaded model, which must be freed before the next load
             error.__cause__ = error.__context__ = None
             refused = error.with_traceback(None)
         with self._database.write() as session:
@@ -139,4 +138,4 @@ class ModelInHand:
         try:
             self.engine_for(model)
         except ActographError as error:
-            logger.error("model %s, which was there before, cannot be loaded again: %s", model, error)
+            logger.error("the former model %s cannot be loaded again: %s", model, error)

@@ -1,4 +1,4 @@
-"""The heartbeat shows that the worker lives, whatever else fails."""
+"""Background threads go on after any error: the heartbeat shows a live worker, whatever else fails."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from storage import migrate
 from storage.index.database import Database
 from storage.queue import workers
-from worker.process.heartbeat import Heartbeat
+from worker.process.periodic import heartbeat
 
 
 def test_heartbeats_go_on_where_the_memory_cannot_be_read(
@@ -27,12 +27,12 @@ def test_heartbeats_go_on_where_the_memory_cannot_be_read(
         looks.append(None)
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
-    heartbeat = Heartbeat(database, "wrk", seconds=0.02, memory=memory)
-    heartbeat.start()
+    thread = heartbeat(database, "wrk", seconds=0.02, memory=memory)
+    thread.start()
     deadline = time.monotonic() + 30
     while len(looks) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
-    heartbeat.stop()
+    thread.stop()
     assert len(looks) >= 5, "the thread died of the first error"
     with database.read() as session:
         (row,) = workers.find(session)
@@ -53,12 +53,12 @@ def test_heartbeats_outlive_an_error_of_any_kind(
         raise TypeError("nobody foresaw this")
 
     monkeypatch.setattr("storage.queue.workers.heartbeat", fail)
-    heartbeat = Heartbeat(database, "wrk", seconds=0.02, memory=dict)
-    heartbeat.start()
+    thread = heartbeat(database, "wrk", seconds=0.02, memory=dict)
+    thread.start()
     deadline = time.monotonic() + 30
     while len(tries) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
-    heartbeat.stop()
+    thread.stop()
     assert len(tries) >= 5
     assert caplog.text.count("no heartbeat could be written") == 1
     database.close()

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec
-from worker.sample.row_choice import chooser, due_tokens
+from worker.sample.choosers import chooser
+from worker.sample.finished_sample import due_tokens
 from worker.sample.segments import Markup, segments
 
 
