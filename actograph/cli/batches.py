@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli.flags import completion, identifiers
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.arguments import BatchArgument
 from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
 from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit, emit_json_lines, note
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from actograph.contract.batches import Batch
 
 app = typer.Typer(no_args_is_help=True, help="Files of chat requests; see docs/guides/batches.md.")
-BatchArgument = Annotated[
-    str, typer.Argument(metavar="BATCH", help="Id, or its beginning.", autocompletion=completion.batches)
-]
 
 
 @app.command()

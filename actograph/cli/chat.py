@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import job_flags
+from actograph.cli.flags import job_flags, job_spec
 from actograph.cli.flags.options import FormatOption, client_of
 from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import InvalidRequest
@@ -101,7 +101,7 @@ def _typed() -> Iterator[str]:
 def _capture(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
-    points, layers, hooks = job_flags.split_capture(text)
+    points, layers, hooks = job_spec.split_capture(text)
     spec: dict[str, Any] = {"points": points, "hooks": hooks}
     if layers is not None:
         spec["layers"] = job_flags.parse_layers(layers)

@@ -1,7 +1,6 @@
 """`actograph store`: usage, clearing the artifact store, and comparing it with the index."""
 
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -100,26 +99,25 @@ def verify(
 
     Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
     """
-    from actograph.progress import RateMeter, view
+    from actograph.progress import meter
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     problems: list[StoreProblem] = []
     checked = size = 0
-    reached, meter = after, RateMeter()
-    meter.add(time.monotonic(), 0)
+    reached = after
     with closing(client_of(ctx)) as client:
         try:
-            with view("items") as shown:
+            with meter("items") as update:
+                update("checking", 0, 0)
                 for page in client.store.verify(sample=sample, seed=chosen, after=after):
                     checked, size, reached = checked + page.checked, size + page.bytes, page.next
                     problems += page.problems
                     if output is Format.JSON:
                         for problem in page.problems:
                             emit(problem.model_dump_json())
-                    meter.add(time.monotonic(), checked)
                     # how many a share has is an estimate until the end
                     total = max(page.total, checked) if page.next else checked
-                    shown.update("checking", checked, len(problems), total, meter.per_second)
+                    update("checking", checked, total, len(problems))
         except (ActographError, KeyboardInterrupt) as error:
             share = f" --sample {sample} --seed {chosen}" if sample < 1 else ""
             _report(problems, output)

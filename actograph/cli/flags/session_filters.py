@@ -12,61 +12,47 @@ if TYPE_CHECKING:
     from actograph.client import Client
     from actograph.client.queries import SessionQuery
 
-ChosenSessions = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[SESSION...]", help="Ids, or their beginnings.", autocompletion=completion.sessions
-    ),
-]
-EveryOption = Annotated[bool, typer.Option("--all", help="Every session there is.")]
-JobOption = Annotated[
-    str | None,
-    typer.Option("--job", help="Sessions of this job (id or its beginning).", autocompletion=completion.jobs),
-]
-ModelOption = Annotated[
-    str | None, typer.Option(help="Sessions of this model.", autocompletion=completion.models)
-]
-ConditionOption = Annotated[str | None, typer.Option(help="Sessions of this condition.")]
-SampleOption = Annotated[int | None, typer.Option(help="Sessions of this row of the dataset.")]
-CorrectOption = Annotated[
-    bool | None, typer.Option("--correct/--incorrect", help="By the verdict of the first scorer.")
-]
-TagOption = Annotated[str | None, typer.Option("--tag", help="Sessions with this tag.")]
-OwnerOption = Annotated[str | None, typer.Option(help="Sessions of this owner.")]
-PinnedOption = Annotated[bool | None, typer.Option("--pinned/--not-pinned", help="By their pin.")]
+EveryOption = Annotated[bool, typer.Option("--all", help="All sessions.")]
+FILTERS: dict[str, Any] = {
+    "job": Annotated[
+        str | None,
+        typer.Option("--job", help="Sessions of this job.", autocompletion=completion.jobs),
+    ],
+    "model": Annotated[
+        str | None, typer.Option(help="Sessions of this model.", autocompletion=completion.models)
+    ],
+    "condition": Annotated[str | None, typer.Option(help="Sessions of this condition.")],
+    "sample_index": Annotated[int | None, typer.Option(help="Sessions of this dataset row.")],
+    "correct": Annotated[
+        bool | None, typer.Option("--correct/--incorrect", help="By the first scorer's verdict.")
+    ],
+    "tag": Annotated[str | None, typer.Option("--tag", help="Sessions with this tag.")],
+    "owner": Annotated[str | None, typer.Option(help="Sessions of this owner.")],
+    "pinned": Annotated[bool | None, typer.Option("--pinned/--not-pinned", help="By their pin.")],
+}
 
 
-def query(client: "Client", flags: Mapping[str, Any]) -> "SessionQuery":
-    """The filters among a command's flags, the job's id resolved. Raises what resolving does."""
-    job = flags["job"]
+def query(client: "Client", filters: Mapping[str, Any]) -> "SessionQuery":
+    """Return the filters of `FILTERS` that are set, with the whole id of the job."""
     wanted: SessionQuery = {
-        "job_id": None if job is None else identifiers.job(client, job),
-        "model": flags["model"],
-        "condition": flags["condition"],
-        "sample_index": flags["sample_index"],
-        "correct": flags["correct"],
-        "tag": flags["tag"],
-        "owner": flags["owner"],
-        "pinned": flags.get("pinned"),
+        "job_id": None if filters["job"] is None else identifiers.job(client, filters["job"]),
+        "model": filters["model"],
+        "condition": filters["condition"],
+        "sample_index": filters["sample_index"],
+        "correct": filters["correct"],
+        "tag": filters["tag"],
+        "owner": filters["owner"],
+        "pinned": filters.get("pinned"),
     }
     return wanted
 
 
-def check_choice(ids: list[str], *, filtered: bool, everything: bool) -> None:
-    """Sessions are named by id, or by filter, or all of them.
+def check_choice(ids: list[str] | None, wanted: "SessionQuery", *, everything: bool) -> None:
+    """Require exactly one of ids, filters and `--all`.
 
     Raises:
-        InvalidRequest: by none of these, or by more than one.
+        InvalidRequest: none or several of them were given.
     """
+    filtered = any(value is not None for value in wanted.values())
     if bool(ids) + filtered + everything != 1:
-        raise InvalidRequest("name sessions by id, or by filters such as --job and --tag, or say --all")
-
-
-def is_filtered(wanted: "SessionQuery") -> bool:
-    """Whether any filter was given."""
-    return any(value is not None for value in wanted.values())
-
-
-def resolve(client: "Client", typed: str) -> str:
-    """The whole id of the session that was typed."""
-    return identifiers.session(client, typed)
+        raise InvalidRequest("choose sessions by id, by filters such as --job and --tag, or with --all")

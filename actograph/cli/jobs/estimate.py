@@ -1,61 +1,46 @@
-"""`actograph estimate`: will a job fit? Takes what `jobs submit` takes."""
+"""`actograph estimate`: memory and disk of a job. Takes the flags of `jobs submit`."""
 
-import inspect
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actograph.cli import exit_codes
-from actograph.cli.flags import job_flags
+from actograph.cli.flags import job_spec
+from actograph.cli.flags.add_flags import add_flags
+from actograph.cli.flags.job_flags import job_options
 from actograph.cli.flags.options import FormatOption, client_of
-from actograph.cli.jobs import jobs
 from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit
 
 if TYPE_CHECKING:
     from actograph.contract.resources import Estimate, Need
 
-_OWN = ("ctx", "watch", "output")
 
-
-def estimate(ctx: typer.Context, prompt_tokens: int | None, output: Format, **flags: Any) -> None:
-    """Show what a job would take, without queueing it. Exit status 1: it does not fit."""
-    body, uploads = job_flags.body_of(**flags)
+@add_flags(job_options())
+def estimate(
+    ctx: typer.Context,
+    *,
+    prompt_tokens: Annotated[
+        int | None, typer.Option("--prompt-tokens", min=1, help="Assumed length of every prompt.")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    **flags: Any,
+) -> None:
+    """Estimate the memory and disk of a job without submitting it. Exit status 1: it does not fit."""
+    body, uploads = job_spec.body_of(**flags)
     with closing(client_of(ctx)) as client:
-        jobs.complete(client, body)
+        job_spec.complete(client, body)
         sent: list[str] = []
         try:
-            sent = job_flags.upload(client, body, uploads)
-            found = client.jobs.estimate(body, prompt_tokens=prompt_tokens)
+            sent = job_spec.upload(client, body, uploads)
+            estimated = client.jobs.estimate(body, prompt_tokens=prompt_tokens)
         finally:
             for file_id in sent:
                 client.files.delete(file_id)
-    emit(found.model_dump_json() if output is Format.JSON else describe(found))
-    if found.fits is False:
+    emit(estimated.model_dump_json() if output is Format.JSON else describe(estimated))
+    if estimated.fits is False:
         raise exit_codes.Ended(exit_codes.ERROR)
-
-
-def _signature() -> inspect.Signature:
-    """The flags of `jobs submit`, so that a command line can be tried with one word changed."""
-    submit = inspect.signature(jobs.submit).parameters
-    shared = [parameter for name, parameter in submit.items() if name not in _OWN]
-    option = Annotated[
-        int | None,
-        typer.Option("--prompt-tokens", min=1, help="Length of every prompt, where you know it."),
-    ]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Signature(
-        [
-            submit["ctx"],
-            *shared,
-            inspect.Parameter("prompt_tokens", keyword, default=None, annotation=option),
-            inspect.Parameter("output", keyword, default=Format.TABLE, annotation=FormatOption),
-        ]
-    )
-
-
-estimate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def describe(found: "Estimate") -> str:

@@ -1,6 +1,5 @@
 """`actograph eval`: score recorded completions, and score a job's anew."""
 
-import inspect
 import os
 import shutil
 import sys
@@ -12,6 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.add_flags import add_flags
+from actograph.cli.flags.arguments import JobArgument
+from actograph.cli.flags.job_flags import job_options
 from actograph.cli.flags.options import FormatOption, client_of
 from actograph.cli.flags.scorer_flags import ScorerOption, parse_scorers
 from actograph.cli.jobs import jobs
@@ -38,8 +41,8 @@ app = typer.Typer(
     help="Run a task, score a job anew, or score recorded completions.",
 )
 
-#: flags of `jobs submit` that mean nothing to an evaluation
-_OF_OTHER_KINDS = ("prompt", "text_field", "truncate", "layers_per_pass")
+#: flags of `jobs submit` for other kinds of jobs
+_OTHER_KINDS = ("prompt", "text_field", "truncate", "layers_per_pass")
 
 HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
 
@@ -51,36 +54,22 @@ class Form(StrEnum):
     GSM8K_COT = "gsm8k_cot"
 
 
-def run(ctx: typer.Context, task: str, watch: bool, output: Format, **flags: Any) -> None:
-    """Run a task, follow it to its end and print its scores: a task's name, or a YAML file that holds one.
+@app.command()
+@add_flags(job_options(without=("spec", "kind", "task", *_OTHER_KINDS)))
+def run(
+    ctx: typer.Context,
+    task: Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name, or file.")],
+    *,
+    watch: Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")] = True,
+    output: FormatOption = Format.TABLE,
+    **flags: Any,
+) -> None:
+    """Run a task and print its scores: the name of a task, or a YAML file.
 
-    With two conditions or more, what each differs from the first follows, problem by problem. A task
-    that comes with Actograph has its rows from the Hugging Face Hub where --dataset names no others.
+    With two or more conditions, a comparison with the first one follows. Built-in tasks read their rows
+    from the Hugging Face Hub unless --dataset is given.
     """
-    flags |= dict.fromkeys(_OF_OTHER_KINDS) | {"spec": None, "kind": "evaluation"}
-    jobs.submit(ctx, task=task, watch=watch, output=output, **flags)
-
-
-def _run_signature() -> inspect.Signature:
-    """The task first, then the flags of `jobs submit`."""
-    flags = dict(inspect.signature(jobs.submit).parameters)
-    ctx, watch = flags.pop("ctx"), flags.pop("watch")
-    for name in ("spec", "kind", "task", *_OF_OTHER_KINDS):
-        del flags[name]
-    task = Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name, or file.")]
-    watching = Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")]
-    return inspect.Signature(
-        [
-            ctx,
-            inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=task),
-            *flags.values(),
-            watch.replace(default=True, annotation=watching),
-        ]
-    )
-
-
-run.__signature__ = _run_signature()  # type: ignore[attr-defined]
-app.command()(run)
+    jobs.submit(ctx, task=task, kind="evaluation", watch=watch, output=output, **flags)
 
 
 @app.command()
@@ -132,7 +121,7 @@ def score(
 @app.command()
 def rescore(
     ctx: typer.Context,
-    job: jobs.JobArgument,
+    job: JobArgument,
     *,
     scorer: ScorerOption = None,
     output: FormatOption = Format.TABLE,
@@ -147,7 +136,7 @@ def rescore(
         raise InvalidRequest("say with --scorer how to score, for example --scorer numeric")
     chosen = parse_scorers(scorer)
     with closing(client_of(ctx)) as client:
-        job_id = jobs.resolve(client, job)
+        job_id = identifiers.job(client, job)
         results = client.jobs.rescore(job_id, chosen)
         if output is Format.JSON:
             emit(results.model_dump_json())

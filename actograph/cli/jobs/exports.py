@@ -1,7 +1,6 @@
 """`actograph jobs export`, also called `actograph results pull`: a job's results as a folder of files."""
 
 import json
-import time
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Annotated
 import typer
 
 from actograph.cli import exit_codes
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.arguments import JobArgument
 from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
-from actograph.cli.jobs import jobs
 from actograph.cli.output.output import Format, emit, note
 
-app = typer.Typer(no_args_is_help=True, help="Fetch results as files.")
+app = typer.Typer(no_args_is_help=True, help="Download results as files.")
 
 
 class Activations(StrEnum):
@@ -26,11 +26,11 @@ class Activations(StrEnum):
 
 def export(
     ctx: typer.Context,
-    job: jobs.JobArgument,
+    job: JobArgument,
     *,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Folder; by default one named by the job's id."),
+        typer.Option("--out", "-o", metavar="DIR", help="Folder. Default: the job id."),
     ] = None,
     activations: Annotated[
         Activations,
@@ -39,33 +39,26 @@ def export(
     mixed_identities: MixedIdentitiesOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fetch a job's results folder; what broke off is taken up again. Works while the job runs."""
-    from actograph.progress import RateMeter, view
+    """Download a job's results folder. Resumes an interrupted download, and works while the job runs."""
+    from actograph.progress import meter
 
     with closing(client_of(ctx)) as client:
-        job_id = jobs.resolve(client, job)
+        job_id = identifiers.job(client, job)
         folder = out or Path(job_id)
-        meters: dict[str, RateMeter] = {}
-        with view() as shown:
-
-            def progress(what: str, done: int, total: int) -> None:
-                meter = meters.setdefault(what, RateMeter())
-                meter.add(time.monotonic(), done)
-                shown.update(what, done, 0, total, meter.per_second)
-
+        with meter() as update:
             try:
                 pulled = client.jobs.pull_results(
                     job_id,
                     folder,
                     activations=activations.value,
-                    on_progress=progress,
+                    on_progress=update,
                     mixed_identities=mixed_identities,
                 )
             except KeyboardInterrupt:
-                note(f"broken off; the same command goes on in {folder}")
+                note(f"interrupted; run the same command again to continue in {folder}")
                 raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
     if not pulled.complete:
-        note(f"the job has not ended: {pulled.samples} samples so far; the same command brings the others")
+        note(f"the job has not ended: {pulled.samples} samples so far; run this again for the others")
     found = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
     emit(json.dumps(found) if output is Format.JSON else str(pulled.folder))
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.arguments import JobArgument
 from actograph.cli.flags.options import AllOption, FormatOption, LimitOption, client_of
-from actograph.cli.jobs.jobs import JobArgument, resolve
 from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit, note
 
@@ -38,7 +39,7 @@ def samples(
 ) -> None:
     """List a job's samples: texts, verdicts, errors. As JSON with prompt, scores and all else."""
     with closing(client_of(ctx)) as client:
-        found = client.jobs.samples(resolve(client, job), status=status, condition=condition)
+        found = client.jobs.samples(identifiers.job(client, job), status=status, condition=condition)
         wanted = _judged(found, correct)
         shown = list(wanted if everything else islice(wanted, limit))
         if output is Format.JSON:

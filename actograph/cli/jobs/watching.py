@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from actograph.cli import exit_codes
-from actograph.cli.jobs import comparisons
-from actograph.cli.output import job_tables, tables
+from actograph.cli.output import comparison_tables, job_tables, tables
 from actograph.cli.output.output import Format, emit, emit_json_lines, note
 from actograph.client import Client
 from actograph.client.event_stream import LAST_EVENTS
@@ -97,7 +96,7 @@ def _show_results(client: Client, job: Job, output: Format) -> None:
             emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
         if compared is not None:
             emit("")
-            emit(comparisons.render(compared))
+            emit(comparison_tables.render(compared))
     truncated = sum(condition.truncated for condition in results.conditions.values())
     if truncated:
         # an extract job generates nothing: there it is the text that was too long

@@ -1,36 +1,24 @@
-"""`actograph sessions pull`: files of sessions fetched side by side, taken up again and checked."""
+"""`actograph sessions pull`: download sessions side by side, resumed and verified."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actograph.cli import exit_codes
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.add_flags import add_flags
+from actograph.cli.flags.arguments import SessionArguments
 from actograph.cli.flags.options import FormatOption, client_of
-from actograph.cli.flags.session_filters import (
-    ChosenSessions,
-    ConditionOption,
-    CorrectOption,
-    EveryOption,
-    JobOption,
-    ModelOption,
-    OwnerOption,
-    PinnedOption,
-    SampleOption,
-    TagOption,
-    check_choice,
-    is_filtered,
-    query,
-    resolve,
-)
+from actograph.cli.flags.session_filters import FILTERS, EveryOption, check_choice, query
 from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import ActographError
-from actograph.progress import duration
 
 if TYPE_CHECKING:
     from actograph.client import Client
@@ -38,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Pulled:
-    """What became of one session: `error` is None where all its files are there and checked."""
+    """Outcome for one session; `error` is None if all its files are complete and verified."""
 
     name: str
     folder: Path | None = None
@@ -47,86 +35,76 @@ class _Pulled:
     error: ActographError | None = None
 
 
+@add_flags(FILTERS)
 def pull(
     ctx: typer.Context,
+    sessions: SessionArguments = None,
     *,
-    sessions: ChosenSessions = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder; each session gets one of its own in it.")],
-    job: JobOption = None,
-    model: ModelOption = None,
-    condition: ConditionOption = None,
-    sample_index: SampleOption = None,
-    correct: CorrectOption = None,
-    tag: TagOption = None,
-    owner: OwnerOption = None,
-    pinned: PinnedOption = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder; each session gets a subfolder.")],
     everything: EveryOption = False,
     parallel: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, max=64, help="Sessions that are fetched at once.")
+        int, typer.Option("--jobs", "-j", min=1, max=64, help="Sessions downloaded at once.")
     ] = 4,
     output: FormatOption = Format.TABLE,
+    **filters: Any,
 ) -> None:
-    """Download all files of sessions, by id or all that fit the filters, checked by sha256.
+    """Download sessions by id or by filter, verified by sha256.
 
-    What is there already is not fetched again, and a file that broke off goes on where it ended.
+    Complete files are skipped, and interrupted ones resumed.
     """
-    flags = dict(locals())
-    from actograph.client.blocking.runtime import each_of
-    from actograph.progress import RateMeter, view
-
-    began, failed = time.monotonic(), exit_codes.OK
-    done = errors = files = size = 0
     with closing(client_of(ctx)) as client:
-        wanted = query(client, flags)
-        check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
+        wanted = query(client, filters)
+        check_choice(sessions, wanted, everything=everything)
+        names = iter(sessions) if sessions else (session.id for session in client.sessions.list(**wanted))
         total = len(sessions) if sessions else client.sessions.stats(**wanted).sessions
-
-        def names() -> Iterator[str]:
-            if sessions:
-                yield from sessions
-            else:
-                for session in client.sessions.list(**wanted):
-                    yield session.id
-
-        meter = RateMeter()
-        meter.add(began, 0)
         try:
-            with view("sessions") as shown:
-                for pulled in each_of(lambda name: _fetch(client, name, out), names(), parallel):
-                    done += 1
-                    meter.add(time.monotonic(), done)
-                    if pulled.error is not None:
-                        errors += 1
-                        note(f"{pulled.name}: {pulled.error}")
-                        failed = max(failed, exit_codes.of_error(pulled.error))
-                    else:
-                        files, size = files + pulled.files, size + pulled.size
-                        _tell(pulled, output)
-                    shown.update("in_progress", done, errors, total, meter.per_second)
+            code = _pull_all(client, names, out, total=total, parallel=parallel, output=output)
         except KeyboardInterrupt:
-            note(f"broken off; the same command goes on in {out}")
+            note(f"interrupted; run the same command again to continue in {out}")
             raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
+    if code:
+        raise exit_codes.Ended(code)
+
+
+def _pull_all(
+    client: "Client", names: Iterator[str], out: Path, *, total: int, parallel: int, output: Format
+) -> int:
+    """Download sessions side by side and report each. Returns the exit code."""
+    from actograph.client.blocking.runtime import each_of
+    from actograph.progress import duration, meter
+
+    began, code = time.monotonic(), exit_codes.OK
+    done = errors = files = size = 0
+    with meter("sessions") as update:
+        update("in_progress", 0, total)
+        for pulled in each_of(lambda name: _fetch(client, name, out), names, parallel):
+            done += 1
+            if pulled.error is not None:
+                errors += 1
+                note(f"{pulled.name}: {pulled.error}")
+                code = max(code, exit_codes.of_error(pulled.error))
+            else:
+                files, size = files + pulled.files, size + pulled.size
+                _print(pulled, output)
+            update("in_progress", done, total, errors)
     took = duration(time.monotonic() - began)
-    note(f"{done - errors} sessions, {files} files, {tables.size(size)}, checked, in {took}")
-    if failed:
-        raise exit_codes.Ended(failed)
+    note(f"{done - errors} sessions, {files} files, {tables.size(size)}, verified, in {took}")
+    return code
 
 
 def _fetch(client: "Client", name: str, out: Path) -> _Pulled:
     try:
-        session = client.sessions.get(resolve(client, name))
+        session = client.sessions.get(identifiers.session(client, name))
         folder = session.download(out)
     except ActographError as error:
         return _Pulled(name, error=error)
     return _Pulled(session.id, folder, len(session.files), session.bytes)
 
 
-def _tell(pulled: _Pulled, output: Format) -> None:
+def _print(pulled: _Pulled, output: Format) -> None:
     if output is Format.TABLE:
         emit(str(pulled.folder))
         return
-    import json
-
     line = {
         "id": pulled.name,
         "folder": str(pulled.folder),

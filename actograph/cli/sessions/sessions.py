@@ -1,4 +1,4 @@
-"""`actograph sessions`: list, show, pull, change, remove."""
+"""`actograph sessions`: list, show, download, change and delete sessions."""
 
 import time
 from contextlib import closing
@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from actograph.cli.flags import completion
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.add_flags import add_flags
+from actograph.cli.flags.arguments import SessionArgument, SessionArguments
 from actograph.cli.flags.durations import NEVER, seconds_of
 from actograph.cli.flags.options import (
     AllOption,
@@ -18,59 +20,33 @@ from actograph.cli.flags.options import (
     QuietOption,
     client_of,
 )
-from actograph.cli.flags.session_filters import (
-    ChosenSessions,
-    ConditionOption,
-    CorrectOption,
-    EveryOption,
-    JobOption,
-    ModelOption,
-    OwnerOption,
-    PinnedOption,
-    SampleOption,
-    TagOption,
-    check_choice,
-    is_filtered,
-    query,
-    resolve,
-)
-from actograph.cli.jobs.jobs import each
+from actograph.cli.flags.session_filters import FILTERS, EveryOption, check_choice, query
 from actograph.cli.output import tables
+from actograph.cli.output.each import each
 from actograph.cli.output.output import Format, ask, emit, note
 from actograph.cli.sessions.session_pull import pull
 from actograph.contract.errors import InvalidRequest
 
-app = typer.Typer(no_args_is_help=True, help="Find and fetch what was captured.")
-
-SessionArgument = Annotated[
-    str, typer.Argument(metavar="SESSION", help="Id, or its beginning.", autocompletion=completion.sessions)
-]
+app = typer.Typer(no_args_is_help=True, help="List, download, change and delete sessions.")
 
 
 @app.command("ls")
+@add_flags(FILTERS)
 def list_sessions(
     ctx: typer.Context,
     *,
-    job: JobOption = None,
-    model: ModelOption = None,
-    condition: ConditionOption = None,
-    sample_index: SampleOption = None,
-    correct: CorrectOption = None,
-    tag: TagOption = None,
-    owner: OwnerOption = None,
-    pinned: PinnedOption = None,
     limit: LimitOption = 20,
     everything: AllOption = False,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
+    **filters: Any,
 ) -> None:
-    """List sessions, the newest first."""
-    flags = dict(locals())
+    """List sessions, newest first."""
     from actograph.cli.output import session_tables
 
     with closing(client_of(ctx)) as client:
-        wanted = query(client, flags)
+        wanted = query(client, filters)
         found = client.sessions.list(page_size=100 if everything else min(100, limit + 1), **wanted)
         sessions = list(found if everything else islice(found, limit))
         if quiet:
@@ -87,11 +63,11 @@ def list_sessions(
 
 @app.command()
 def show(ctx: typer.Context, session: SessionArgument, output: FormatOption = Format.TABLE) -> None:
-    """Show one session: its hooks, shapes and files."""
+    """Show a session: its hooks, shapes and files."""
     from actograph.cli.output import session_tables
 
     with closing(client_of(ctx)) as client:
-        found = client.sessions.get(resolve(client, session))
+        found = client.sessions.get(identifiers.session(client, session))
         emit(found.model_dump_json() if output is Format.JSON else session_tables.describe(found))
 
 
@@ -99,41 +75,37 @@ app.command("pull")(pull)
 
 
 @app.command("rm")
+@add_flags({name: flag for name, flag in FILTERS.items() if name != "pinned"})
 def remove(
     ctx: typer.Context,
+    sessions: SessionArguments = None,
     *,
-    sessions: ChosenSessions = None,
-    job: JobOption = None,
-    model: ModelOption = None,
-    condition: ConditionOption = None,
-    sample_index: SampleOption = None,
-    correct: CorrectOption = None,
-    tag: TagOption = None,
-    owner: OwnerOption = None,
     everything: EveryOption = False,
     include_pinned: Annotated[
-        bool, typer.Option("--include-pinned", help="By filter: remove pinned sessions too.")
+        bool, typer.Option("--include-pinned", help="With filters: delete pinned sessions too.")
     ] = False,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="By filter: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     output: FormatOption = Format.TABLE,
+    **filters: Any,
 ) -> None:
-    """Delete sessions with their files, by id or all that fit the filters."""
-    flags = dict(locals())
+    """Delete sessions with their files, by id or by filter."""
     with closing(client_of(ctx)) as client:
-        wanted = query(client, flags)
-        check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
+        wanted = query(client, filters)
+        check_choice(sessions, wanted, everything=everything)
         if sessions:
             if dry_run:
-                each(sessions, lambda typed: client.sessions.get(resolve(client, typed)), output)
+                each(sessions, lambda typed: client.sessions.get(identifiers.session(client, typed)), output)
             else:
-                each(sessions, lambda typed: client.sessions.delete(resolve(client, typed)), output)
+                each(
+                    sessions, lambda typed: client.sessions.delete(identifiers.session(client, typed)), output
+                )
             return
         dry = client.sessions.delete_many(
             dry_run=True, everything=everything, include_pinned=include_pinned, **wanted
         )
         what = f"{dry.sessions} sessions, {tables.size(dry.bytes)}"
-        what += f" ({dry.pinned} pinned ones stay)" if dry.pinned else ""
+        what += f" ({dry.pinned} pinned sessions stay)" if dry.pinned else ""
         if dry_run or not dry.sessions:
             if output is Format.JSON:
                 emit(dry.model_dump_json())
@@ -148,42 +120,37 @@ def remove(
 
 
 @app.command()
+@add_flags(FILTERS)
 def update(
     ctx: typer.Context,
+    sessions: SessionArguments = None,
     *,
-    sessions: ChosenSessions = None,
     pin: Annotated[
-        bool | None, typer.Option("--pin/--unpin", help="Keep them from expiry and deletions of many.")
+        bool | None, typer.Option("--pin/--unpin", help="Protect from expiry and from deletion by filter.")
     ] = None,
     expires_in: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Delete them in 12h, 7d, ...; `never` keeps them.")
+        str | None, typer.Option(metavar="SPAN", help="Delete after 12h, 7d, ..., or `never`.")
     ] = None,
-    set_tag: Annotated[
-        list[str] | None, typer.Option(help="All their tags from now on; give it again for more.")
-    ] = None,
-    no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all their tags away.")] = False,
-    job: JobOption = None,
-    model: ModelOption = None,
-    condition: ConditionOption = None,
-    sample_index: SampleOption = None,
-    correct: CorrectOption = None,
-    tag: TagOption = None,
-    owner: OwnerOption = None,
-    pinned: PinnedOption = None,
+    set_tag: Annotated[list[str] | None, typer.Option(help="Replace all tags. Repeat for more.")] = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")] = False,
     everything: EveryOption = False,
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
+    **filters: Any,
 ) -> None:
-    """Pin sessions, change when they expire, or tag them: by id, or all that fit the filters."""
-    flags = dict(locals())
+    """Pin sessions, set their expiry or their tags, by id or by filter."""
     change = _change(pin, expires_in, set_tag, no_tags=no_tags)
     with closing(client_of(ctx)) as client:
-        wanted = query(client, flags)
-        check_choice(sessions or [], filtered=is_filtered(wanted), everything=everything)
+        wanted = query(client, filters)
+        check_choice(sessions, wanted, everything=everything)
         if sessions and dry_run:
-            each(sessions, lambda typed: client.sessions.get(resolve(client, typed)), output)
+            each(sessions, lambda typed: client.sessions.get(identifiers.session(client, typed)), output)
         elif sessions:
-            each(sessions, lambda typed: client.sessions.update(resolve(client, typed), **change), output)
+            each(
+                sessions,
+                lambda typed: client.sessions.update(identifiers.session(client, typed), **change),
+                output,
+            )
         else:
             reached = client.sessions.update_many(change, everything=everything, dry_run=dry_run, **wanted)
             if output is Format.JSON:
@@ -194,9 +161,9 @@ def update(
 def _change(
     pin: bool | None, expires_in: str | None, set_tag: list[str] | None, *, no_tags: bool
 ) -> dict[str, Any]:
-    """The fields to change. Raises InvalidRequest where there are none, or they contradict."""
+    """Return the fields to change. Raises InvalidRequest if there are none, or they conflict."""
     if set_tag and no_tags:
-        raise InvalidRequest("--set-tag and --no-tags contradict")
+        raise InvalidRequest("--set-tag and --no-tags exclude each other")
     change: dict[str, Any] = {} if pin is None else {"pinned": pin}
     if expires_in is not None:
         seconds = None if expires_in == NEVER else seconds_of(expires_in, "--expires-in")
@@ -204,5 +171,5 @@ def _change(
     if set_tag or no_tags:
         change["tags"] = set_tag or []
     if not change:
-        raise InvalidRequest("say what to change: --pin, --unpin, --expires-in, --set-tag or --no-tags")
+        raise InvalidRequest("nothing to change: use --pin, --unpin, --expires-in, --set-tag or --no-tags")
     return change
