@@ -66,7 +66,7 @@ DTYPE_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: bytes [start, stop) of the file."""
+    """Place of one tensor: bytes [start, stop) of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFileHeader:
-    """What a file holds, tensors in the order of their bytes."""
+    """Contents of a file, tensors in the order of their bytes."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]

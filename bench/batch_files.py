@@ -1,4 +1,4 @@
-"""What a batch of many lines costs the API: reading its file, making its job, writing its answers.
+"""Cost of a large batch for the API: reading its file, making its job, writing its answers.
 
     python -m bench.batch_files --lines 50000 --characters 3000 --json results.json
     python -m bench.batch_files --database-url postgresql+psycopg://postgres@127.0.0.1/bench

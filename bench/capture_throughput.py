@@ -1,4 +1,4 @@
-"""What capture costs: tokens per second with it, as a ratio to the same engine without it.
+"""Cost of capture: tokens per second with it ÷ without it, in the same engine.
 
     python -m bench.capture_throughput [--models python-bound qwen3-0.6b] [--batches 1 8] [--json FILE]
 

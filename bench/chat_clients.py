@@ -142,7 +142,7 @@ def jobs_in(database: Database) -> int:
 
 
 def sizes(home: Path, database: Database) -> dict[str, int]:
-    """What is kept just now."""
+    """Current sizes of index, store and logs."""
     stored = home / "artifacts" / "sessions"
     return {
         "chats_in_the_index": jobs_in(database),

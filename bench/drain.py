@@ -117,7 +117,7 @@ def baseline(model_folder: Path, prompts: list[str], arguments: argparse.Namespa
 
 
 def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each figure."""
+    """Median of each figure."""
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 

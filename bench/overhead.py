@@ -1,4 +1,4 @@
-"""What the service itself costs: a job's way with an engine that generates nothing.
+"""Cost of the service itself: a job's way with an engine that generates nothing.
 
     python -m bench.overhead [--rate 500] [--seconds 30] [--rounds 200] [--postgres [URL]] [--json FILE]
 

@@ -136,7 +136,7 @@ def _row_bytes(engine: Engine, hooks: list[str]) -> int:
 
 
 def capture_spec(name: str, hooks: list[str], what: str) -> CaptureSpec:
-    """What a run keeps."""
+    """Data kept by a run."""
     if name == FORWARD:
         return CaptureSpec(hooks=hooks[-1:], mode="prefill", positions="last")
     stats = StatsSpec(tensors=False) if what == "statistics" else None
@@ -187,7 +187,7 @@ def extract(
 def naive(
     engine: Engine, hooks: list[str], requests: list[GenerationRequest], what: str, folder: Path
 ) -> None:
-    """What a script does: hold every tensor of one forward, then save or sum up."""
+    """Baseline script: hold every tensor of one forward pass, then save or sum up."""
     hf: Any = engine.model.hf
     held: dict[str, torch.Tensor] = {}
     handles = []

@@ -1,4 +1,4 @@
-"""What durable sessions cost beside a plain write, and rows beside loading the whole file.
+"""Cost of durable sessions beside a plain write, and of rows beside loading the whole file.
 
     python -m bench.session_files --json results.json
 
@@ -150,7 +150,7 @@ def bench_writing(home: Path, rounds: int, count: int) -> dict[str, Any]:
 
 
 def client_tensor(store: LocalStore, session_id: str, rows: int, width: int) -> RowTensor:
-    """What `Client(store=...).session(session_id)["resid_post.0"]` gives, once the service has answered."""
+    """Tensor of `client.sessions.get(session_id)["resid_post.0"]`, after the service's answer."""
     info = TensorInfo(shape=[rows, width], dtype="BF16", nbytes=rows * width * 2)
     session = Session(
         id=session_id, job_id="job_bench", sample_id="smp_bench", sample_index=0, model="bench", created_at=0,

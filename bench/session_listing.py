@@ -1,4 +1,4 @@
-"""What a page of sessions costs in an index of many, over HTTP.
+"""Cost of a page of sessions in a large index, over HTTP.
 
     python -m bench.session_listing --json results.json
     python -m bench.session_listing --database-url postgresql+psycopg://postgres@127.0.0.1/bench

@@ -184,7 +184,7 @@ def _next_steps(home: Path, served: str, session_id: str, url: str | None) -> st
 
 
 def program_name() -> str:
-    """What to type to run this command again from where the user stands."""
+    """Shell words that run this command again."""
     running = Path(sys.argv[0])
     if running.name != "actograph":
         return "actograph"

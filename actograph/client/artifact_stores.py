@@ -17,7 +17,7 @@ CONNECTIONS = 64
 
 
 class ArtifactFiles(Protocol):
-    """Where sessions lie."""
+    """Location of sessions."""
 
     def tensors(self, session: Session) -> SessionTensors:
         """The session's tensors; headers are read now, rows when they are asked for.

@@ -1,4 +1,4 @@
-"""What a call to the service can end in, besides an answer."""
+"""Errors of calls to the service."""
 
 import socket
 import ssl
@@ -67,7 +67,7 @@ class DownloadDamaged(ActographError):
 
 
 class WaitTimeout(ActographError):
-    """What was waited for did not come in time."""
+    """The wait timed out."""
 
     code = "wait_timeout"
     status = 504
@@ -95,7 +95,7 @@ def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """What began it, below the layers that each raised an error of their own."""
+    """Find the root cause below wrapped errors."""
     while (below := error.__cause__ or error.__context__) is not None:
         error = below
     return error

@@ -66,7 +66,7 @@ class LazyTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays that indexing returns."""
+        """Dtype of the arrays returned by indexing."""
         return (
             np.dtype("<f4") if self.stored_dtype == "BF16" else tensor_files.NUMPY_DTYPES[self.stored_dtype]
         )

@@ -1,4 +1,4 @@
-"""What both transports share: what may be sent again, and how long to wait before it is."""
+"""Retry rules shared by both transports."""
 
 import random
 from collections.abc import Iterator, Mapping

@@ -60,7 +60,7 @@ _ANNOTATION = re.compile(r"<<([^<>=]{1,400})=([^<>=]{0,100})>>")
 
 
 class CalculatorError(ValueError):
-    """What was wrong with an expression, in words that a model can act on."""
+    """Error in an expression, in words for the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def without_thoughts(completion: str) -> str:
 
 
 def cut_at_turn_end(completion: str) -> str:
-    """What stands before the first end-of-turn token, without the mark that begins the turn."""
+    """Text before the first end-of-turn token, without the mark that begins the turn."""
     begun = _TURN_BEGIN.match(completion)
     start = begun.end() if begun else 0
     found = _TURN_END.search(completion, start)

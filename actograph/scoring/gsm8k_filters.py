@@ -18,13 +18,13 @@ _FINAL_STOP = re.compile(r"\.$")
 
 
 def strict_match(completion: str) -> str | None:
-    """What follows the first `#### ` (gsm8k)."""
+    """Extract the text after the first `#### ` (gsm8k)."""
     found = GOLD.search(completion)
     return found[1] if found else None
 
 
 def strict_match_cot(completion: str) -> str | None:
-    """What follows the first `The answer is ` (gsm8k_cot, gsm8k_cot_zeroshot)."""
+    """Extract the text after the first `The answer is ` (gsm8k_cot, gsm8k_cot_zeroshot)."""
     found = _COT_ANSWER.search(completion)
     return found[1] if found else None
 

@@ -86,7 +86,7 @@ class NumberText:
 
     @property
     def places(self) -> Sequence[int]:
-        """Where the numbers begin (their digits, not their signs), in order; not all can be read."""
+        """Starts of the digits of possible numbers, in order; not all can be read."""
         if self._places is None:
             self._places = [match.start() for match in _NUMBER.finditer(self.text)]
         return self._places
@@ -210,7 +210,7 @@ def _latex_fraction(text: str) -> Fraction | None:
 
 
 def _skip_currency(text: str, place: int) -> int | None:
-    """Where the currency before `place` begins, `place` where there is none, None inside a word."""
+    """Start of the currency before `place`; `place` without one, None inside a word."""
     if not place:
         return place
     start = place - 1 if text[place - 1] == " " and place > 1 and text[place - 2] in CURRENCIES else place

@@ -36,7 +36,7 @@ GSM8K_SCORERS: tuple[AnyScorer, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """What a scorer may look at."""
+    """Input of a scorer."""
 
     #: already cut at the stop strings
     completion: str

@@ -33,7 +33,7 @@ class LogFile:
         return log
 
     def put_aside(self) -> None:
-        """Where the file has grown too large, move its content into `older`; call it now and then.
+        """Move the content into `older` if the file has grown too large; call it regularly.
 
         Raises:
             OSError: it cannot be copied, for example for want of room, though what stood in `older` was given

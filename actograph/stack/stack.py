@@ -58,7 +58,7 @@ class PortInUse(Conflict):
 
 @dataclass(frozen=True, kw_only=True)
 class StackOptions:
-    """What to run; `settings` says where and on which address, and must name the home absolutely."""
+    """Parts of the stack to run; `settings` has an absolute home folder and the address."""
 
     settings: Settings
     workers: int
@@ -110,7 +110,7 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """Where clients on this machine find the service."""
+        """URL of the service for clients on this machine."""
         host = self._options.settings.host
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
@@ -241,7 +241,7 @@ class Stack:
             raise ServiceUnavailable(f"the database could not be brought to the newest schema: {lines[-1]}")
 
     def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a program of the service runs with: this process's environment and the settings."""
+        """Environment of a service process: that of this process and the settings."""
         settings = self._options.settings
         broker_url = self._redis.url if self._redis is not None else self._options.broker_url
         environment = {

@@ -33,7 +33,7 @@ class CrashLoop(ActographError):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What to run and where its output goes."""
+    """Program to run and the file for its output."""
 
     name: str
     command: Sequence[str]

@@ -1,4 +1,4 @@
-"""What several answers to each problem tell: pass@k and the majority vote.
+"""Metrics over several answers to each problem: pass@k and the majority vote.
 
 pass@k is the chance that one of k answers, drawn without replacement from the n that a problem has,
 is right: 1 - C(n - c, k) / C(n, k), of which c are right. It is the unbiased estimator of Chen et al.

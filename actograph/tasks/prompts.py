@@ -35,7 +35,7 @@ class Task:
     fewshot_delimiter: str = "\n\n"
 
     def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
-        """What the model is asked; `vary` changes the question inside of it."""
+        """Prompt of a row; `vary` changes the question inside it."""
         return self.question_form.replace("{question}", vary(row.question))
 
     def stop_strings(self, requested: Sequence[str]) -> list[str]:

@@ -41,7 +41,7 @@ class RowForm:
         return DatasetRow(index=index, question=str(question), answer=answer, columns=columns)
 
     def prompt(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
-        """What the model is asked; `vary` is applied to the question, or else to the whole prompt.
+        """Prompt of a row; `vary` changes the question, or the whole prompt without one.
 
         Raises:
             InvalidDataset: the template fails on the row.

@@ -26,7 +26,7 @@ TOUCH_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Who asks, and what they may do."""
+    """Caller of a request, with role and owner."""
 
     #: whose the things are that they make
     owner: str
@@ -37,7 +37,7 @@ class Access:
 
     @property
     def sees_only(self) -> str | None:
-        """Whose things alone they may see; None: everybody's."""
+        """Owner whose items are visible; None for all owners."""
         return None if self.role is Role.ADMIN else self.owner
 
 
@@ -77,7 +77,7 @@ class KeyRing:
         return True, self._access(found)
 
     def find(self, database: Database, key: str) -> Access | None:
-        """What a key allows, None where it is not good.
+        """Rights of a key; None if it is invalid.
 
         Raises:
             ServiceUnavailable: the database cannot be asked whether it still is.

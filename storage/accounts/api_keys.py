@@ -27,7 +27,7 @@ USED_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownKey:
-    """What a request with a key may do."""
+    """Rights of a request with a key."""
 
     id: str
     role: Role
@@ -51,7 +51,7 @@ def digest_of(key: str) -> str:
 
 
 def owner_of_digest(digest: str) -> str:
-    """Who a key's bearer is where nobody said: told from others by the beginning of its sha256."""
+    """Default owner of a key, from the beginning of its sha256."""
     return f"key:{digest[:8]}"
 
 

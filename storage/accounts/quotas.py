@@ -40,7 +40,7 @@ class _Disk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """What was used at one moment, and the limits; a limit of 0 is none."""
+    """Usage at one moment, and the limits; 0 is no limit."""
 
     total_limit: int = 0
     owner_limit: int = 0

@@ -1,4 +1,4 @@
-"""What an artifact store does, and the only keys that it accepts.
+"""Interface of an artifact store, and the keys it accepts.
 
 A prefix (`sessions/ses_<32 hex>`) is a folder of files that appears as a whole; a single file
 (`files/file_<32 hex>`) is a prefix and a key at once. Both are built from ids that this service

@@ -22,7 +22,7 @@ _TABLE = cast(sa.Table, CounterRow.__table__)
 
 
 class Counter(NamedTuple):
-    """What is counted: of which job kind, and with which outcome; "" where that does not apply."""
+    """Name of a counter with job kind and outcome; "" if not applicable."""
 
     name: str
     kind: str = ""

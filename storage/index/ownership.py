@@ -43,7 +43,7 @@ _EVERYONE = "actograph_everyone"
 
 
 def owner_of(session: Session) -> str | None:
-    """Whose rows alone this session touches; None: everybody's."""
+    """Owner of the visible rows; None for all owners."""
     found: str | None = session.info.get(_OWNER)
     return found
 

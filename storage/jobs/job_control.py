@@ -1,4 +1,4 @@
-"""What ends a job before its last sample, and what takes it up again."""
+"""Early ends of jobs, and retries."""
 
 from collections.abc import Collection, Sequence
 

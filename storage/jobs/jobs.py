@@ -244,7 +244,7 @@ def has_open_samples(session: Session, job_id: str) -> bool:
 
 
 def counts_of(row: JobRow) -> dict[str, Any]:
-    """What the job's events tell of its samples."""
+    """Counts of the job's samples for its events."""
     return {"total": row.total, "completed": row.completed, "failed": row.failed}
 
 

@@ -72,7 +72,7 @@ def behind_chats(session: Session, model: str, priority: int, held: Collection[s
 
 
 def has_work(moment: float) -> sa.ColumnElement[bool]:
-    """Of a job: it has a sample that nobody runs at `moment`, or a dataset to be read."""
+    """Condition: the job has a free sample at `moment`, or an unread dataset."""
     # two looks at an index; one look for either would read samples until one fits
     pending, expired = (
         sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
@@ -85,7 +85,7 @@ def has_work(moment: float) -> sa.ColumnElement[bool]:
 
 
 def not_held(owners: Collection[str]) -> sa.ColumnElement[bool]:
-    """Of a job: it belongs to none of these."""
+    """Condition: the job belongs to none of these owners."""
     return sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(owners)) if owners else sa.true()
 
 

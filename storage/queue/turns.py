@@ -1,4 +1,4 @@
-"""Whose turn it is among jobs of one priority and one model.
+"""Turns among jobs of one priority and model.
 
 A message says only that some job may have work. Jobs have more or fewer messages than others (one
 for each worker that ran them, none where it was lost), so the order of messages shares nothing

@@ -24,7 +24,7 @@ Twin = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a comparison needs of a completed sample."""
+    """Fields of a completed sample used by a comparison."""
 
     scores: Mapping[str, float]
     prompt_tokens: int

@@ -149,7 +149,7 @@ def _evaluation(row: JobRow) -> EvaluationSpec:
 
 
 def _state(row: JobRow) -> tuple[Any, ...]:
-    """What changes when samples of an ended job are run again, or it is scored by someone else."""
+    """Mark that changes if a job is retried or rescored."""
     return row.status, row.finished_at, row.completed, row.failed, row.spec.get("scorers")
 
 

@@ -18,7 +18,7 @@ from storage.tables.models import SampleRow
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResult:
-    """What a worker commits for a completed sample."""
+    """Result of a completed sample, as committed by a worker."""
 
     prompt: str
     completion: str

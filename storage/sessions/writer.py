@@ -54,7 +54,7 @@ class TensorRows:
 
 @dataclass(slots=True)
 class _Hook:
-    """What has come in for one hook so far."""
+    """Rows received for one hook."""
 
     dtype: str
     width: int
@@ -356,7 +356,7 @@ def _checked_bytes(tensor: TensorRows) -> memoryview:
 
 
 def _file_metadata(manifest: SessionManifest) -> dict[str, str]:
-    """What a file says about itself when it is found without its manifest."""
+    """Metadata of a file, readable without its manifest."""
     known: dict[str, str | None] = {
         "job_id": manifest.job_id,
         "sample_id": manifest.sample_id,

@@ -1,4 +1,4 @@
-"""What every submission asks of the index, in one statement: its time goes into round trips."""
+"""Admission of a submission in one statement, which saves round trips."""
 
 from dataclasses import dataclass
 from typing import Any

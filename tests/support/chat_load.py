@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass
 class Answers:
-    """What became of the requests; may be looked at from another thread while they run."""
+    """Outcomes of the requests; may be read from another thread while they run."""
 
     answers: list[Answer] = field(default_factory=list)
     #: what went wrong, by its words
@@ -55,7 +55,7 @@ def most_tokens(number: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the clients of one process send, and what is done with the answers."""
+    """Requests of the clients of one process, and the handling of the answers."""
 
     url: str
     model: str

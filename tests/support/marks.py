@@ -1,4 +1,4 @@
-"""What a bench must reach, what it reached, and on which machine: the common part of all results."""
+"""Marks of a bench, its figures and its machine: the common part of all results."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Mark:
 
     @property
     def note(self) -> str:
-        """What must be known to believe the verdict."""
+        """Doubt about the verdict; empty without one."""
         if self.quartiles is None:
             return ""
         low, high = self.quartiles
@@ -57,7 +57,7 @@ def median_and_quartiles(values: Sequence[float]) -> tuple[float, tuple[float, f
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what a result was made."""
+    """Machine and versions behind a result."""
     return {
         "processor": platform.machine(),
         "cpus": os.cpu_count(),

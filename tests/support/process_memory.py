@@ -1,4 +1,4 @@
-"""What a process holds, and its peak since a moment: for benches that measure memory in fresh processes."""
+"""Memory of a process and its peak, for benches that measure in fresh processes."""
 
 import ctypes
 import gc

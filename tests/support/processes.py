@@ -1,4 +1,4 @@
-"""What is asked of other processes, any of which may end before it answers.
+"""Queries about other processes, any of which may end first.
 
 A program starts short-lived children at any moment (a library that is looked up runs `ldconfig`), so a walk
 over somebody's children always meets one that has just ended.

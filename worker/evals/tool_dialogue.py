@@ -76,7 +76,7 @@ class ToolFormat:
         return next((place for place, (a, b) in enumerate(pairs) if a != b), len(written))
 
     def after_turn(self, text: str) -> tuple[Messages, Messages]:
-        """What a turn adds to the conversation: the turn itself, and the results of its calls.
+        """Messages added by a turn: the turn itself and the results of its calls.
 
         Both are empty where it calls nothing and so is the answer.
 

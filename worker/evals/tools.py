@@ -34,7 +34,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave; `error` where it failed, and then `content` tells the model why."""
+    """Result of a call; if `error` is set, `content` explains it to the model."""
 
     content: str
     error: bool = False

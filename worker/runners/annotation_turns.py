@@ -44,7 +44,7 @@ class AnnotationTurns:
         return replace(prompt, stop_at=_DUE)
 
     def further(self, prompt: Prompt, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+        """Next prompt after the given turns, or the reason for the end.
 
         A calculation that cannot be worked out gets no result: the model goes on by itself.
 
@@ -86,7 +86,7 @@ class AnnotationTurns:
         return use, messages
 
     def _result(self, turn: Sequence[int]) -> ToolResult | None:
-        """Of the calculation with which a turn ends; None where it ends with none."""
+        """Result of the calculation at the end of a turn; None without one."""
         call = annotation_call(decode_exactly(self._tokenizer, turn))  # an end token ends the text otherwise
         return None if call is None else run_call(call, self._tools)
 

@@ -105,7 +105,7 @@ class ChatRunner:
         return self._spoken.of(token_ids)
 
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Of a chat as in its answer, without the end token; of a text each `chat_answers.TextToken`."""
+        """Log probabilities: a chat's without the end token, a text's as `chat_answers.TextToken`."""
         if sample.input.get("messages") is None:
             return self._of_text(sample, generation)
         if generation.logprobs is None:

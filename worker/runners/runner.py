@@ -1,4 +1,4 @@
-"""What the drain asks of a job kind."""
+"""Interface between the drain and a job kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class Runner(Protocol):
         ...
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+        """Next prompt after the given turns, or the reason for the end.
 
         Raises ActographError where this sample cannot be prompted again; the others go on.
         """
@@ -88,7 +88,7 @@ class Runner(Protocol):
         ...
 
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Of the tokens in OpenAI's form; None where nobody asked for them."""
+        """Log probabilities in OpenAI's form; None if not requested."""
         ...
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:

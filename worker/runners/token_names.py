@@ -1,4 +1,4 @@
-"""What tokens are called in answers that tell their probabilities."""
+"""Names of tokens in answers with log probabilities."""
 
 import json
 import re

@@ -29,7 +29,7 @@ class ToolTurns:
         return text.encode(self._tokenizer, self._form.render(messages), is_chat=True)
 
     def further(self, messages: Sequence[Any], turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+        """Next prompt after the given turns, or the reason for the end.
 
         Args:
             messages: the conversation before the first turn.

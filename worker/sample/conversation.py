@@ -64,7 +64,7 @@ class Conversation:
         self._tail: list[int] = []
 
     def begin(self, prompt_ids: Sequence[int], results_from: int | None = None) -> TurnPrompt:
-        """What the next turn shares with the latest; changes nothing."""
+        """Beginning that the next turn shares with the latest; changes nothing."""
         most = min(len(self._ids), len(prompt_ids))
         shared = next((i for i in range(most) if self._ids[i] != prompt_ids[i]), most)
         if shared == len(prompt_ids) and self._numbers[shared - 1] not in self._unrun:

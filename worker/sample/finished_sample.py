@@ -39,7 +39,7 @@ class FinishedSample:
 
 @dataclass(frozen=True)
 class RowsWanted:
-    """What a job keeps: the positions, and the hooks that have rows from a prompt's last token on."""
+    """Stored positions of a job, and the hooks with rows from a prompt's last token on."""
 
     positions: Positions
     tail_only: Collection[str]

@@ -44,7 +44,7 @@ WRITERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What all sessions of a slice have in common."""
+    """Data common to all sessions of a slice."""
 
     structure: resources.ModelStructure
     tokenizer_sha256: str
@@ -69,12 +69,12 @@ class Provenance:
 
     @property
     def positions(self) -> Positions:
-        """What the engine is told; "all" where a chooser says more."""
+        """Positions for the engine; "all" beside a chooser."""
         return choosers.named(self.capture.positions)
 
     @property
     def shaping(self) -> RowShaping:
-        """What the engine makes of the rows before they leave the device."""
+        """Reduction and statistics computed on the device."""
         features = self.capture.features
         columns: slice | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
@@ -94,7 +94,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class _Came:
-    """What the engine delivered under one name."""
+    """Rows delivered by the engine under one name."""
 
     width: int
     dtype: str
@@ -248,7 +248,7 @@ class UnitRecorder:
     def _manifest(
         self, index: int, finished: FinishedSample, session_id: str
     ) -> tuple[SessionManifest, list[int] | None]:
-        """What must have been stored, and the tokens of rows that are not consecutive."""
+        """Expected rows, and the tokens of rows that are not consecutive."""
         sample, origin, sampling = self._samples[index], self._provenance, self._samplings[index]
         due = {hook: finished.due(hook) for hook in origin.hooks}
         positions = RowPositions()
@@ -314,7 +314,7 @@ class RowPositions:
         self.tokens: list[int] | None = None
 
     def place(self, tokens: Sequence[int]) -> int:
-        """Where `tokens` stand in what is stored; the longest lists must come first.
+        """Offsets of `tokens` in the stored tensor; the longest lists must come first.
 
         A hook that lacks the first rows of a turn (logits) often has the last tokens of a longer list.
         """

@@ -56,7 +56,7 @@ class Steering:
         )
 
     def records(self, condition: str) -> tuple[AppliedIntervention, ...]:
-        """What the manifest of a session of this condition says."""
+        """Manifest entries of this condition."""
         return self._records.get(condition, ())
 
 

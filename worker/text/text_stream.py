@@ -43,7 +43,7 @@ class TextStream:
         return given
 
     def _may_stop_at(self) -> int:
-        """Where an ending begins that may become a stop string; the text's length where there is none."""
+        """Start of an ending that may become a stop string; the text's length without one."""
         text = self._held
         for start in range(max(0, len(text) - max(map(len, self._stops), default=1) + 1), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):

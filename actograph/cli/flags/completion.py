@@ -1,4 +1,4 @@
-"""What the shell offers on Tab: ids of jobs and sessions, names of models, asked of the service.
+"""Completions for Tab: ids of jobs and sessions and names of models, from the service.
 
 A shell waits for it with the cursor standing still, so it takes a second at most; without a service, or
 without a key that it accepts, nothing is offered.

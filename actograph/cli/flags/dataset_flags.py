@@ -37,7 +37,7 @@ def reference(typed: str, flag: str) -> tuple[dict[str, Any], Path | None]:
 
 
 def of_builtin(task: str | None, *, fewshot: bool) -> dict[str, Any]:
-    """Where lm-eval has the rows of a task that comes with Actograph; {} for other tasks."""
+    """lm-eval's dataset for a built-in task; {} for other tasks."""
     from actograph.contract.tasks import TaskName
 
     if task not in get_args(TaskName):

@@ -27,7 +27,7 @@ AllOption = Annotated[bool, typer.Option("--all", "-a", help="List everything, h
 
 @dataclass
 class GlobalOptions:
-    """What stood before the command."""
+    """Options before the command."""
 
     url: str | None = None
     api_key: str | None = None

@@ -23,7 +23,7 @@ _STATUS_OF = {
 
 @dataclass
 class Watched:
-    """What the events told, times by the service's clock."""
+    """State gathered from events, with times by the service's clock."""
 
     started_at: float | None = None
     last_progress_at: float | None = None

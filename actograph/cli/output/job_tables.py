@@ -87,7 +87,7 @@ def describe(job: Job) -> str:
 
 
 def _stated(spec: dict[str, Any]) -> dict[str, Any]:
-    """What a spec says beyond the defaults and what stands above it; all of it where it has another form."""
+    """Fields of a spec that differ from the defaults; all fields of an unknown form."""
     try:
         found = job_spec_adapter.validate_python(spec).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:

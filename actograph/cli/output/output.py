@@ -1,4 +1,4 @@
-"""What the command line writes: results to stdout, everything said about them to stderr."""
+"""Output of the command line: results to stdout, notes to stderr."""
 
 import sys
 from collections.abc import Iterable

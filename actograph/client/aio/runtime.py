@@ -23,7 +23,7 @@ async def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 async def each_of(
     work: Callable[[A], Awaitable[T]], items: AsyncIterable[A] | Iterable[A], at_once: int
 ) -> AsyncIterator[T]:
-    """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
+    """Yield the result of `work` for each item, in order, with at most `at_once` under way."""
     pending: deque[asyncio.Future[T]] = deque()
     try:
         async for item in _awaited(items):

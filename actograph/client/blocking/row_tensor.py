@@ -22,7 +22,7 @@ ANSWER_BYTES = 64 << 20
 
 
 class RowSource(Protocol):
-    """Where a session's rows are read from."""
+    """Source of a session's rows."""
 
     def read(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
         """Rows [start, stop) of a tensor as stored."""
@@ -89,7 +89,7 @@ class RowTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays that indexing gives."""
+        """Dtype of the arrays returned by indexing."""
         bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
         return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
 

@@ -22,7 +22,7 @@ def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterator[T]:
-    """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
+    """Yield the result of `work` for each item, in order, with at most `at_once` under way."""
     pending: deque[Future[T]] = deque()
     with ThreadPoolExecutor(at_once, thread_name_prefix="actograph-client") as pool:
         try:

@@ -67,7 +67,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one session gives: rows [k, width] and the token of each."""
+    """Rows of one session, [k, width], and the token of each."""
 
     session: Session
     rows: Array
@@ -154,5 +154,5 @@ class Gathered:
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that gave rows."""
+        """Sessions with rows."""
         return [piece.session for piece in self._pieces]

@@ -1,4 +1,4 @@
-"""What a sample file says of the activations: their shapes, or the beginning of every row."""
+"""Activations in a sample file: shapes, or the beginning of every row."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 
 @dataclass(kw_only=True)
 class Totals:
-    """What went into the folder."""
+    """Contents of the folder."""
 
     samples: int = 0
     failed: int = 0
@@ -73,7 +73,7 @@ class Totals:
 
 @dataclass(kw_only=True)
 class Held:
-    """What is stored of one sample."""
+    """Stored data of one sample."""
 
     session: resources.Session | None = None
     reader: SessionReader | None = None
@@ -247,7 +247,7 @@ def _write_sample(spool: IO[bytes], plan: ExportPlan, sample: Sample, name: str,
 
 
 def _agent_state(session: resources.Session, held: Held) -> dict[str, Any]:
-    """What a session holds: its hooks and files, and what its manifest says of how it was made."""
+    """Contents of a session: hooks, files, and its origin from the manifest."""
     state: dict[str, Any] = {
         "session_id": session.id,
         "prompt_tokens": session.prompt_tokens,

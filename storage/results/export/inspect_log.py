@@ -293,7 +293,7 @@ def _call(call: ToolCall | MalformedCall, call_id: str) -> dict[str, Any]:
 
 
 def _summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What Inspect lists a sample with, without reading all of it."""
+    """Summary of a sample for Inspect's list."""
     kept = (
         "id", "epoch", "uuid", "scores", "metadata", "model_usage", "started_at", "completed_at",
         "total_time", "working_time",

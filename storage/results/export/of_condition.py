@@ -1,4 +1,4 @@
-"""What the evaluation frameworks' files are told of one condition of an evaluation."""
+"""Data of one condition for the files of evaluation frameworks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,6 +64,6 @@ def runs(job: Job, results: Mapping[str, ConditionResults]) -> dict[str, Conditi
 
 
 def dataset_name(spec: EvaluationSpec) -> str:
-    """Where the problems came from, in words."""
+    """Source of the problems, in words."""
     fields: dict[str, Any] = spec.dataset.model_dump()
     return str(fields.get("hub") or fields.get("path") or fields.get("file_id"))

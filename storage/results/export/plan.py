@@ -1,4 +1,4 @@
-"""What an export will hold, read at one moment, so that its files agree while the job runs on."""
+"""Contents of an export, read at one moment, so that its files agree."""
 
 import json
 from array import array

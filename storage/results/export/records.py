@@ -25,7 +25,7 @@ def full(sample: Sample, name: str, task: str) -> dict[str, Any]:
 
 
 def line(sample: Sample, name: str) -> dict[str, Any]:
-    """What `dataset.jsonl` has of it."""
+    """Line of a sample in `dataset.jsonl`."""
     return {
         "name": name,
         "index": sample.index,

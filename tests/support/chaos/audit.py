@@ -1,4 +1,4 @@
-"""What `bench.chaos` finds wrong: every sample of a disturbed job beside the undisturbed one's."""
+"""Audit of `bench.chaos`: every sample of a disturbed job beside the undisturbed one."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a run of `bench.chaos` found, as a table and as JSON."""
+"""Report of a run of `bench.chaos`, as a table and as JSON."""
 
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -87,7 +87,7 @@ def alone(report: Report, kind: str) -> list[float]:
 
 
 def marks(report: Report) -> list[Mark]:
-    """What must be reached."""
+    """Required results."""
     wrong = 0.0 if report.is_clean() else 1.0
     name = f"runs on {report.stack} with a sample lost, doubled or different, {len(report.faults)} faults"
     found = [Mark(name=name, measured=wrong, at_most=0.0)]

@@ -93,7 +93,7 @@ class Chaos:
         return [*first, *self._random.choices(names, weights, k=max(0, count - len(first)))][:count]
 
     def faults(self) -> list[Fault]:
-        """What the index says of the time after each fault."""
+        """Recovery after each fault, from the index."""
         found = []
         with self._stack.database.read() as session:
             for kind, hit in self.injected:

@@ -32,7 +32,7 @@ _SABOTEUR = Path(__file__).with_name("saboteur")
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
-    """What stands behind the service, and stays when it ends."""
+    """Backends of the service, which outlive it."""
 
     home: Path
     #: for the service
@@ -46,7 +46,7 @@ class Servers:
     proxy: FaultyProxy | None = None
 
     def leftovers(self) -> int:
-        """What writers that were killed left."""
+        """Leftovers of killed writers."""
         return sum(1 for _ in self.staging.glob(f"**/{STAGING}*"))
 
 

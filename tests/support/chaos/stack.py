@@ -135,7 +135,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Injected:
-    """What a fault hit."""
+    """Target of a fault."""
 
     #: samples that may have to be run again because of it
     in_hand: list[str]

@@ -1,4 +1,4 @@
-"""What clients do, all at once: every request that writes to the index, on the same few things."""
+"""Acts of clients, all at once: every request that writes to the index, on the same few items."""
 
 import json
 import random
@@ -35,7 +35,7 @@ EVALUATION_ROWS = 2
 
 @dataclass
 class Memory:
-    """What all clients know: ids that some of them made. Old ones stay, so that they are used in vain."""
+    """Ids known to all clients; old ones stay, so that some requests fail."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     ids: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))

@@ -1,4 +1,4 @@
-"""What must be true of an index and its store once everything is quiet."""
+"""Invariants of an index and its store at rest."""
 
 from collections import Counter as Tally
 from collections.abc import Iterator

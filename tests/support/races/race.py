@@ -33,7 +33,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Raced:
-    """What went wrong, in words; of each act, how often it was done, and how often the service refused it."""
+    """Faults in words, and counts of acts done and refused."""
 
     faults: Sequence[str]
     done: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What the service does by itself: workers that drain, fail and come back, and API processes that tidy up."""
+"""Acts of the service: workers that drain, fail and come back, and API processes that tidy up."""
 
 import random
 import time

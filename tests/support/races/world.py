@@ -46,7 +46,7 @@ DEAD_PID = -1
 
 
 class Faults:
-    """What must not happen, as it happens; safe for use from many threads."""
+    """Recorder of violations; safe for use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

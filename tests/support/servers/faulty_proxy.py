@@ -83,7 +83,7 @@ class FaultyProxy:
         self._thread.join()
 
     def take_requests(self) -> list[Request]:
-        """What was asked since the last call."""
+        """Requests since the last call."""
         with self._lock:
             taken, self._requests = self._requests, []
         return taken

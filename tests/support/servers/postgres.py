@@ -106,7 +106,7 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """Of the postmaster."""
+        """Process id of the postmaster."""
         assert self._process is not None
         return self._process.pid
 
@@ -256,7 +256,7 @@ class PostgresServer:
 
 
 def _other_user() -> str:
-    """Who runs the server: "" for ourselves. Raises Unavailable where root has no other user."""
+    """User that runs the server: "" for ourselves. Raises Unavailable if root has no other user."""
     if os.geteuid() != 0:
         return ""
     for name in USERS:

@@ -1,4 +1,4 @@
-"""What a job's recent samples took, by which its end is foretold"""
+"""Recent work of a job, used to estimate its end"""
 
 import sqlalchemy as sa
 from alembic import op
