@@ -1,4 +1,4 @@
-"""Every query about API keys. Of a key only its sha256 is kept, and how it begins."""
+"""Queries about API keys. Only a key's sha256 and its first characters are stored."""
 
 import secrets
 from collections.abc import Collection, Sequence
@@ -21,13 +21,13 @@ from storage.tables.models import ApiKeyRow
 
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 RANDOM_BYTES = 32
-#: `last_used_at` is written at most so often
+#: shortest time between two writes of `last_used_at`
 USED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownKey:
-    """Rights of a request with a key."""
+    """Rights of a request with a valid key."""
 
     id: str
     role: Role
@@ -38,32 +38,32 @@ class KnownKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownKeys:
-    """All keys that are good, by their sha256."""
+    """All keys that are not revoked, by their sha256."""
 
     by_digest: dict[str, KnownKey]
-    #: whether there was ever a key, revoked ones included
+    #: True if a key was ever created, revoked ones included
     any: bool
 
 
 def digest_of(key: str) -> str:
-    """The sha256 that a key is looked up by, in hex."""
+    """The sha256 of a key in hex."""
     return sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 def owner_of_digest(digest: str) -> str:
-    """Default owner of a key, from the beginning of its sha256."""
+    """The default owner of a key, named after the first digits of its sha256."""
     return f"key:{digest[:8]}"
 
 
 def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[ApiKeyRow, str]:
-    """Make a key; returns its row and the key itself, which is kept nowhere.
+    """Create a key. Returns its row and the key itself, which is not stored.
 
     Args:
-        needs_admin: whether the first key must be an admin's for good, since nobody else could make the
-            next one.
+        needs_admin: whether the first key must be an admin's that never expires. Nobody else could create
+            the next one.
 
     Raises:
-        Conflict: the first key is no such one.
+        Conflict: there is no such key yet, and this is not one.
     """
     lasts = new.role is Role.ADMIN and new.expires_after is None
     if needs_admin and not lasts and not has_admin(session, lasting=True):
@@ -72,7 +72,7 @@ def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[
         )
     key = f"{KEY_PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
     owner = new.owner or owner_of_digest(digest_of(key))
-    while new.owner is None and _is_owner(session, owner):  # 32 bits do meet, and must not join strangers
+    while new.owner is None and _is_owner(session, owner):  # 32 bits may collide
         key = f"{KEY_PREFIX}{secrets.token_hex(RANDOM_BYTES)}"
         owner = owner_of_digest(digest_of(key))
     moment = now(session)
@@ -106,7 +106,7 @@ def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[ApiKey
 
 
 def update(session: Session, key_id: str, change: KeyUpdate) -> ApiKeyRow:
-    """Raises NotFound; Conflict where the key is revoked."""
+    """Change a key. Raises NotFound, or Conflict if it is revoked."""
     row = _locked(session, key_id)
     if row.revoked_at is not None:
         raise Conflict(f"key {key_id} is revoked")
@@ -117,17 +117,17 @@ def update(session: Session, key_id: str, change: KeyUpdate) -> ApiKeyRow:
 
 
 def revoke(session: Session, key_id: str, *, needs_admin: bool = True) -> ApiKeyRow:
-    """End a key for good; its row stays, so that it is known whose it was. Twice changes nothing.
+    """Revoke a key for ever. Its row stays as a record of its owner. A second call changes nothing.
 
     Args:
-        needs_admin: whether the last admin's key must stay.
+        needs_admin: whether the last key of an admin must stay.
 
     Raises:
         NotFound: no such key.
-        Conflict: nobody could make keys any more.
+        Conflict: nobody could create keys any more.
     """
     if needs_admin:
-        # two admins that revoke each other's key at once would both see the other one's
+        # or two admins could revoke each other's key at once
         admins = sa.select(ApiKeyRow.id).where(ApiKeyRow.role == Role.ADMIN).order_by(ApiKeyRow.id)
         session.execute(admins.with_for_update(key_share=True))
     row = _locked(session, key_id)
@@ -140,7 +140,7 @@ def revoke(session: Session, key_id: str, *, needs_admin: bool = True) -> ApiKey
 
 
 def known(session: Session) -> KnownKeys:
-    """Every key that is good now, in one query."""
+    """All keys that are not revoked, in one query."""
     rows = session.execute(
         sa.select(
             ApiKeyRow.sha256,
@@ -167,15 +167,15 @@ def known(session: Session) -> KnownKeys:
 
 
 def exist(session: Session) -> bool:
-    """Whether there was ever a key."""
+    """Whether a key was ever created."""
     return session.execute(sa.select(ApiKeyRow.id).limit(1)).first() is not None
 
 
 def touch(session: Session, key_ids: Collection[str]) -> None:
-    """Note that these keys were used, where that was not noted lately."""
+    """Write the time of use of these keys, unless it was written recently."""
     moment = now(session)
     lately = sa.and_(ApiKeyRow.last_used_at.is_not(None), ApiKeyRow.last_used_at > moment - USED_SECONDS)
-    # what somebody else writes at the moment need not be written again
+    # a row locked by another transaction is being written anyway
     due = sa.select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), ~lately).with_for_update(skip_locked=True)
     session.execute(
         sa.update(ApiKeyRow).where(ApiKeyRow.id.in_(session.scalars(due).all())).values(last_used_at=moment)
@@ -183,7 +183,7 @@ def touch(session: Session, key_ids: Collection[str]) -> None:
 
 
 def quotas(session: Session) -> dict[str, int]:
-    """Owner -> bytes that their keys say they may store: the most that one of the good keys says."""
+    """Owner -> largest `quota_bytes` of their valid keys."""
     statement = (
         sa.select(ApiKeyRow.owner, sa.func.max(ApiKeyRow.quota_bytes))
         .where(ApiKeyRow.quota_bytes.is_not(None), *_good(moment_of(session)))
@@ -221,7 +221,7 @@ def _good(moment: float | sa.ColumnElement[float]) -> tuple[sa.ColumnElement[boo
 
 
 def has_admin(session: Session, *, but: str = "", lasting: bool = False) -> bool:
-    """Whether a good key of an admin is there, beside one; `lasting`: which does not end by itself."""
+    """Whether an admin has a valid key other than `but`; with `lasting`, one that never expires."""
     statement = sa.select(ApiKeyRow.id).where(
         ApiKeyRow.role == Role.ADMIN, ApiKeyRow.id != but, *_good(now(session))
     )
@@ -231,7 +231,7 @@ def has_admin(session: Session, *, but: str = "", lasting: bool = False) -> bool
 
 
 def _require_other_admin(session: Session, row: ApiKeyRow) -> None:
-    """Raises Conflict where without this key nobody could make keys, now or once the others have expired."""
+    """Raises Conflict if nobody else could create keys, now or after the other keys expire."""
     if has_admin(session, but=row.id, lasting=True):
         return
     if not has_admin(session, but=row.id):

@@ -1,10 +1,9 @@
-"""How much of the store is used, by whom, and what the quotas leave.
+"""Usage of the store by owner, and quotas.
 
-An owner submits jobs and uploads files. `api.security.auth.caller` gives the name: `local`, the name of an
-API key, or `key:` and the beginning of a key's digest. What was stored before there were owners counts in the
-total alone. Deleted sessions and files count until their bytes are removed from the store. Sums are taken
-from the index when they are asked for, so that they cannot drift, and a pause ends by itself as soon as
-sessions are deleted or expire.
+An owner submits jobs and uploads files. `api.security.auth.caller` returns the name: `local`, the name of an
+API key, or `key:` and the first digits of a key's digest. Objects without an owner count in the total alone.
+Deleted sessions and files count until their bytes are removed from the store. Every read sums up the index,
+so usage cannot drift, and a pause ends by itself when sessions are deleted or expire.
 """
 
 import shutil
@@ -27,7 +26,7 @@ from storage.tables.models import FileRow, SessionRow
 
 #: owner of everything in a service without keys, see `api.security.auth.caller`
 WITHOUT_KEYS = "local"
-#: of the disk, for each owner with a key
+#: default quota of an owner with a key, as a share of the disk
 _DEFAULT_SHARE = 0.75
 
 ADVICE = "delete sessions or files, or let sessions expire, and it goes on by itself"
@@ -40,13 +39,13 @@ class _Disk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """Usage at one moment, and the limits; 0 is no limit."""
+    """Usage at one moment, and the limits. 0 means no limit."""
 
     total_limit: int = 0
     owner_limit: int = 0
-    #: whether `owner_limit` is the service's own choice; it is not for a service without keys
+    #: True if no setting chose `owner_limit`; the default does not apply without keys
     is_default: bool = False
-    #: limits of owners whose keys name one, in place of `owner_limit`
+    #: limits from `quota_bytes` of keys, in place of `owner_limit`
     own_limits: Mapping[str, int] = field(default_factory=dict)
     used: Mapping[str | None, Usage] = field(default_factory=dict)
 
@@ -55,7 +54,7 @@ class Quotas:
         return sum(one.bytes for one in self.used.values())
 
     def pause(self) -> str | None:
-        """Why nothing may be begun, or None."""
+        """Why no job may start, or None."""
         if not self.total_limit or self.total < self.total_limit:
             return None
         return (
@@ -64,7 +63,7 @@ class Quotas:
         )
 
     def owner_pause(self, owner: str | None) -> str | None:
-        """Why nothing of this owner may be begun, or None."""
+        """Why no job of this owner may start, or None."""
         limit = self.limit_of(owner)
         if not limit or self._of(owner) < limit:
             return None
@@ -80,14 +79,14 @@ class Quotas:
         return [owner for owner in self.used if owner is not None and self.owner_pause(owner)]
 
     def left(self, owner: str | None) -> int | None:
-        """Bytes that this owner may still store; None where there is no limit."""
+        """Bytes that this owner may still store; None means no limit."""
         found = [self.total_limit - self.total] if self.total_limit else []
         limit = self.limit_of(owner)
         found += [limit - self._of(owner)] if limit else []
         return max(0, min(found)) if found else None
 
     def require(self, owner: str | None, needed: int, what: str, *, param: str | None = None) -> None:
-        """Raises QuotaExceeded where `needed` bytes more do not fit."""
+        """Raises QuotaExceeded if `needed` more bytes do not fit."""
         left = self.left(owner)
         if left is not None and needed > left:
             raise QuotaExceeded(
@@ -98,7 +97,7 @@ class Quotas:
             )
 
     def limit_of(self, owner: str | None) -> int:
-        """Bytes that an owner may store in all; 0: no limit."""
+        """Bytes that an owner may store in all; 0 means no limit."""
         if owner is None or (owner == WITHOUT_KEYS and self.is_default):
             return 0
         return self.own_limits.get(owner, self.owner_limit)
@@ -109,28 +108,28 @@ class Quotas:
 
 
 def read(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
-    """The quotas now; nothing is summed up where there are none.
+    """The quotas now. Without limits, usage is not read.
 
     Args:
-        has_own_limits: False where the caller knows that no key limits what its owner stores.
+        has_own_limits: False if the caller knows that no key has `quota_bytes`.
     """
     limits = _limits(session, settings, has_own_limits=has_own_limits)
     is_limited = limits.total_limit or limits.own_limits or limits.owner_limit
     if limits.is_default and not (limits.total_limit or limits.own_limits):
-        # nobody can have reached the limit before the disk itself holds so much
+        # nobody has reached the limit before the disk holds so much
         is_limited = _disk_usage(settings).used >= limits.owner_limit
     return replace(limits, used=usage(session)) if is_limited else limits
 
 
 def owner_limit(settings: Settings) -> int:
-    """Bytes that each owner with a key may store by default; 0: no limit."""
+    """Default limit in bytes of each owner with a key; 0 means no limit."""
     if settings.owner_quota_bytes is not None:
         return settings.owner_quota_bytes
     return int(_disk_usage(settings).total * _DEFAULT_SHARE)
 
 
 def _disk_usage(settings: Settings) -> _Disk:
-    """Sizes of a local store's disk; all zero for a store elsewhere."""
+    """Sizes of a local store's disk; zeros for a remote store."""
     url = urlsplit(settings.effective_artifact_url)
     if url.scheme == "file":
         with suppress(OSError):
@@ -150,7 +149,7 @@ def _limits(session: Session, settings: Settings, *, has_own_limits: bool = True
 
 @of_everyone
 def usage(session: Session) -> dict[str | None, Usage]:
-    """Owner -> what they have stored."""
+    """Usage by owner."""
     found: dict[str | None, dict[str, int]] = {}
     counted = sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes))
     for row in session.execute(counted.group_by(SessionRow.owner)):
@@ -170,7 +169,7 @@ def usage(session: Session) -> dict[str | None, Usage]:
 def shown(session: Session, settings: Settings) -> StoreUsage:
     """Usage and quotas as the API shows them, the largest owner first.
 
-    A restricted session is shown its owner's part alone, what there is room for included.
+    A restricted session sees its owner's part alone, in the available bytes too.
     """
     me = owner_of(session)
     quotas = replace(_limits(session, settings), used=usage(session))

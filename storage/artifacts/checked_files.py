@@ -28,7 +28,7 @@ class ChunkDigests(BaseModel):
 
 
 class ChunkHasher:
-    """Digests of a file's chunks, from pieces of any size."""
+    """Computes the digests of a file's chunks from pieces of any size."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self.size = 0
@@ -48,7 +48,7 @@ class ChunkHasher:
                 self._chunk = hashlib.sha256()
 
     def passing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """The same pieces, hashed on their way."""
+        """Hash pieces and pass them on."""
         for piece in pieces:
             self.update(piece)
             yield piece
@@ -63,7 +63,7 @@ class ChunkHasher:
 
 
 class FileHasher(ChunkHasher):
-    """Digests of a file and of its chunks, in one pass over its bytes."""
+    """Computes the digests of a file and of its chunks in one pass."""
 
     def __init__(self, chunk_bytes: int) -> None:
         super().__init__(chunk_bytes)
@@ -109,11 +109,11 @@ class CheckedFile:
 
     @property
     def has_chunks(self) -> bool:
-        """Whether ranges can be verified."""
+        """True if ranges can be verified."""
         return self._chunks is not None
 
     def damage(self, reason: str) -> StoreDamaged:
-        """The error for this file: it names the session and the file, or the upload."""
+        """An error that names the session and the file, or the upload."""
         _, artifact, *names = self.key.split("/")
         name = names[0] if names else None
         label = f"session {artifact}: {name}" if name else f"file {artifact}"
@@ -124,7 +124,7 @@ class CheckedFile:
         )
 
     def check_whole(self) -> None:
-        """Verify a file without chunk digests as a whole; one that has them is verified as it is read."""
+        """Verify a file without chunk digests as a whole. Other files are verified when they are read."""
         self.check_size()
         if self._chunks is None:
             for _ in self._stream_whole():
@@ -149,7 +149,7 @@ class CheckedFile:
         return data if len(data) == length else data[start - low : start - low + length]
 
     def stream(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Bytes [start, stop) in pieces; a piece that is wrong is never returned.
+        """Bytes [start, stop) in pieces. A damaged piece is never returned.
 
         A whole file without chunk digests is verified before its last piece is returned.
         """
@@ -188,7 +188,7 @@ class CheckedFile:
         yield last
 
     def _around(self, start: int, stop: int) -> tuple[int, int]:
-        """The range of whole chunks that holds [start, stop)."""
+        """The range of whole chunks around [start, stop)."""
         assert self._chunks is not None
         size = self._chunks.bytes
         return start // size * size, min(self.size, -(-stop // size) * size)

@@ -1,6 +1,6 @@
-"""Rows of a dataset that was uploaded or lies under an allowed data root.
+"""Rows of a dataset that was uploaded or is under an allowed data root.
 
-Hub datasets need the `datasets` library and are read by the worker alone.
+Only workers read Hub datasets, with the `datasets` library.
 """
 
 import os
@@ -39,7 +39,7 @@ class Uploads:
     store: ArtifactStore
 
     def open(self, file_id: str) -> CheckedFile:
-        """The bytes of a file, verified as they are read. Raises InvalidDataset if there is no such file."""
+        """The bytes of a file; reads are verified. Raises InvalidDataset if there is no such file."""
         missing = InvalidDataset(f"no file {file_id}", param="dataset.file_id")
         if not is_id(file_id, "file"):
             raise missing
@@ -70,7 +70,7 @@ def read(
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
         StoreDamaged: an upload is not what was uploaded.
-        ServiceBusy: other readers use the memory that this one needs.
+        ServiceBusy: other readers use all memory for decoding.
     """
     columns, required = (GSM8K_COLUMNS, GSM8K_COLUMNS) if reader is None else (reader.columns, ())
     with _records(ref, uploads, data_roots, columns, required) as records:
@@ -86,7 +86,7 @@ def read_text_rows(
     limit: int | None = None,
     offset: int = 0,
 ) -> Iterator[TextRow]:
-    """`field` of rows `offset` to `offset + limit` of the dataset, as `read` reads them."""
+    """`field` of rows `offset` to `offset + limit` of the dataset; otherwise like `read`."""
     with _records(ref, uploads, data_roots, (field,), (field,)) as records:
         yield from stream_texts(records, field, limit=limit, offset=offset)
 
@@ -99,7 +99,7 @@ def _records(
     columns: Collection[str],
     required: Collection[str],
 ) -> Iterator[Iterable[object]]:
-    """The records of a dataset; of a Parquet file `columns` alone are decoded."""
+    """The records of a dataset. Only `columns` of a Parquet file are decoded."""
     with _opened(ref, uploads, data_roots) as (file, written):
         if written == "parquet":
             yield ParquetProcess(file, columns, required)
@@ -121,7 +121,7 @@ def _opened(
 
 
 class LocalFile:
-    """A file under a data root, read by ranges or as a stream."""
+    """A file under a data root, for reads of ranges or of the whole stream."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -144,13 +144,11 @@ class LocalFile:
 
 
 def allowed_path(path: str, data_roots: Sequence[str]) -> Path:
-    """The file that `path` names, links followed, if a data root holds it.
-
-    The message is the same for a path outside and for one that does not exist, so that it
-    tells nothing about the server's disk.
+    """The file at `path`, with links followed, if it is under a data root.
 
     Raises:
-        InvalidDataset: outside every root, missing, or not a file.
+        InvalidDataset: outside all roots, missing, or not a file. One message for all three reveals nothing
+            about the server's disk.
     """
     refusal = InvalidDataset(
         f"{path}: no such file under the server's data roots (ACTOGRAPH_DATA_ROOTS)", param="dataset.path"

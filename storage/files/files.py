@@ -1,4 +1,4 @@
-"""Every query about uploaded files. Their bytes are in the artifact store under `files/<id>`."""
+"""Queries about uploaded files, and their expiry. Their bytes are in the store under `files/<id>`."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -29,7 +29,7 @@ def insert(
     expires_after: float | None = None,
     chunks: ChunkDigests | None = None,
 ) -> FileRow:
-    """Add a file that is in the store already; `expires_after` is in seconds from now, None keeps it.
+    """Insert a stored file. It expires after `expires_after` seconds; None keeps it.
 
     Args:
         chunks: digests of the file's chunks; None for a file of one chunk.
@@ -57,23 +57,23 @@ def get(session: Session, file_id: str) -> FileRow:
 
 
 def chunks_of(session: Session, file_id: str) -> ChunkDigests | None:
-    """Digests of the file's chunks; None for a file of one chunk, or of an earlier version."""
+    """Digests of the file's chunks; None for a file of one chunk, or from an earlier version."""
     found = session.scalar(sa.select(FileRow.chunks).where(FileRow.id == file_id))
     return None if found is None else ChunkDigests.model_validate(found)
 
 
 def stored(row: FileRow, store: ArtifactStore, chunks: ChunkDigests | None) -> CheckedFile:
-    """The bytes of a file, verified as they are read."""
+    """The bytes of a file; reads are verified."""
     return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256, chunks=chunks)
 
 
 def keep(session: Session, file_id: str) -> FileRow:
-    """The file, held off from deletion until the transaction ends. Raises NotFound."""
+    """The file, protected from deletion until the transaction ends. Raises NotFound."""
     return row_locks.one(row_locks.keep(session, FileRow, [file_id]), f"file {file_id}")
 
 
 def lock(session: Session, file_id: str) -> FileRow:
-    """The file, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
+    """The file, locked for deletion: no new row can refer to it. Raises NotFound."""
     return row_locks.one(row_locks.lock(session, FileRow, [file_id], to_delete=True), f"file {file_id}")
 
 
@@ -91,7 +91,7 @@ def find(
 
 
 def delete(session: Session, file_id: str) -> None:
-    """Remove the row; the stored bytes follow in the background. Raises NotFound."""
+    """Delete the row now and the stored bytes in the background. Raises NotFound."""
     row = lock(session, file_id)
     session.delete(row)
     deletions.add(session, [{"id": row.id, "owner": row.owner, "bytes": row.bytes}])

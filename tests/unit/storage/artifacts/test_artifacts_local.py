@@ -49,7 +49,6 @@ def test_only_our_own_keys_are_accepted(store: LocalStore, key: str) -> None:
         lambda: store.size(key),
         lambda: list(store.stream(key)),
         lambda: store.put_stream(key, [b"x"]),
-        lambda: store.root / key,
         lambda: store.presigned_url(key),
     ):
         with pytest.raises(InvalidKey):
@@ -188,7 +187,6 @@ def test_uploads_are_hashed_and_whole(store: LocalStore) -> None:
     size, digest = store.put_stream(FILE, [b"ab", b"", b"c"])
     assert (size, digest) == (3, sha256(b"abc").hexdigest())
     path = store.root / FILE
-    assert path is not None
     assert path.read_bytes() == b"abc"
     assert store.presigned_url(FILE) is None
 
