@@ -1,4 +1,4 @@
-"""The time that leases are compared with: the database's own, never this process's."""
+"""The clock of the database. Leases are compared with it, so workers with wrong clocks agree."""
 
 import time
 
@@ -14,10 +14,9 @@ _ASKED = "actograph_now"
 
 
 def now(session: Session) -> float:
-    """The time that leases are compared with, in Unix seconds.
+    """The database's time in Unix seconds.
 
-    It is the database's own clock, never this process's, so that workers with wrong clocks agree. It is
-    asked once in a transaction, which goes on from there by a clock that nobody sets.
+    A transaction reads it once, and adds the time of a monotonic clock from then on.
     """
     asked: tuple[float, float] | None = session.info.get(_ASKED)
     if asked is None:
@@ -32,6 +31,6 @@ def _ask_now(session: Session) -> float:
 
 
 def moment_of(session: Session) -> sa.ColumnElement[float]:
-    """The same as part of a statement, which needs no statement of its own then."""
+    """The database's time as an expression, for use within a statement."""
     is_sqlite = session.get_bind().dialect.name == "sqlite"
     return sa.literal_column(_SQLITE if is_sqlite else _SERVER, sa.Double)

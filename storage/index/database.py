@@ -1,7 +1,7 @@
-"""The database: one engine, short read and write transactions, and every dialect difference.
+"""The database: engines, and short transactions for reading and writing.
 
-SQLite runs in WAL mode with BEGIN emitted by us: `BEGIN IMMEDIATE` for writes, so that two
-writers wait for each other instead of failing half-way, plain `BEGIN` for reads.
+SQLite runs in WAL mode. Writes begin with `BEGIN IMMEDIATE`, so that two writers wait for each other instead
+of failing midway. Reads begin with `BEGIN`.
 """
 
 import logging
@@ -46,11 +46,11 @@ BUSY_TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Connections of one process. Each thread that reads or writes holds one meanwhile."""
+    """Size of the connection pool of one process. A transaction holds one connection."""
 
     #: connections that stay open
     size: int = 16
-    #: further ones, closed after use; both together exceed the API's 40 threads and its background threads
+    #: further connections, closed after use; the sum exceeds the API's 40 threads and its background threads
     overflow: int = 48
     #: a thread that waits longer for a connection gets an error
     timeout_seconds: float = 10.0
@@ -64,7 +64,7 @@ class Pool:
         )
 
     def options(self) -> dict[str, Any]:
-        """As SQLAlchemy names them."""
+        """Arguments of `sqlalchemy.create_engine`."""
         return {
             "pool_size": self.size,
             "max_overflow": self.overflow,
@@ -73,7 +73,7 @@ class Pool:
 
 
 class Database:
-    """Opens transactions; repositories take the session and never commit."""
+    """Opens transactions. Functions that take a session never commit."""
 
     def __init__(self, url: str, pool: Pool = Pool()) -> None:
         self.url = make_url(url)
@@ -83,7 +83,7 @@ class Database:
         self._locking: sa.Engine
         #: room for deletions on the disk of a SQLite index
         self.reserve: DiskReserve | None = None
-        #: whose rows alone are seen; None: everybody's
+        #: owner of all visible rows; None shows all rows
         self.owner: str | None = None
         if self.is_sqlite:
             if not self.url.database or self.url.database == ":memory:":
@@ -118,7 +118,7 @@ class Database:
             counters.write(session)
 
     def restricted_to(self, owner: str) -> "Database":
-        """The same database with this owner's rows alone, see `storage.index.ownership`."""
+        """The same database, restricted to the rows of one owner; see `storage.index.ownership`."""
         view = copy(self)
         view.owner = owner
         return view
@@ -128,26 +128,28 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """For reading alone. On SQLite all statements see one moment; on Postgres, which refuses others here,
-        each sees what is committed when it begins."""
+        """A read-only transaction.
+
+        On SQLite all statements see one moment. On Postgres each statement sees the commits before it.
+        """
         with Session(self._reading, expire_on_commit=False) as session, self._restriction(session):
             yield session
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
-        """For reading alone; all statements see one moment, also on Postgres."""
+        """A read-only transaction whose statements see one moment, also on Postgres."""
         with self.read() as session:
             if not self.is_sqlite:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
 
     def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:
-        """Run `work` in a write transaction, again and again while the database is away.
+        """Run `work` in a write transaction, and retry while the database is unavailable.
 
-        A commit may have been made although its answer was lost, so `work` must bear being run twice.
+        A commit may succeed although its answer is lost, so `work` may run twice.
 
         Raises:
-            DBAPIError: the statement's own fault, or the database is away and `give_up` says so.
+            DBAPIError: the statement failed, or the database is unavailable and `give_up` returned True.
         """
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -158,7 +160,7 @@ class Database:
                 if (isinstance(error, DBAPIError) and not is_away(error)) or give_up():
                     raise
                 if pause == FIRST_PAUSE_SECONDS:
-                    log.warning("the database is away, trying again until it is back: %s", error)
+                    log.warning("the database is unavailable, retrying until it is back: %s", error)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             else:
@@ -168,23 +170,23 @@ class Database:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[bool]:
-        """Whether no other process is in the block of this name; True keeps the others out until it ends.
+        """Yield True to one process at a time for each name, and False to the others.
 
-        For work that one of several API processes does for all. Nobody waits, and a process that dies
-        lets the next one in.
+        For work that one of several processes does for all. Nobody waits, and the death of a process ends its
+        block.
         """
         if self._turns is not None:
             with self._turns.alone(name) as is_alone:
                 yield is_alone
             return
-        # a connection of its own, whose end releases the lock: work of minutes takes none from the pool, and
-        # an open transaction would hold up VACUUM and the creation of indexes
+        # The end of this separate connection releases the lock. Work of minutes takes none from the pool, and
+        # an open transaction would block VACUUM and the creation of indexes.
         with self._locking.connect() as connection:
             lock = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtext(f"actograph {name}")))
             yield bool(connection.execute(lock).scalar_one())
 
     def ping(self) -> None:
-        """Raises ServiceUnavailable where the database does not answer."""
+        """Raises ServiceUnavailable if the database does not answer."""
         try:
             with self.read() as session:
                 session.execute(sa.text("SELECT 1"))
@@ -192,7 +194,7 @@ class Database:
             raise ServiceUnavailable("the database does not answer") from error
 
     def give_back_log(self) -> None:
-        """Shrink SQLite's write-ahead log, which keeps the size that it once had."""
+        """Shrink SQLite's write-ahead log, which otherwise keeps its largest size."""
         if self.is_sqlite:
             with self.engine.connect() as connection:
                 raw: Any = connection.connection.driver_connection
@@ -205,9 +207,9 @@ class Database:
 
 
 def is_away(error: DBAPIError) -> bool:
-    """Whether the database cannot be reached, is starting or stopping, or has no room just now.
+    """True if the database cannot be reached, is starting or stopping, or is full.
 
-    Nothing was wrong with the statement then, and it can be tried again.
+    The statement was valid and can be retried.
     """
     if error.connection_invalidated:
         return True
@@ -219,24 +221,24 @@ def is_away(error: DBAPIError) -> bool:
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
         return str(state).startswith(_AWAY_STATES)
-    # no connection was made; a server that refuses us for good says FATAL (a wrong password, no database)
+    # No connection was made. FATAL is a permanent refusal: a wrong password, or no such database.
     said = str(error.orig)
     return "FATAL" not in said or any(words in said for words in _FATAL_FOR_NOW)
 
 
 def is_full(error: DBAPIError) -> bool:
-    """Whether the database's disk has no room left."""
+    """True if the database's disk is full."""
     name = str(getattr(error.orig, "sqlite_errorname", ""))
     return name == "SQLITE_FULL" or getattr(error.orig, "sqlstate", None) == "53100"
 
 
 def changed(result: sa.Result[Any]) -> int:
-    """How many rows an UPDATE or DELETE touched; guarded writes tell success by it."""
+    """Number of rows that an UPDATE or DELETE changed."""
     return int(getattr(result, "rowcount", 0))
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # the driver must not open transactions by itself
+    connection.isolation_level = None  # no implicit transactions
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode=WAL")

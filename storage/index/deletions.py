@@ -1,15 +1,15 @@
-"""The list of pending deletions: promises that rows and files of jobs, sessions and uploads go.
+"""Pending deletions of jobs, sessions and uploads.
 
-A deletion is written in the transaction that makes its object disappear, so that a crash leaves either a
-readable object or a pending deletion. `storage.upkeep.deletion_drain` carries them out in the background:
+A deletion is written in the transaction that hides its object, so a crash leaves either a readable object or
+a pending deletion. `storage.upkeep.deletion_drain` executes them in the background:
 
-* A large job, or many sessions at once, would hold up every other writer if their rows went in one
-  transaction. They are `listed`: hidden from every reader at once, their rows removed slice by slice.
-* A session or file whose row is gone waits for the removal of its stored files. Until then its bytes
-  count in its owner's quota.
-* A deleted job that captured leaves its entry behind for a month. With it the sweep recognizes later files
-  of that job, for example those of a worker that was stopped past the job's end.
-* A file that is being stored has an entry before its first byte, which goes with the commit of its row.
+* Deleting the rows of a large job, or of many sessions, in one transaction would block every other writer.
+  Such objects are `listed`: hidden from every reader at once, and their rows are deleted slice by slice.
+* A session or file without a row waits for the removal of its stored files. Until then its bytes count in its
+  owner's quota.
+* The entry of a deleted capture job is kept for a month. With it the sweep recognizes files that a worker
+  stored after the job's end.
+* A file has an entry before its first byte is stored. The commit of its row deletes the entry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from storage.index.database import changed
 from storage.index.ownership import owner_of
 from storage.tables.models import DeletionRow, SessionRow
 
-#: a file that has not got its row after so long never will
+#: an upload without a row after so long has failed
 STORING_SECONDS = 6 * 3600.0
-#: entries of deleted jobs are kept for so long
+#: how long entries of deleted jobs are kept
 REMEMBER_SECONDS = 30 * 24 * 3600.0
 
 _TABLE = cast(sa.Table, DeletionRow.__table__)
@@ -36,29 +36,29 @@ _COLUMNS = ("id", "owner", "bytes", "listed", "created_at", "attempts", "next_at
 
 
 def add(session: Session, doomed: Sequence[Mapping[str, Any]], *, after_seconds: float = 0.0) -> None:
-    """Add entries of objects whose rows this transaction removes: `id`, `owner`, `bytes`, `names`."""
+    """Add entries of objects whose rows this transaction deletes: `id`, `owner`, `bytes`, `names`."""
     if not doomed:
         return
     session.flush()
     moment = now(session)
-    # sessions that were listed before have an entry already
+    # listed sessions have an entry already
     session.execute(sa.delete(_TABLE).where(_TABLE.c.id.in_([one["id"] for one in doomed])))
     entry = {"listed": False, "attempts": 0, "created_at": moment, "next_attempt_at": moment + after_seconds}
     session.connection().execute(sa.insert(_TABLE), [{"names": None} | dict(one) | entry for one in doomed])
 
 
 def list_job(session: Session, job_id: str, owner: str | None) -> None:
-    """Add the entry of a job whose rows are removed slice by slice."""
+    """Add the entry of a job whose rows are deleted slice by slice."""
     entry = {"id": job_id, "owner": owner, "bytes": 0, "listed": True, "attempts": 0}
     moment = now(session)
     session.connection().execute(sa.insert(_TABLE), entry | {"created_at": moment, "next_attempt_at": None})
 
 
 def list_sessions(session: Session, chosen: sa.Select[tuple[str]]) -> list[int]:
-    """Add entries of the sessions whose ids a statement selects, and hide them; returns their sizes."""
+    """Hide the sessions whose ids a statement selects, and add their entries. Returns their sizes."""
     moment = now(session)
-    # Not the whole condition of VISIBLE: Postgres may look rows up in the table while it grows, which takes
-    # quadratic time. Sessions that are listed already are passed over as conflicts.
+    # Not the whole condition of VISIBLE: a lookup in the growing table may take quadratic time on Postgres.
+    # Sessions that are listed already are skipped as conflicts.
     listed_jobs = session.scalars(
         sa.select(DeletionRow.id).where(DeletionRow.listed == sa.true(), DeletionRow.id.startswith("job_"))
     ).all()
@@ -72,22 +72,22 @@ def list_sessions(session: Session, chosen: sa.Select[tuple[str]]) -> list[int]:
         sa.null(),
         maintain_column_froms=True,
     )
-    if (owner := owner_of(session)) is not None:  # an INSERT is not narrowed
+    if (owner := owner_of(session)) is not None:  # ownership does not narrow an INSERT
         source = source.where(SessionRow.owner == owner)
-    # the lock holds off who would pin one of them meanwhile
+    # the lock keeps other transactions from pinning one of them
     source = source.order_by(SessionRow.id).with_for_update(of=SessionRow, key_share=True)
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     insert = dialect.insert(_TABLE).from_select(_COLUMNS, source, include_defaults=False)
     insert = insert.on_conflict_do_nothing(index_elements=["id"])
     sizes = list(session.connection().execute(insert.returning(_TABLE.c.bytes)).scalars())
     if dialect is postgresql:
-        # the table is empty nearly always; by statistics of that, readers would scan it for each session
+        # the statistics of a nearly always empty table would make readers scan it for each session
         session.connection().execute(sa.text("ANALYZE deletions"))
     return sizes
 
 
 def visible(session: Session) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition that leaves out listed sessions and those of listed jobs; empty if nothing is listed."""
+    """Condition without listed sessions and sessions of listed jobs; empty if nothing is listed."""
     listed = sa.select(DeletionRow.id).where(DeletionRow.listed == sa.true()).limit(1)
     return VISIBLE if session.execute(listed).first() is not None else ()
 
@@ -102,15 +102,15 @@ VISIBLE = (_not_listed(SessionRow.id), _not_listed(SessionRow.job_id))
 
 
 def begin_storing(session: Session, file_id: str, owner: str | None, size: int) -> None:
-    """Promise the removal of a file that is about to be stored, in case its row is never written."""
+    """Schedule the removal of a new file, in case its row is never written."""
     add(session, [{"id": file_id, "owner": owner, "bytes": size}], after_seconds=STORING_SECONDS)
 
 
 def end_storing(session: Session, file_id: str) -> None:
-    """Withdraw that promise, in the transaction that writes the file's row.
+    """Cancel the scheduled removal, in the transaction that writes the file's row.
 
     Raises:
-        ServiceUnavailable: it took so long that the file has been removed.
+        ServiceUnavailable: the upload took so long that the file was removed.
     """
     if not changed(session.execute(sa.delete(DeletionRow).where(DeletionRow.id == file_id))):
         raise ServiceUnavailable(
@@ -119,24 +119,24 @@ def end_storing(session: Session, file_id: str) -> None:
 
 
 def give_up_storing(session: Session, file_id: str) -> None:
-    """Remove a file soon whose upload failed."""
+    """Schedule the removal of a failed upload now."""
     chosen = sa.update(DeletionRow).where(DeletionRow.id == file_id)
     session.execute(chosen.values(next_attempt_at=now(session)))
 
 
 @dataclass(slots=True)
 class Pending:
-    """Objects of one owner that were deleted and are still stored."""
+    """Deleted objects of one owner that are still stored."""
 
     count: int = 0
     bytes: int = 0
-    #: the sessions among them whose rows are still in their table
+    #: sessions among them that still have a row
     listed: int = 0
     listed_bytes: int = 0
 
 
 def usage(session: Session) -> dict[str | None, Pending]:
-    """Owner -> stored objects that were deleted."""
+    """Owner -> deleted objects that are still stored."""
     found: dict[str | None, Pending] = {}
     waiting = sa.select(DeletionRow.owner, sa.func.count(), sa.func.sum(DeletionRow.bytes)).where(
         DeletionRow.listed == sa.false(), DeletionRow.next_attempt_at.is_not(None)
@@ -155,18 +155,18 @@ def usage(session: Session) -> dict[str | None, Pending]:
 
 
 def pending_ids(session: Session, ids: Sequence[str]) -> set[str]:
-    """Ids among these that have an entry."""
+    """The ids that have an entry."""
     return set(session.scalars(sa.select(DeletionRow.id).where(DeletionRow.id.in_(ids))))
 
 
 def is_any_due(session: Session) -> bool:
-    """Whether `storage.upkeep.deletion_drain` has something to do."""
+    """True if a deletion is due."""
     due = sa.or_(DeletionRow.listed == sa.true(), DeletionRow.next_attempt_at <= now(session))
     return session.execute(sa.select(DeletionRow.id).where(due).limit(1)).first() is not None
 
 
 def forget(session: Session) -> None:
-    """Drop the entries of jobs that were deleted long ago."""
+    """Delete the entries of jobs that were deleted long ago."""
     old = (DeletionRow.next_attempt_at.is_(None), DeletionRow.listed == sa.false())
     session.execute(
         sa.delete(DeletionRow).where(*old, DeletionRow.created_at < now(session) - REMEMBER_SECONDS)

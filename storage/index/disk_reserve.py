@@ -1,9 +1,8 @@
-"""Room on the disk of a SQLite index that only deletions may use.
+"""Disk space of a SQLite index that only deletions may use.
 
-To delete, SQLite must write first. On a full disk nothing could be deleted any more. So a file beside the
-index holds some room back: a transaction that frees space removes it if the disk is full, and it is made
-again once there is room. Other programs may fill the disk to the last byte; only the service itself, which
-stores nothing below the disk floor, leaves the reserve alone.
+SQLite must write before it can delete, so nothing could be deleted on a full disk. A file beside the index
+reserves some space. If the disk is full, a transaction that frees space removes the file. It is created again
+once there is room.
 """
 
 import errno
@@ -18,22 +17,22 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 RESERVE_BYTES = 16 << 20
-#: The reserve is made again when there is so much room for others beside it.
+#: free bytes beside the reserve before it is created again
 _ROOM_BYTES = 3 * RESERVE_BYTES
-#: errno of a disk, or a quota of the system, that has no room left
+#: errno of a full disk or an exhausted disk quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _frees: ContextVar[bool] = ContextVar("actograph_frees_space", default=False)
 
 
 def prefer() -> None:
-    """Let all further transactions of this context use the reserve: they free space."""
+    """Let all further transactions of this context use the reserve, because they free space."""
     _frees.set(True)
 
 
 @contextmanager
 def freeing() -> Iterator[None]:
-    """Let transactions within the block use the reserve: they free space."""
+    """Let transactions within the block use the reserve, because they free space."""
     token = _frees.set(True)
     try:
         yield
@@ -42,24 +41,22 @@ def freeing() -> Iterator[None]:
 
 
 class DiskReserve:
-    """The file that holds the room. Any process of the service may remove it or make it again."""
+    """The file that reserves the space. Any process may remove it or create it again."""
 
     def __init__(self, index: Path) -> None:
         self.path = index.with_name(f"{index.name}.reserve")
 
     def release_if_needed(self) -> None:
-        """Remove the reserve if the disk is full and the present transaction frees space."""
+        """Remove the reserve if the disk is full and the current transaction frees space."""
         if not _frees.get():
             return
         with suppress(OSError):
             if shutil.disk_usage(self.path.parent).free < RESERVE_BYTES and self.path.exists():
                 self.path.unlink(missing_ok=True)
-                log.warning(
-                    "the disk is full: deletions use the %s bytes kept for them", f"{RESERVE_BYTES:,}"
-                )
+                log.warning("the disk is full: deletions use the %s reserved bytes", f"{RESERVE_BYTES:,}")
 
     def restore(self) -> None:
-        """Make the reserve if it is missing and there is room for it."""
+        """Create the reserve if it is missing and there is room for it."""
         try:
             if self.path.exists() or shutil.disk_usage(self.path.parent).free < RESERVE_BYTES + _ROOM_BYTES:
                 return
@@ -68,4 +65,4 @@ class DiskReserve:
                 os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
             fresh.replace(self.path)
         except OSError as error:
-            log.warning("no room could be kept for deletions: %s", error)
+            log.warning("cannot reserve disk space for deletions: %s", error)

@@ -1,4 +1,4 @@
-"""The log of a job: one row per transition, read by Server-Sent Events."""
+"""The log of a job: one row per transition. Server-Sent Events read it."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -17,10 +17,10 @@ _INSERT = sa.insert(cast(sa.Table, EventRow.__table__))
 def append(
     session: Session, job_id: str, event: str, data: dict[str, Any], *, moment: float | None = None
 ) -> None:
-    """Add an entry; `event` is a stable name such as `job.started`, `moment` the time where it is known.
+    """Add an entry with a stable name such as `job.started`, at `moment` or now.
 
-    All entries of a transaction are written when it ends, by `Database.write`. The job must be there then:
-    the caller holds it, or keeps it (`jobs.keep`).
+    `Database.write` writes all entries at the end of the transaction. The job must exist then, so the caller
+    locks it or keeps it (`jobs.keep`).
     """
     created_at = now(session) if moment is None else moment
     values = {"job_id": job_id, "event": event, "created_at": created_at, "data": data}
@@ -28,15 +28,15 @@ def append(
 
 
 def write(session: Session) -> None:
-    """Insert what `append` has gathered in this transaction, in its order."""
+    """Insert the entries that `append` collected in this transaction, in order."""
     waiting = session.info.pop(_WAITING, None)
     if waiting:
-        # every step of every job passes here, and the unit of work costs four times as much as the INSERT
+        # a plain INSERT costs a quarter of SQLAlchemy's unit of work
         session.connection().execute(_INSERT, waiting)
 
 
 def after(session: Session, job_id: str, event_id: int, limit: int = 500) -> list[resources.Event]:
-    """Entries that follow `event_id` (0: from the start), oldest first."""
+    """Entries after `event_id` (0: from the start), oldest first."""
     statement = (
         sa.select(EventRow)
         .where(EventRow.job_id == job_id, EventRow.id > event_id)

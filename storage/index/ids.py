@@ -30,6 +30,6 @@ def file_id_of(name: str) -> str:
 
 
 def is_id(text: str, prefix: str) -> bool:
-    """Whether `text` is an id of ours with this prefix (`job`, `smp`, `ses`, `file`, ...)."""
+    """True if `text` is an id with this prefix (`job`, `smp`, `ses`, `file`, ...)."""
     match = _ID.fullmatch(text)
     return match is not None and match[1] == prefix

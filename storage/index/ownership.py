@@ -1,10 +1,10 @@
-"""Ownership: one rule for every statement, in place of one in every query.
+"""Ownership of rows, enforced in every statement.
 
-A session of a restricted `Database` carries its owner. Each SELECT, UPDATE and DELETE that names one of
-the tables below then gets the owner's condition, joins, totals and `Session.get` included. So the rows of
-others are not there: an unknown id and another owner's give the same answer after the same statement.
-INSERT is not narrowed: read the parent row first. Queries of the whole queue or store, whose results
-show nobody's rows, are marked `of_everyone`.
+A session of a restricted `Database` carries its owner. Each SELECT, UPDATE and DELETE of a table below gets
+the owner's condition, including joins, totals and `Session.get`. So rows of other owners do not exist: an
+unknown id and an id of another owner give the same answer after the same statement. INSERT is not narrowed,
+so read the parent row first. Queries about the whole queue or store that return no rows of others are marked
+`of_everyone`.
 
 https://docs.sqlalchemy.org/en/20/orm/session_events.html#adding-global-where-on-criteria
 """
@@ -43,16 +43,15 @@ _EVERYONE = "actograph_everyone"
 
 
 def owner_of(session: Session) -> str | None:
-    """Owner of the visible rows; None for all owners."""
+    """The owner to whose rows this session is restricted; None if it is not restricted."""
     found: str | None = session.info.get(_OWNER)
     return found
 
 
 @contextmanager
 def restricted(session: Session, owner: str) -> Iterator[None]:
-    """In the block, the session touches this owner's rows alone."""
-    # rows that were read without the restriction would be found without a statement; others may have left
-    # in this session what is still to be written
+    """Restrict the session to the rows of one owner within the block."""
+    # rows read before would be found without a statement, and unwritten changes may be of other owners
     session.flush()
     session.expunge_all()
     session.info[_OWNER] = owner
@@ -63,9 +62,9 @@ def restricted(session: Session, owner: str) -> Iterator[None]:
 
 
 def of_everyone(query: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """A query that counts or orders the rows of every owner, also in a restricted session.
+    """Let a query read the rows of every owner, also in a restricted session.
 
-    For results that show nobody's rows: places in the queue, sums, measured rates.
+    For results that reveal no rows: places in the queue, sums, measured rates.
     """
 
     @wraps(query)
@@ -93,14 +92,14 @@ def _narrow(state: ORMExecuteState) -> None:
 
 #: tables with an `owner` column
 OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow, DeletionRow)
-#: tables whose rows belong to the owner of the job, or of the session, that they refer to
+#: tables whose rows belong to the owner of their job or session
 OF_JOB = (SampleRow, EventRow, JobSumsRow, JobTagRow, WebhookRow)
 OF_SESSION = (ArtifactRow, SessionTagRow)
 
 
 @lru_cache(maxsize=1024)
 def _criteria(owner: str) -> tuple[ExecutableOption, ...]:
-    """The owner's condition for every table that is an owner's or hangs on one that is."""
+    """The owner's condition for every owned table and its dependent tables."""
     own = [with_loader_criteria(row, row.owner == owner) for row in OWNED]
     of_job = [with_loader_criteria(row, _parent(JobRow, row.job_id, owner)) for row in OF_JOB]
     of_session = [with_loader_criteria(row, _parent(SessionRow, row.session_id, owner)) for row in OF_SESSION]
@@ -110,6 +109,6 @@ def _criteria(owner: str) -> tuple[ExecutableOption, ...]:
 def _parent(
     table: type[JobRow | SessionRow], key: InstrumentedAttribute[Any], owner: str
 ) -> sa.ColumnElement[bool]:
-    """A look at the one parent row; a list of all that the owner has would grow with what they have."""
-    # the statement may name the parent's table too
+    """Condition that the parent row is the owner's. A list of all parents would grow with their number."""
+    # the statement may contain the parent's table too
     return sa.exists(sa.text("1")).where(table.id == key, table.owner == owner).correlate_except(table)

@@ -1,10 +1,9 @@
-"""Connections to Postgres, used so that no round trip is made for nothing: each one costs a submit its time.
+"""Connections to Postgres without needless round trips, each of which delays a request.
 
-* A connection of the pool is asked whether it lives only when there is a reason to. A server that ends, or
-  ends a connection, says so, and that can be read off the socket at no cost; a network that drops idle
-  connections says nothing, so one that was idle for long is asked.
-* What only reads runs without BEGIN and ROLLBACK: under READ COMMITTED each statement sees what is committed
-  when it begins, in a transaction or not.
+* A pooled connection is pinged only for a reason. A server that closes a connection writes to its socket,
+  which costs nothing to read. A network may drop an idle connection silently, so a long idle one is pinged.
+* Reads run without BEGIN and ROLLBACK: under READ COMMITTED each statement sees the commits before it, in a
+  transaction or not.
 
 https://docs.sqlalchemy.org/en/20/core/pooling.html#custom-legacy-pessimistic-ping
 """
@@ -17,14 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import InvalidatePoolError
 
-#: firewalls that forget idle connections wait for minutes
+#: firewalls drop idle connections after minutes
 IDLE_SECONDS = 30.0
 _RETURNED_AT = "actograph_returned_at"
 
 
 def create(url: sa.URL, **options: Any) -> sa.Engine:
-    """For transactions that write."""
-    # whatever the server's default is: who has waited for a lock sees what was written meanwhile
+    """The engine of write transactions."""
+    # a transaction that waited for a lock must see the changes made meanwhile, whatever the server's default
     engine = sa.create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, **options)
 
     def look(connection: Any, record: Any, _proxy: Any) -> None:
@@ -34,7 +33,7 @@ def create(url: sa.URL, **options: Any) -> sa.Engine:
         try:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as error:
-            # the others of the pool have lost their server too
+            # the other connections of the pool have lost their server too
             raise InvalidatePoolError("the server has ended this connection") from error
 
     def note(_connection: Any, record: Any) -> None:
@@ -46,19 +45,19 @@ def create(url: sa.URL, **options: Any) -> sa.Engine:
 
 
 def for_locks(url: sa.URL) -> sa.Engine:
-    """Connections outside the pool and any transaction, which hold an advisory lock while they are open."""
+    """The engine of advisory locks: each connection holds a lock while it is open."""
     return sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
 
 
 def for_reading(engine: sa.Engine) -> sa.Engine:
-    """The same connections for statements that only read, each by itself; others are refused."""
+    """The same pool for single statements that read. Writes are refused."""
     reading = engine.execution_options(isolation_level="AUTOCOMMIT")
     event.listen(reading, "before_cursor_execute", _refuse_writes)
     return reading
 
 
 def _has_news(connection: Any) -> bool:
-    """Whether the server has said something that nobody asked for: most likely farewell."""
+    """True if the server has written to the idle connection, most likely to close it."""
     if connection.closed:
         return True
     poll = select.poll()
@@ -70,4 +69,4 @@ def _refuse_writes(
     _connection: Any, _cursor: Any, statement: str, _values: Any, context: Any, _many: Any
 ) -> None:
     if context is not None and (context.isinsert or context.isupdate or context.isdelete):
-        raise RuntimeError(f"a transaction for reading was to write: {statement[:200]}")
+        raise RuntimeError(f"a write in a read-only transaction: {statement[:200]}")

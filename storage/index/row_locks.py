@@ -1,18 +1,18 @@
-"""Rows that a transaction holds, so that what it has looked at stays true until it ends.
+"""Row locks, and the order in which transactions take them.
 
-Postgres runs transactions side by side: what one has read, another may change or delete before the first
-writes. So whoever writes by what it read takes a lock first, and all take theirs in one order, by which no
-two wait for each other (a deadlock, of which Postgres would end one with an error):
+Postgres runs transactions side by side: another transaction may change or delete a row that this one has
+read. So a transaction locks the rows on which its writes depend. All take their locks in one order, which
+prevents deadlocks:
 
-1. files, vectors and API keys that a new job or a deletion is about
-2. jobs, by their ids: whoever changes samples, sessions, webhooks or a batch of a job holds it before
-3. what belongs to them
-4. workers, by their ids
-5. counters, which `Database.write` writes last of all
+1. files, vectors and API keys to which a new job refers, or which are deleted
+2. jobs, by id, before a change of their samples, sessions, webhooks or batch
+3. rows that belong to these jobs
+4. workers, by id
+5. counters, which `Database.write` writes last
 
-`lock` is for changing a row, `keep` for referring to it: those who keep a row do not wait for each other, nor
-for who changes it, but a deletion waits for them, and they for a deletion. A foreign key keeps its row too,
-as soon as a row with it is written. SQLite has one writer at a time, and passes all of this over.
+`lock` is for changing a row, `keep` for referring to it. Transactions that keep a row wait only for its
+deletion, and a deletion waits for them. A foreign key keeps its row too. SQLite has one writer at a time and
+ignores locks.
 
 https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
 """
@@ -31,11 +31,11 @@ Row = TypeVar("Row", bound=Base)
 
 
 def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete: bool = False) -> list[Row]:
-    """The rows with these ids as they are now, by their ids; those that are gone are left out.
+    """Lock rows and return their current state, in the order of their ids, without missing rows.
 
-    A row that the transaction has locked before is not asked for again.
+    Rows that the transaction has locked before are not read again.
     """
-    # held rows are as they were read, but for what this transaction changed, which the session follows
+    # only this transaction can have changed them, and the session knows its changes
     held: dict[tuple[type[Base], str], Base] = session.info.setdefault(_LOCKED, {})
     known = [held.get((table, one)) for one in sorted(set(ids))]
     if not to_delete and all(row is not None and row in session for row in known):
@@ -47,7 +47,7 @@ def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete:
 
 
 def keep(session: Session, table: type[Row], ids: Collection[str]) -> list[Row]:
-    """The same, held off from deletion alone."""
+    """Protect rows from deletion until the transaction ends. Returns the existing ones."""
     return _held(session, table, ids, read=True, key_share=True)
 
 

@@ -1,8 +1,7 @@
-"""Writers of one SQLite file take turns.
+"""Turns of the writers of one SQLite file.
 
-SQLite lets a writer that finds the file locked sleep and look again, for up to 0.1 s at a time. Under load
-the sleepers starve: with 40 threads at once an answer took seconds. Waiting for a lock of the kernel's
-instead wakes the next one at once, among threads and among processes.
+If the file is locked, SQLite sleeps up to 0.1 s before each retry. Under load the sleepers starve: with 40
+threads a request took seconds. A kernel lock wakes the next writer at once, among threads and processes.
 """
 
 import fcntl
@@ -14,7 +13,7 @@ from pathlib import Path
 
 
 class WriteTurns:
-    """One for each process and database file; the lock lies in a file beside it, named `<database>-turn`."""
+    """The lock of one database file in one process. It is in the file `<database>-turn`."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(f"{database.name}-turn")
@@ -23,7 +22,7 @@ class WriteTurns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Holds everyone else off; a process that dies gives its turn back."""
+        """Exclude all other writers. The death of a process ends its turn."""
         with self._threads:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -35,7 +34,7 @@ class WriteTurns:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[bool]:
-        """Whether nobody else is in the block of this name; see Database.alone."""
+        """See `Database.alone`."""
         path, held = self._path.with_name(f"{self._path.name}-{name}"), False
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

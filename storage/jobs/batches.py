@@ -1,4 +1,4 @@
-"""Every query about batches. A batch is its request, the job that runs it, and the files that come of it."""
+"""Queries about batches. A batch has a request, a job that runs it, and output files."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -25,12 +25,12 @@ from storage.index.pages import PageOptions
 from storage.jobs import jobs, webhooks
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
 
-#: samples that are read at a time
+#: samples read at a time
 PAGE = 200
 
 
 def create(session: Session, request: BatchRequest, owner: str | None) -> BatchRow:
-    """Insert a batch whose input file is still to be read."""
+    """Insert a batch. Its input file is validated later."""
     row = BatchRow(
         id=new_batch_id(),
         status=BatchStatus.VALIDATING,
@@ -51,7 +51,7 @@ def get(session: Session, batch_id: str) -> BatchRow:
 
 
 def lock(session: Session, batch_id: str) -> BatchRow | None:
-    """The batch as it is now, held until the transaction ends; None where it is not there."""
+    """Lock a batch. Returns its current state, or None if it does not exist."""
     found = row_locks.lock(session, BatchRow, [batch_id])
     return found[0] if found else None
 
@@ -62,7 +62,7 @@ def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[BatchR
 
 
 def unended(session: Session) -> list[str]:
-    """Batches that somebody has to move on: to be read, or of jobs that have ended or are gone."""
+    """Batches with work to do: to be validated, or with a job that has ended or was deleted."""
     statement = (
         sa.select(BatchRow.id)
         .outerjoin(JobRow, JobRow.id == BatchRow.job_id)
@@ -80,7 +80,7 @@ def unended(session: Session) -> list[str]:
 
 
 def reads_file(session: Session, file_id: str) -> str | None:
-    """A batch that has not ended and is of this input file, if any."""
+    """A batch that is validating this input file, if any."""
     statement = sa.select(BatchRow.id).where(
         IS_OPEN_BATCH, BatchRow.input_file_id == file_id, BatchRow.status == BatchStatus.VALIDATING
     )
@@ -88,7 +88,7 @@ def reads_file(session: Session, file_id: str) -> str | None:
 
 
 def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) -> BatchRow | None:
-    """The batch with another status than `row` says; None where another process changed it first."""
+    """Change the status of a batch. Returns None if another process changed it first."""
     moments = {**row.moments, status.value: now(session)}
     moved = session.execute(
         sa.update(BatchRow)
@@ -102,7 +102,7 @@ def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) ->
 
 
 def cancel(session: Session, batch_id: str) -> BatchRow:
-    """Ask for the end of a batch; what finished is kept.
+    """Cancel a batch. Finished requests are kept.
 
     Raises:
         NotFound: no such batch.
@@ -131,7 +131,7 @@ def cancel(session: Session, batch_id: str) -> BatchRow:
 
 
 def lines(session: Session, job_id: str) -> Iterator[list[SampleRow]]:
-    """The samples of each line, in the order of the input file."""
+    """Lists of the samples of each line, in the order of the input file."""
 
     def rows() -> Iterator[SampleRow]:
         place = sa.tuple_(SampleRow.sample_index, SampleRow.epoch)
@@ -154,14 +154,14 @@ def lines(session: Session, job_id: str) -> Iterator[list[SampleRow]]:
 
 
 def counts(session: Session, row: BatchRow) -> RequestCounts:
-    """A request has failed where one of its choices has, and completed where all have."""
+    """Counts of requests. A request fails with any of its choices, and completes with all of them."""
     if row.counts is not None:
         return RequestCounts.model_validate(row.counts)
     if row.job_id is None:
         return RequestCounts()
     job = jobs.get(session, row.job_id)
     if job.spec.get("requests") == job.total:
-        # one sample each, and those are counted already
+        # one sample for each request, and samples are counted already
         return RequestCounts(total=job.total or 0, completed=job.completed, failed=job.failed)
     failed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.FAILED, 1), else_=0))
     completed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.COMPLETED, 1), else_=0))
@@ -186,7 +186,7 @@ def resource(session: Session, row: BatchRow) -> Batch:
     status = BatchStatus(row.status)
     if status is BatchStatus.IN_PROGRESS and row.job_id is not None:
         job = session.get(JobRow, row.job_id)
-        # one that was deleted a moment ago has ended too
+        # a deleted job has ended too
         if job is None or job.finished_at is not None:
             status = BatchStatus.FINALIZING
     moments = {f"{name}_at": int(moment) for name, moment in row.moments.items()}

@@ -1,4 +1,4 @@
-"""Early ends of jobs, and retries."""
+"""End a job before its last sample, and retry it."""
 
 from collections.abc import Collection, Sequence
 
@@ -25,14 +25,14 @@ MAX_PREPARATIONS = 3
 
 
 def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
-    """Fail active jobs, or this one, whose deadline has passed; returns their ids."""
+    """Fail active jobs, or only this one, after their deadline. Returns their ids."""
     statement = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.deadline_at < now(session))
     if job_id is not None:
         statement = statement.where(JobRow.id == job_id)
     overdue = list(session.scalars(statement))
     failed = []
     for row in jobs.lock_all(session, overdue):
-        # it may have ended meanwhile, and been retried
+        # it may have ended or been retried meanwhile
         if row.status not in jobs.ACTIVE or row.deadline_at is None or row.deadline_at >= now(session):
             continue
         reason = (
@@ -45,7 +45,7 @@ def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
 
 
 def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobStatus, bool]]:
-    """Each job's status and whether it runs past its deadline; jobs that were deleted are not there."""
+    """Status of each job, and whether it runs past its deadline, without deleted jobs."""
     statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(
         JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None)
     )
@@ -56,13 +56,13 @@ def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobSta
 
 
 def follow_failures(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> None:
-    """Count failures in a row, and stop the job once they reach its `max_consecutive_failures`.
+    """Count consecutive failures, and fail the job after `max_consecutive_failures`.
 
-    Samples whose own input was at fault (`InvalidRequest`: a prompt beyond the context) say nothing
-    of those to come, so they neither count nor end a row.
+    Samples with an invalid input (`InvalidRequest`: a prompt beyond the context) do not count, and do not
+    reset the count either.
 
     Args:
-        errors: how samples ended, in the order in which they did; None is a sample that completed.
+        errors: errors of ended samples in order; None for a completed sample.
     """
     row = jobs.lock(session, job_id)
     limit = row.spec.get("max_consecutive_failures") or 0
@@ -84,10 +84,10 @@ def follow_failures(session: Session, job_id: str, errors: Sequence[ActographErr
 
 
 def retry(session: Session, job_id: str) -> JobRow:
-    """Put an ended job into the queue again, for its samples that failed or were never run.
+    """Queue an ended job again for its samples that failed or did not run.
 
-    They begin anew, with fresh attempts; completed ones keep their results and sessions. A deadline
-    counts from now.
+    Their attempts count from zero. Completed samples keep their results and sessions. A deadline counts from
+    now.
 
     Raises:
         NotFound: no such job.
@@ -105,7 +105,7 @@ def retry(session: Session, job_id: str) -> JobRow:
         .where(SampleRow.job_id == job_id, SampleRow.status != SampleStatus.COMPLETED)
         .values(
             status=SampleStatus.PENDING,
-            # a worker that comes back from the dead must not meet its own token
+            # the lease of a worker that was taken for dead must not become valid again
             lease_token=SampleRow.lease_token + 1,
             lease_until=0.0,
             worker_id=None,

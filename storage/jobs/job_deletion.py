@@ -1,4 +1,4 @@
-"""Deleting jobs: a small one at once, a large one hidden at once and removed slice by slice."""
+"""Delete jobs: a small one at once; a large one is hidden at once and removed slice by slice."""
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -10,22 +10,22 @@ from storage.index.database import now
 from storage.jobs import jobs, session_removal
 from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, SampleRow, SessionRow, WebhookRow
 
-#: samples, or events, that one transaction removes
+#: samples, or events, that one transaction deletes
 SLICE = 500
 _BUSY = (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING)
 
 
 def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> None:
-    """Delete an ended or queued job with its samples, sessions and events; its files follow.
+    """Delete an ended or queued job with its samples, sessions and events, and its files in the background.
 
     Raises:
         NotFound: no such job.
-        Conflict: a worker is running it, or sessions are pinned and `include_pinned` does not say so.
+        Conflict: a worker is running it, or it has pinned sessions and `include_pinned` is False.
     """
     row = jobs.lock_to_delete(session, job_id)
     if row.status in _BUSY:
         raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
-    # only now, since its last samples may have been committed a moment ago
+    # under the lock: its last samples may have been committed meanwhile
     of_job = (SessionRow.job_id == job_id, *deletions.visible(session))
     pinned = sa.func.coalesce(sa.func.sum(sa.case((SessionRow.pinned, 1), else_=0)), 0)
     size = sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0)
@@ -35,7 +35,7 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
             f"{held[2]} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
         )
     counters.add_removed(session, "deleted", sessions=held[0], size=int(held[1]))
-    # as the foreign keys would do at the end
+    # the foreign keys would do so with the last slice
     session.execute(sa.update(BatchRow).where(BatchRow.job_id == job_id).values(job_id=None))
     session.execute(sa.delete(WebhookRow).where(WebhookRow.job_id == job_id))
     row.deleted_at = now(session)
@@ -56,7 +56,7 @@ def discard(session: Session, job_id: str) -> None:
 
 
 def remove_slice(session: Session, job_id: str) -> None:
-    """Remove some more rows of a deleted job; at last its own."""
+    """Delete the next rows of a deleted job, the job's own row last."""
     held = row_locks.lock(session, JobRow, [job_id], to_delete=True)
     chosen = sa.select(SampleRow.id).where(SampleRow.job_id == job_id).order_by(SampleRow.position)
     sample_ids = session.scalars(chosen.limit(SLICE)).all()
@@ -72,14 +72,14 @@ def remove_slice(session: Session, job_id: str) -> None:
         return
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
     entry = DeletionRow.id == job_id
-    if any(row.spec.get("capture") for row in held):  # the sweep may meet files of it
+    if any(row.spec.get("capture") for row in held):  # the sweep may find files of it later
         session.execute(sa.update(DeletionRow).where(entry).values(listed=False))
     else:
         session.execute(sa.delete(DeletionRow).where(entry))
 
 
 def _is_small(session: Session, job_id: str) -> bool:
-    """Whether one slice removes the whole job."""
+    """True if one slice removes the whole job."""
     return all(
         len(session.scalars(sa.select(table.id).where(table.job_id == job_id).limit(SLICE)).all()) < SLICE
         for table in (SampleRow, EventRow)

@@ -1,4 +1,4 @@
-"""A job's row as a resource. What changes from moment to moment while it waits or runs is handed in."""
+"""The resource of a job, from its row alone."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from storage.tables.models import JobRow
 
 
 def of_row(row: JobRow, **live: Any) -> resources.Job:
-    """`live`: the fields of the queue and of progress in time, which an ended job has not."""
+    """The resource of a job. `live` are the fields of a queued or running job, see `job_view`."""
     return resources.Job(
         id=row.id,
         kind=row.kind,

@@ -1,4 +1,4 @@
-"""Every query about jobs. Callers open and commit the transaction."""
+"""Queries about jobs. Callers open and commit the transaction."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Unpack, cast
@@ -41,10 +41,11 @@ def create(
     owner: str | None = None,
     pinned: PinnedModel | None = None,
 ) -> JobRow:
-    """Insert a queued job. `total` is None where the worker has yet to read the dataset, `pinned` until
-    the model's identity is known.
+    """Insert a queued job. The session does not track the returned row.
 
-    The row that is returned is what was inserted; the session does not follow changes of it.
+    Args:
+        total: number of samples; None until a worker has read the dataset.
+        pinned: None until the model's identity is known.
     """
     moment = now(session)
     values: dict[str, Any] = {
@@ -52,7 +53,7 @@ def create(
         "kind": kind,
         "status": JobStatus.QUEUED,
         "model": model,
-        # a capture job's inputs are its samples; repeating them here would weigh every list down
+        # the samples of a capture job have its inputs; a copy would slow down every list
         "spec": spec.model_dump(mode="json", exclude={"inputs"}),
         "priority": spec.priority,
         "total": total,
@@ -105,9 +106,9 @@ def find(
 
 
 def lock(session: Session, job_id: str) -> JobRow:
-    """The job as it is now, held until the transaction ends, so that nobody ends it meanwhile.
+    """Lock a job and return its current state. A transaction does so before it changes rows of the job.
 
-    Whoever changes what belongs to a job takes this first, see `storage.index.row_locks`.
+    See `storage.index.row_locks`.
 
     Raises:
         NotFound: no such job.
@@ -116,20 +117,20 @@ def lock(session: Session, job_id: str) -> JobRow:
 
 
 def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
-    """The same for several jobs; those that were deleted are left out."""
+    """Lock several jobs; deleted jobs are left out."""
     return _not_deleted(row_locks.lock(session, JobRow, job_ids))
 
 
 def keep(session: Session, job_ids: Collection[str]) -> list[str]:
-    """Which of these jobs are there, held off from deletion until the transaction ends.
+    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones.
 
-    For what is written about a job by whoever does not hold it, its log above all.
+    For a transaction that writes to a job's log without a lock of the job.
     """
     return [row.id for row in _not_deleted(row_locks.keep(session, JobRow, job_ids))]
 
 
 def start(session: Session, job_id: str) -> bool:
-    """queued -> in_progress, once."""
+    """Move a queued job to in_progress. Returns False if it was not queued."""
     moved = session.execute(
         sa.update(JobRow)
         .where(JobRow.id == job_id, JobRow.status == JobStatus.QUEUED)
@@ -141,7 +142,7 @@ def start(session: Session, job_id: str) -> bool:
 
 
 def set_total(session: Session, job_id: str, total: int) -> None:
-    """Record the number of samples of a dataset that only the worker could read."""
+    """Record the number of samples of a dataset that a worker has read."""
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total))
 
 
@@ -159,7 +160,7 @@ def count_finished(session: Session, job_id: str, *, completed: int, failed: int
 
 
 def cancel(session: Session, job_id: str) -> JobRow:
-    """Ask for the end of a job; samples that finished are kept. Ended jobs stay as they are.
+    """Cancel a job. Finished samples are kept. A cancelled job stays as it is.
 
     Raises:
         NotFound: no such job.
@@ -179,7 +180,7 @@ def cancel(session: Session, job_id: str) -> JobRow:
 
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
-    """End an active job as failed, with the reason; samples that have not ended are cancelled."""
+    """Fail an active job with a reason. Its open samples are cancelled."""
     moved = session.execute(
         sa.update(JobRow)
         .where(JobRow.id == job_id, JobRow.status.in_(ACTIVE))
@@ -192,10 +193,10 @@ def fail(session: Session, job_id: str, error: ActographError) -> None:
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
-    """Move a job on that has nothing left to run; called after every unit and by the reconciler.
+    """End a job that has nothing left to run. Called after every batch, and by healing.
 
-    A cancelling job ends once no worker holds a live lease on its samples. A job of which
-    every sample failed has failed, with the reason of its first sample.
+    A cancelling job ends when no sample has a valid lease. A job fails if every sample failed, with the
+    reason of the first one.
     """
     row = lock(session, job_id)
     status = JobStatus(row.status)
@@ -231,25 +232,25 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
 
 
 def status_of(session: Session, job_id: str) -> JobStatus | None:
-    """The job's status, None where it was deleted."""
+    """The job's status; None if it was deleted."""
     chosen = sa.select(JobRow.status).where(JobRow.id == job_id, JobRow.deleted_at.is_(None))
     value = session.execute(chosen).scalar_one_or_none()
     return JobStatus(value) if value is not None else None
 
 
 def has_open_samples(session: Session, job_id: str) -> bool:
-    """Whether a sample of the job waits or is being run."""
+    """True if a sample of the job is pending or leased."""
     statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN)).limit(1)
     return session.execute(statement).first() is not None
 
 
 def counts_of(row: JobRow) -> dict[str, Any]:
-    """Counts of the job's samples for its events."""
+    """Counts of samples for the job's events."""
     return {"total": row.total, "completed": row.completed, "failed": row.failed}
 
 
 def deadline(seconds: float | None, moment: float) -> float | None:
-    """When a job that is queued now fails, where its spec has `deadline_seconds`."""
+    """The deadline of a job that is queued at `moment`, if its spec has `deadline_seconds`."""
     return None if seconds is None else moment + seconds
 
 
@@ -266,17 +267,17 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
 
 
 def lock_to_delete(session: Session, job_id: str) -> JobRow:
-    """The job, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
+    """The job, locked for deletion: no new row can refer to it. Raises NotFound."""
     return _the_one(row_locks.lock(session, JobRow, [job_id], to_delete=True), job_id)
 
 
 def _not_deleted(rows: Sequence[JobRow]) -> list[JobRow]:
-    """Rows without those whose deletion is under way, which nobody sees any more."""
+    """Rows without those of deleted jobs."""
     return [row for row in rows if row.deleted_at is None]
 
 
 def _the_one(rows: Sequence[JobRow], job_id: str) -> JobRow:
-    """The row, which exists and may be seen. Raises NotFound."""
+    """The only row, if its job is visible. Raises NotFound."""
     for row in _not_deleted(rows):
         if row.status not in HIDDEN:
             return row
@@ -295,7 +296,7 @@ def _first_error(session: Session, job_id: str) -> dict[str, Any]:
 
 
 def _cancel_rest(session: Session, job_id: str) -> None:
-    """Samples that have not ended never will; who still runs one finds its lease gone."""
+    """Cancel open samples. Their leases become invalid."""
     session.execute(
         sa.update(SampleRow)
         .where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN))

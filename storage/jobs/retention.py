@@ -1,7 +1,7 @@
-"""Retention: ended jobs are removed after a while, chats sooner than others, unless they have sessions.
+"""Retention: ended jobs without sessions are deleted after some time, chats sooner than others.
 
-A job whose sessions were pinned, or are kept, stays with its samples and events. Jobs that load models
-stay, since the last one says how a model is loaded, and so does the job of a batch that has not ended.
+A job with sessions stays with its samples and events. So does the job of a batch that has not ended. Jobs
+that load models stay too, because the last one has the options of its model.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ _REMOVABLE = (JobRow.status.in_(ENDED), JobRow.deleted_at.is_(None), ~_HAS_SESSI
 
 
 def old_chats(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
-    """Chat jobs that ended so long ago and have no session, the oldest first."""
+    """Chats that ended more than `seconds` ago and have no session, oldest first."""
     return _older(session, seconds, limit, JobRow.kind == CHAT)
 
 
 def old_jobs(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
-    """Other jobs that ended so long ago and have no session, the oldest first."""
+    """Other jobs that ended more than `seconds` ago and have no session, oldest first."""
     return _older(session, seconds, limit, JobRow.kind.not_in((CHAT, LOAD)))
 
 
 def remove_chats(session: Session, job_ids: Sequence[str]) -> None:
-    """Remove these chats with their samples and logs; one that changed since stays."""
+    """Delete chats with their samples and logs, unless they changed meanwhile."""
     held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
     session.execute(sa.delete(JobRow).where(JobRow.id.in_([row.id for row in held]), *_REMOVABLE))
 
 
 def remove_jobs(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete these jobs with their samples and events; one that changed since stays."""
+    """Delete jobs with their samples and events, unless they changed meanwhile."""
     held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
     removable = sa.select(JobRow.id).where(JobRow.id.in_([row.id for row in held]), *_REMOVABLE)
     for job_id in session.scalars(removable.order_by(JobRow.id)).all():

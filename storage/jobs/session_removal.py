@@ -1,4 +1,4 @@
-"""Removing rows of sessions, with the promise that their files follow."""
+"""Delete rows of sessions, and schedule the deletion of their files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from storage.tables.models import ArtifactRow, SampleRow, SessionRow
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A session whose row is gone."""
+    """A session whose row was deleted."""
 
     id: str
     sample_id: str
@@ -36,19 +36,19 @@ class Count:
 
 
 def hold_jobs(session: Session, session_ids: Sequence[str]) -> None:
-    """Lock the jobs of sessions: nobody commits to, scores, deletes or changes these sessions meanwhile."""
+    """Lock the jobs of sessions, before any change of these sessions."""
     of_sessions = sa.select(SessionRow.job_id).where(SessionRow.id.in_(session_ids)).distinct()
     jobs.lock_all(session, session.scalars(of_sessions).all())
 
 
 def lock(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> Sequence[str]:
-    """Lock those of these sessions that exist, until the transaction ends; returns their ids."""
+    """Lock sessions that meet the conditions. Returns their ids."""
     statement = sa.select(SessionRow.id).where(SessionRow.id.in_(session_ids), *where).order_by(SessionRow.id)
     return session.scalars(statement.with_for_update(of=SessionRow, key_share=True)).all()
 
 
 def remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> list[Removed]:
-    """Delete the rows of those of these sessions that meet the conditions; their files follow."""
+    """Delete the rows of sessions that meet the conditions, and their files in the background."""
     hold_jobs(session, session_ids)
     held = lock(session, session_ids, *where)
     stored = sa.select(ArtifactRow.session_id, ArtifactRow.name).where(ArtifactRow.session_id.in_(held))

@@ -1,6 +1,6 @@
-"""Webhooks on their way: planned in the transaction that ends a job, taken up by whoever delivers them.
+"""Pending webhooks: written in the transaction that ends a job, claimed by the process that delivers them.
 
-So no end goes untold where a process dies, and a delivery may come twice, with the same id.
+So the death of a process loses no webhook. A delivery may arrive twice, with the same id.
 """
 
 import json
@@ -21,35 +21,32 @@ from storage.index.ids import new_webhook_id
 from storage.jobs import job_shape
 from storage.tables.models import BatchRow, JobRow, WebhookRow
 
-#: pauses grow up to this
+#: longest pause between two attempts
 LONGEST_PAUSE_SECONDS = 6 * 3600.0
 PAUSE_GROWTH = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """One attempt that the caller is to make."""
+    """One attempt at delivering a webhook."""
 
     id: str
-    #: in whose log the attempt is told; None where there is no job
+    #: job whose log records the attempt, if any
     job_id: str | None
     event: str
-    #: None: the service's own
+    #: None for the URL of the settings
     url: str | None
     payload: bytes
-    #: 1 is the first
+    #: counts from 1
     attempt: int
-    #: Unix seconds of the database, as it is signed
+    #: signed time in Unix seconds of the database
     moment: float
-    #: when the next attempt would be made
+    #: time of the next attempt if this one fails
     next_attempt_at: float
 
 
 def plan(session: Session, row: JobRow) -> None:
-    """A job has ended: note whom to tell, if anybody, and what the job is now.
-
-    A batch tells its end itself, once its files are there.
-    """
+    """Write the webhook of an ended job, if it has one. The job of a batch has none, see `plan_batch`."""
     given = row.spec.get("webhook")
     if given is not None and row.kind != BATCH:
         data = job_shape.of_row(row).model_dump(mode="json", exclude={"spec"})
@@ -64,7 +61,7 @@ def plan(session: Session, row: JobRow) -> None:
 
 
 def plan_batch(session: Session, row: BatchRow, batch: Batch) -> None:
-    """The same of a batch that has ended."""
+    """Write the webhook of an ended batch, if it has one."""
     given = row.request.get("webhook")
     if given is not None:
         spec, data = WebhookSpec.model_validate(given), batch.model_dump(mode="json")
@@ -112,15 +109,15 @@ def _note(
 
 
 def is_any_due(session: Session) -> bool:
-    """Whether a delivery's time has come."""
+    """True if a delivery is due."""
     due = sa.select(WebhookRow.id).where(WebhookRow.next_attempt_at <= now(session)).limit(1)
     return session.execute(due).first() is not None
 
 
 def claim(session: Session, *, limit: int, retry_seconds: float) -> Sequence[Delivery]:
-    """Begin the attempts that are due, the longest waiting first; nobody else begins the same ones.
+    """Claim due deliveries, the longest waiting first.
 
-    Where the process dies meanwhile, the next attempt is made when it would be after a failure.
+    If the process dies, the next attempt follows as after a failure.
     """
     moment = now(session)
     found = session.scalars(
@@ -151,14 +148,14 @@ def claim(session: Session, *, limit: int, retry_seconds: float) -> Sequence[Del
 
 
 def delivered(session: Session, delivery: Delivery, status_code: int) -> None:
-    """The receiver has it."""
+    """Record a successful delivery."""
     _keep_job(session, delivery)
     if _forget(session, delivery):
         _tell(session, delivery, "webhook.delivered", status_code=status_code)
 
 
 def failed(session: Session, delivery: Delivery, reason: str, *, gives_up: bool) -> None:
-    """The attempt failed; unless it is given up, it is made again."""
+    """Record a failed attempt, and the next one unless `gives_up`."""
     _keep_job(session, delivery)
     if gives_up:
         if _forget(session, delivery):
@@ -169,13 +166,13 @@ def failed(session: Session, delivery: Delivery, reason: str, *, gives_up: bool)
 
 
 def _keep_job(session: Session, delivery: Delivery) -> None:
-    """A deletion of the job takes the job first and then the delivery, and so must who tells of it."""
+    """Keep the job before its delivery: a deletion locks them in this order."""
     if delivery.job_id is not None:
         row_locks.keep(session, JobRow, [delivery.job_id])
 
 
 def _forget(session: Session, delivery: Delivery) -> bool:
-    """False where the job was deleted meanwhile: it has no log any more."""
+    """Delete the row. Returns False if it was deleted with its job, whose log is gone."""
     return changed(session.execute(sa.delete(WebhookRow).where(WebhookRow.id == delivery.id))) > 0
 
 

@@ -1,7 +1,7 @@
-"""Chats that are run as one batch: a unit of samples that belong to several jobs.
+"""Batches of chats: samples of several jobs that run together.
 
-A chat is a job with one sample or a few, so that units of one job alone would run the requests of many
-clients one after the other.
+A chat is a job with one or a few samples. In batches of one job, the requests of many clients would run one
+after the other.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ from storage.queue.job_queue import has_work, not_held
 from storage.samples import LeasedSample
 from storage.tables.models import JobRow
 
-#: chats that are looked at for one batch
+#: waiting chats that are read for one batch
 MOST_JOBS = 1000
 
 
@@ -33,12 +33,10 @@ def claim(
     count: int,
     lease_seconds: float,
 ) -> list[LeasedSample]:
-    """Lease up to `count` samples of the chats of a model that have this key, the oldest first.
-
-    Their jobs count as begun. Jobs are locked in the order of their ids, as everywhere.
+    """Lease up to `count` samples of chats with this model and key, oldest first, and start their jobs.
 
     Args:
-        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        held: owners whose quota is used up; their jobs do not start.
     """
     waiting = session.execute(_waiting(session, model, held).limit(MOST_JOBS)).all()
     chosen: list[str] = []
@@ -62,20 +60,20 @@ def claim(
 
 
 class WaitingChat(NamedTuple):
-    """A chat that can be begun, and what those that share a batch with it have in common."""
+    """A chat that can start, and the key that it shares with the chats of its batch."""
 
     job_id: str
     key: Mapping[str, Any]
 
 
 def oldest(session: Session, model: str, *, held: Collection[str] = ()) -> WaitingChat | None:
-    """The chat of a model that waits longest; None where none waits."""
+    """The longest waiting chat of a model, if any."""
     row = session.execute(_waiting(session, model, held).limit(1)).first()
     return None if row is None else WaitingChat(row.id, _key_of_row(row))
 
 
 def key_of(spec: dict[str, Any], pinned: PinnedModel | None) -> dict[str, Any]:
-    """The fields in which all chats of a batch agree: those of the spec, and the model they are pinned to."""
+    """Fields that all chats of a batch share: of the spec, and the pinned model."""
     identity_sha256 = None if pinned is None else pinned.identity.sha256
     return _key(spec, identity_sha256, {} if pinned is None else pinned.savepoints)
 
@@ -89,7 +87,7 @@ def _key_of_row(row: Any) -> dict[str, Any]:
 
 
 def _waiting(session: Session, model: str, held: Collection[str]) -> sa.Select[Any]:
-    """Chats that can be begun, the oldest first."""
+    """Chats that can start, oldest first."""
     return (
         sa.select(JobRow.id, JobRow.spec, JobRow.total, JobRow.pinned, JobRow.identity_sha256)
         .where(

@@ -1,4 +1,4 @@
-"""How the queue, the workers and the store stand at this moment, for monitoring."""
+"""Current state of queue, workers and store, for monitoring."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ class WorkerGauge:
     model: str
     device: str
     silent_seconds: float
-    #: what it reported last; keys end in `_bytes`, but for `batch_cap`
+    #: last report; all keys but `batch_cap` end in `_bytes`
     memory: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gauges:
-    """One look at everything."""
+    """The gauges of one moment."""
 
     jobs: dict[JobStatus, int]
-    #: since the job that has waited longest was submitted; 0 where none waits
+    #: age of the longest waiting job; 0 if none waits
     oldest_queued_seconds: float
-    #: of jobs that have not ended
+    #: samples of active jobs
     samples: dict[SampleStatus, int]
     is_paused: bool
     workers: dict[WorkerStatus, int]
@@ -45,7 +45,7 @@ class Gauges:
 
 
 def read(session: Session) -> Gauges:
-    """Counted on indexes, but for the workers, which are few."""
+    """Read all gauges. Indexes count all but the few workers."""
     moment = now(session)
     jobs = dict.fromkeys(JobStatus, 0)
     known_statuses = sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(list(JobStatus)))

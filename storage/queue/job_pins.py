@@ -1,4 +1,4 @@
-"""The model that a job is pinned to: fixed once, compared ever after."""
+"""Pin a job to the identity of its model, once."""
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -26,7 +26,7 @@ def of_job(row: JobRow) -> PinnedModel | None:
 
 
 def pin(session: Session, job_id: str, pinned: PinnedModel) -> PinnedModel:
-    """Pin a job unless another worker was faster; returns the pin that holds.
+    """Pin a job, unless another worker was faster. Returns the valid pin.
 
     Raises:
         NotFound: no such job.
@@ -45,14 +45,14 @@ def pin(session: Session, job_id: str, pinned: PinnedModel) -> PinnedModel:
 
 
 def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences: str) -> None:
-    """Note in a job's log that a worker loaded the model as pinned, in place of the current one."""
+    """Log in a job that a worker loaded the pinned model in place of the current one."""
     if jobs.keep(session, [job_id]):
         data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
         events.append(session, job_id, "model.loaded_as_pinned", data)
 
 
 def require_one_identity(session: Session, job_id: str) -> None:
-    """Check that all sessions of a job are of one model. Only a job that an older version began has others.
+    """Check that all sessions of a job are of one model. Only jobs of an older version may have several.
 
     Raises:
         MixedIdentities: with the counts.
@@ -73,7 +73,7 @@ def require_one_identity(session: Session, job_id: str) -> None:
 
 
 def another_holds(session: Session, worker_id: str, pinned: PinnedModel) -> bool:
-    """Whether another live worker has the pinned model in memory."""
+    """True if another live worker has the pinned model in memory."""
     statement = sa.select(WorkerRow.id).where(
         WorkerRow.id != worker_id,
         WorkerRow.status.in_(LIVE),

@@ -1,4 +1,4 @@
-"""Every query about the queue as a whole: which jobs wait, in what order, and what is open."""
+"""Queries about the whole queue: waiting jobs, their order, and open samples."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -25,11 +25,11 @@ def more_urgent_waits(
     *,
     held: Collection[str] = (),
 ) -> bool:
-    """Whether a job that is served before `priority` has samples that nobody runs.
+    """True if a job more urgent than `priority` has pending samples.
 
     Args:
-        models: only jobs of these count; None: all do.
-        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        models: count only jobs of these models; None counts all.
+        held: owners whose quota is used up; their jobs do not start.
     """
     waiting = (
         sa.select(SampleRow.id)
@@ -49,11 +49,11 @@ def more_urgent_waits(
 
 
 def behind_chats(session: Session, model: str, priority: int, held: Collection[str] = ()) -> str | None:
-    """The next job of a model that is no chat, has work, and that nobody runs; None where there is none.
+    """The next job of a model that is not a chat, has work and no worker; None if there is none.
 
     Args:
-        priority: of the chats; jobs that are served before them anyway do not count.
-        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        priority: priority of the chats; more urgent jobs run before them anyway and do not count.
+        held: owners whose quota is used up; their jobs do not start.
     """
     statement = (
         sa.select(JobRow.id)
@@ -72,8 +72,8 @@ def behind_chats(session: Session, model: str, priority: int, held: Collection[s
 
 
 def has_work(moment: float) -> sa.ColumnElement[bool]:
-    """Condition: the job has a free sample at `moment`, or an unread dataset."""
-    # two looks at an index; one look for either would read samples until one fits
+    """Condition on a job: it has a sample without a valid lease, or a dataset to read."""
+    # two index lookups; a single one for both would read samples until one fits
     pending, expired = (
         sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
         for which in (
@@ -85,26 +85,26 @@ def has_work(moment: float) -> sa.ColumnElement[bool]:
 
 
 def not_held(owners: Collection[str]) -> sa.ColumnElement[bool]:
-    """Condition: the job belongs to none of these owners."""
+    """Condition on a job: its owner is not one of these."""
     return sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(owners)) if owners else sa.true()
 
 
 class WaitingJob(NamedTuple):
-    """An active job with work that somebody could begin."""
+    """An active job with work for a worker."""
 
     id: str
     priority: int
     model: str
     kind: str = ""
-    #: of the model that it is pinned to; None before it is pinned
+    #: identity of the pinned model; None before the job is pinned
     identity_sha256: str | None = None
 
 
 def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJob]:
-    """Active jobs with samples that nobody runs, or a dataset to be read, the most urgent first.
+    """Active jobs with work, most urgent first.
 
     Args:
-        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        held: owners whose quota is used up; their jobs do not start.
     """
     statement = (
         sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind, JobRow.identity_sha256)
@@ -126,12 +126,12 @@ def next_for(
     held: Collection[str] = (),
     without: Collection[str] = (),
 ) -> WaitingJob | None:
-    """The job that an idle worker may begin: the most urgent, then the one served longest ago.
+    """The next job for an idle worker: the most urgent, then the one served longest ago.
 
     Args:
-        models: the worker runs jobs of these.
-        loads: the worker may load these, if a job of kind `load` asks for it.
-        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        models: models whose jobs the worker runs.
+        loads: models that the worker loads for a job of kind `load`.
+        held: owners whose quota is used up; their jobs do not start.
         without: jobs that this worker leaves to others.
     """
     statement = (
@@ -143,7 +143,7 @@ def next_for(
                 sa.and_(JobRow.kind == LOAD, JobRow.model.in_(loads)),
             ),
             has_work(now(session)),
-            # while one worker reads the dataset, or loads the model, others have nothing to do
+            # one worker alone reads the dataset, or loads the model
             sa.or_(JobRow.total.is_not(None), ~IS_RUN),
             not_held(held),
             JobRow.id.not_in(without),
@@ -156,7 +156,7 @@ def next_for(
 
 
 def unended(session: Session) -> Sequence[str]:
-    """Ids of jobs that `end_if_done` may be able to move on."""
+    """Ids of jobs that `end_if_done` may end."""
     open_sample = (
         sa.select(SampleRow.id)
         .where(
@@ -175,14 +175,14 @@ def unended(session: Session) -> Sequence[str]:
 
 
 def active_models(session: Session) -> set[str]:
-    """Models that jobs which have not ended name."""
+    """Models of active jobs."""
     return set(session.scalars(sa.select(JobRow.model).where(JobRow.status.in_(ACTIVE)).distinct()))
 
 
 def active_without_event(
     session: Session, model: str, event: str, *, submitted_before: float, limit: int
 ) -> Sequence[str]:
-    """Jobs of a model that have not ended and have no such entry in their log, the oldest first."""
+    """Active jobs of a model without this event in their log, oldest first."""
     logged = sa.select(EventRow.id).where(EventRow.job_id == JobRow.id, EventRow.event == event).exists()
     statement = (
         sa.select(JobRow.id)
@@ -200,7 +200,7 @@ def active_without_event(
 
 @of_everyone
 def queue_positions(session: Session) -> dict[str, int]:
-    """Queued job -> its place, 1 being next."""
+    """Queued job -> place, counted from 1."""
     statement = (
         sa.select(JobRow.id)
         .where(JobRow.status == JobStatus.QUEUED)
@@ -219,7 +219,7 @@ def places(session: Session, job_ids: Collection[str]) -> dict[str, int]:
 
 
 def next_of_own(session: Session) -> list[str]:
-    """Queued jobs that the session may see, in the order in which they are served."""
+    """Queued jobs that are visible to the session, in the order of service."""
     visible = set(session.scalars(sa.select(JobRow.id).where(JobRow.status == JobStatus.QUEUED)))
     return [job_id for job_id in queue_positions(session) if job_id in visible]
 
@@ -254,7 +254,7 @@ _BEFORE = _jobs_before()
 
 @of_everyone
 def counts(session: Session) -> dict[JobStatus, int]:
-    """Number of jobs in each status that is not an end."""
+    """Number of jobs in each status that is not terminal."""
     open_ones = [status for status in JobStatus if not status.is_terminal()]
     statement = (
         sa.select(JobRow.status, sa.func.count()).where(JobRow.status.in_(open_ones)).group_by(JobRow.status)
@@ -265,9 +265,9 @@ def counts(session: Session) -> dict[JobStatus, int]:
 
 @of_everyone
 def open_samples(session: Session) -> dict[SampleStatus, int]:
-    """Number of samples of active jobs that have not ended.
+    """Number of pending and leased samples of active jobs.
 
-    Pending samples are counted by the jobs' own counts: a queue of millions is not read.
+    The counts in the jobs' rows give the pending ones, so a queue of millions is not read.
     """
     open_ones = sa.func.sum(JobRow.total - JobRow.completed - JobRow.failed)
     active = JobRow.status.in_(ACTIVE)

@@ -1,4 +1,4 @@
-"""A job as the API shows it."""
+"""The resource of a job with its live fields: place, rate, ETA, and reasons to wait."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from storage.queue import forecast, routing
 from storage.queue.job_queue import queue_position
 from storage.tables.models import JobRow
 
-#: the rate is that of the last so many seconds
+#: period of the shown rate
 RATE_SECONDS = 60.0
 
 
@@ -47,9 +47,12 @@ def resource(
     broker_trouble: str | None = None,
     fleet: routing.Fleet | None = None,
 ) -> resources.Job:
-    """The job as the API shows it; with `quotas` it says whether one of them holds it back.
+    """The resource of a job.
 
-    Who shows many passes what is the same for all. `broker_trouble` is why workers are not woken.
+    Args:
+        positions, etas, fleet: read once by callers that show many jobs.
+        quotas: if given, the resource says whether a quota pauses the job.
+        broker_trouble: why workers are not woken.
     """
     paused = _paused(row, quotas)
     if paused is not None or row.status not in ACTIVE:

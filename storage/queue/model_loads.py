@@ -1,6 +1,6 @@
 """Requests to load a model: jobs of kind `load`, without samples.
 
-As jobs they are queued, woken when a message is lost, cancelled and listed like all others.
+They are queued, woken, cancelled and listed like all other jobs.
 """
 
 import sqlalchemy as sa
@@ -17,15 +17,15 @@ from storage.jobs import jobs
 from storage.queue import workers
 from storage.tables.models import JobRow
 
-#: before everything else that waits
+#: more urgent than all other jobs
 PRIORITY = 0
-#: a load that ends its worker's process so often is not tried again
+#: a load fails after its worker's process ended so often
 MAX_ATTEMPTS = 2
 LOADING = "model.loading"
 
 
 def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
-    """Insert a request; the caller commits, then wakes the workers."""
+    """Insert a request. The caller commits, then wakes the workers."""
     row = JobRow(
         id=new_job_id(),
         kind=jobs.LOAD,
@@ -46,19 +46,19 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
 
 
 def begin(session: Session, row: JobRow, worker_id: str) -> bool:
-    """Take a request; False where another live worker has it, or it ended.
+    """Start a request. Returns False if another live worker runs it, or it ended.
 
-    One that killed its workers is failed here.
+    A request that killed its workers fails here.
     """
-    # of two workers that have its message the second one finds the first one busy
+    # of two workers, the second finds the first one busy
     held = jobs.lock_all(session, [row.id])
     if not held or held[0].status not in jobs.ACTIVE or row.id in workers.busy_job_ids(session):
         return False
     jobs.start(session, row.id)
     if len(_attempts(session, row.id)) >= MAX_ATTEMPTS:
         error = ModelRefused(
-            f"the worker's process ended {MAX_ATTEMPTS} times while it loaded {row.model}, most likely for "
-            "want of memory; take a smaller dtype or model"
+            f"the worker's process ended {MAX_ATTEMPTS} times while it loaded {row.model}, most likely "
+            "because it ran out of memory; choose a smaller dtype or model"
         )
         jobs.fail(session, row.id, error)
         return False
@@ -67,7 +67,7 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
 
 def complete(session: Session, job_id: str) -> None:
-    """The model is loaded, proved and ready; a request that was cancelled meanwhile stays so."""
+    """Complete the request of a loaded and verified model, unless it was cancelled."""
     held = jobs.lock_all(session, [job_id])
     if not held or held[0].status not in jobs.ACTIVE:
         return
@@ -77,12 +77,12 @@ def complete(session: Session, job_id: str) -> None:
 
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
-    """The model was refused; the reason is the request's error."""
+    """Fail the request of a refused model."""
     jobs.fail(session, job_id, error)
 
 
 def options_in_force(session: Session, model: str) -> ModelLoadOptions:
-    """How this model is to be loaded: as the last request that succeeded said, else by the settings."""
+    """Options of the last successful load of a model; the defaults if there is none."""
     statement = (
         sa.select(JobRow.spec)
         .where(JobRow.kind == jobs.LOAD, JobRow.model == model, JobRow.status == JobStatus.COMPLETED)
@@ -117,6 +117,6 @@ def resource(session: Session, row: JobRow) -> resources.ModelLoad:
 
 
 def _attempts(session: Session, job_id: str) -> list[str]:
-    """The workers that tried, the last one last."""
+    """Workers that started the load, in order."""
     found = [e for e in events.after(session, job_id, 0, limit=100) if e.event == LOADING]
     return [str(event.data["worker_id"]) for event in found]

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of each loaded model, so that the API can count prompts without the model."""
+"""Tokenizer and chat template of each loaded model, so that the API counts tokens without the model."""
 
 import json
 import zlib
@@ -19,7 +19,7 @@ def keep(session: Session, model: str, definition: Mapping[str, Any]) -> None:
     """Store the definition of a model's tokenizer, unless it is stored already.
 
     Args:
-        definition: `tokenizer` (of the tokenizers library, as JSON), `chat_template` and `special_tokens`.
+        definition: `tokenizer` (JSON of the tokenizers library), `chat_template` and `special_tokens`.
     """
     text = json.dumps(definition, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
     digest = sha256(text).hexdigest()
@@ -28,7 +28,7 @@ def keep(session: Session, model: str, definition: Mapping[str, Any]) -> None:
 
 
 def drop(session: Session, model: str) -> None:
-    """Forget a model's tokenizer: the one that is loaded now cannot be stored."""
+    """Delete a model's tokenizer, because the current one cannot be stored."""
     session.execute(sa.delete(ModelTokenizerRow).where(ModelTokenizerRow.model == model))
 
 

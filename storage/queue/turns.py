@@ -1,9 +1,7 @@
-"""Turns among jobs of one priority and model.
+"""Turns among jobs of one priority and one model.
 
-A message says only that some job may have work. Jobs have more or fewer messages than others (one
-for each worker that ran them, none where it was lost), so the order of messages shares nothing
-fairly. The index does: the job that the fewest workers run goes first, then the one that was served
-longest ago.
+The job with the fewest workers goes first, then the one served longest ago. The order of messages would not
+be fair, because jobs have different numbers of messages.
 """
 
 from collections import Counter
@@ -21,15 +19,15 @@ from storage.tables.models import JobRow, WorkerRow
 
 
 def next_job(session: Session, job_id: str, worker_id: str, held: Collection[str] = ()) -> str:
-    """The job that a turn of `job_id` goes to: it, or a sibling that has waited longer.
+    """The job that gets the turn of `job_id`: itself, or a sibling that has waited longer.
 
     Args:
-        worker_id: who takes the turn; it does not count as running anything.
-        held: owners whose jobs cannot be begun now, see `storage.accounts.quotas`.
+        worker_id: worker that takes the turn; its current job does not count as running.
+        held: owners whose quota is used up; their jobs do not start.
     """
     row = jobs.get(session, job_id)
     if row.served_at is None:
-        return job_id  # nobody has waited longer for a turn than who never had one
+        return job_id  # a job without any turn goes first
     running = Counter(
         session.scalars(
             sa.select(WorkerRow.job_id).where(
@@ -50,12 +48,12 @@ def next_job(session: Session, job_id: str, worker_id: str, held: Collection[str
 
 
 def begin(session: Session, job_id: str) -> None:
-    """A worker begins a slice of this job."""
+    """Record that a worker begins a slice of a job."""
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(served_at=now(session)))
 
 
 def another_waits(session: Session, job_id: str, held: Collection[str] = ()) -> bool:
-    """Whether a sibling that can be begun has work and no worker."""
+    """True if a sibling has work and no worker."""
     row = session.get(JobRow, job_id)
     if row is None:
         return False

@@ -1,4 +1,4 @@
-"""Every query about workers and the models that they hold."""
+"""Queries about workers and their models."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from storage.tables.models import IS_LEASED, JobRow, ModelRow, SampleRow, Worker
 
 _keep_structure = Upsert(ModelRow, "structure", "loaded_at")
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
-# asked for each job that is submitted, so they are not put together anew each time
+# built once: every submission runs it
 _LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))
 
 
@@ -29,7 +29,7 @@ def register(
     model: str,
     served: Sequence[str] | None = None,
 ) -> None:
-    """A worker has started and loads its model; `served` are all that it may hold, by default this one."""
+    """Insert a started worker that loads its model. `served`: all models that it may hold; default: this one."""
     moment = now(session)
     session.merge(  # a first commit's answer may have been lost
         WorkerRow(
@@ -51,12 +51,13 @@ def set_ready(
     """Show a loaded and verified model. Submissions are checked against its structure.
 
     Args:
-        is_as_pinned: it was loaded for a job that is pinned to it, so new jobs get the structure of the
-            last other load.
+        is_as_pinned: True for a model that was loaded for a pinned job. New jobs keep the structure of the
+        last
+            other load.
     """
     moment = now(session)
     if not is_as_pinned:
-        # two workers may come to hold one model at once
+        # two workers may load one model at once
         _keep_structure(
             session,
             [{"name": structure.model, "structure": structure.model_dump(mode="json"), "loaded_at": moment}],
@@ -64,7 +65,7 @@ def set_ready(
     _update(
         session,
         worker_id,
-        # a job that names another model has it loaded while it holds the worker
+        # a busy worker may load another model for its job
         status=sa.case((WorkerRow.job_id.is_not(None), WorkerStatus.BUSY), else_=WorkerStatus.READY),
         model=structure.model,
         identity_sha256=structure.identity.sha256 if structure.identity else None,
@@ -78,29 +79,29 @@ def set_failed(session: Session, worker_id: str, error: ActographError) -> None:
 
 
 def set_busy(session: Session, worker_id: str, job_id: str, model: str | None = None) -> None:
-    """The worker turns to a job.
+    """Mark a worker as busy with a job.
 
-    Where its model is named, it counts as held from now on, even if it is yet to be loaded, so that no
-    second worker loads it for the next job.
+    With `model`, the worker counts as its holder before it is loaded, so that no second worker loads it for
+    the next job.
     """
     held = {} if model is None else {"model": model}
     _update(session, worker_id, status=WorkerStatus.BUSY, job_id=job_id, heartbeat_at=now(session), **held)
 
 
 def set_idle(session: Session, worker_id: str, model: str | None = None) -> None:
-    """The worker has nothing to do; `model` is what it holds, "" for none, None for what it held before."""
+    """Mark a worker as idle. `model` is its model: "" for none, None for no change."""
     held = {} if model is None else {"model": model}
     _update(session, worker_id, status=WorkerStatus.READY, job_id=None, heartbeat_at=now(session), **held)
 
 
 def set_offline(session: Session, worker_id: str, error: ActographError | None = None) -> None:
-    """The worker's process ends, in order or because of `error`."""
+    """Mark a worker as ended, regularly or with an error."""
     reason = {} if error is None else {"error": error.as_record()}
     _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None, **reason)
 
 
 def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None) -> None:
-    """Show that the worker lives; one thought dead is brought back. None keeps the old `memory`."""
+    """Record a sign of life. An offline worker becomes ready again. None keeps the old `memory`."""
     reported = {} if memory is None else {"memory": memory}
     _update(session, worker_id, heartbeat_at=now(session), **reported)
     session.execute(
@@ -111,10 +112,7 @@ def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None) -
 
 
 def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> int:
-    """End workers of this host whose process is gone and free what they held; returns how many.
-
-    Their samples need not wait for the end of their leases then.
-    """
+    """End the workers of this host whose process is gone, and expire their leases. Returns their number."""
     alive = WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING))
     known = session.execute(
         sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.hostname == hostname, alive)
@@ -136,7 +134,7 @@ def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> in
 
 
 def expire(session: Session, silent_seconds: float) -> int:
-    """Mark live workers without a heartbeat for so long as offline; returns how many."""
+    """Mark live workers without a heartbeat for `silent_seconds` as offline. Returns their number."""
     silent = _unwritten(
         session,
         WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING)),
@@ -149,7 +147,7 @@ def expire(session: Session, silent_seconds: float) -> int:
 
 
 def forget(session: Session, older_than_seconds: float) -> None:
-    """Drop the rows of workers that ended long ago."""
+    """Delete the rows of workers that ended long ago."""
     gone = _unwritten(
         session,
         WorkerRow.status.in_((WorkerStatus.OFFLINE, WorkerStatus.SETUP_FAILED)),
@@ -165,7 +163,7 @@ def find(session: Session) -> Sequence[WorkerRow]:
 
 
 def busy_job_ids(session: Session) -> Sequence[str]:
-    """Jobs that a live worker is occupied with."""
+    """Jobs of busy workers."""
     statement = sa.select(WorkerRow.job_id).where(
         WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id.is_not(None)
     )
@@ -173,13 +171,13 @@ def busy_job_ids(session: Session) -> Sequence[str]:
 
 
 def loaded_models(session: Session) -> set[str]:
-    """Names of the models that a live worker holds."""
+    """Names of the models of live workers."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))
     return {name for name in session.scalars(statement) if name is not None}
 
 
 def model_loaded_last(session: Session) -> str | None:
-    """The model loaded last among those that live workers hold."""
+    """The model of a live worker that was loaded last."""
     statement = (
         sa.select(ModelRow.name)
         .join(WorkerRow, WorkerRow.model == ModelRow.name)
@@ -190,13 +188,13 @@ def model_loaded_last(session: Session) -> str | None:
 
 
 def structure(session: Session, model: str) -> resources.ModelStructure | None:
-    """The structure of a model that some worker has loaded at least once."""
+    """The structure of a model; None if no worker ever loaded it."""
     row = session.get(ModelRow, model)
     return resources.ModelStructure.model_validate(row.structure) if row else None
 
 
 def loaded_at(session: Session, model: str) -> float | None:
-    """When a worker last loaded this model."""
+    """Time of the last load of a model."""
     return session.connection().execute(_LOADED_AT, {"named": model}).scalar_one_or_none()
 
 
@@ -218,7 +216,7 @@ def resource(row: WorkerRow) -> resources.Worker:
 
 
 def _unwritten(session: Session, *where: sa.ColumnElement[bool]) -> Sequence[str]:
-    """Workers of which this holds, held now; one that somebody writes of at the moment is no silent one."""
+    """Lock workers that meet the conditions. Skips workers whose row is locked by another transaction."""
     found = sa.select(WorkerRow.id).where(*where).order_by(WorkerRow.id)
     return session.scalars(found.with_for_update(skip_locked=True)).all()
 

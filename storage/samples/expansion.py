@@ -1,7 +1,6 @@
-"""From a job spec to its samples: one for every input, condition and epoch.
+"""Expand a job spec into samples: one for every input, condition and epoch.
 
-The conditions and epochs of one problem stand together, so that a job that is read while it
-runs can be compared pair by pair.
+Conditions and epochs of one problem are consecutive, so partial results can be compared pair by pair.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ from storage.samples import NewSample
 
 
 def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iterator[NewSample]:
-    """`index` is the row's place in the dataset, whatever `offset` and `limit` are."""
+    """One sample for each row, condition and epoch. `index` is the row's place in the whole dataset."""
     for row in rows:
         for condition in spec.conditions:
             for epoch in range(spec.epochs):
@@ -34,12 +33,12 @@ def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iter
 
 
 def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
-    """One sample for each of `inputs` under each condition in each epoch."""
+    """One sample for each input, condition and epoch."""
     return _input_samples(enumerate(spec.inputs), spec, epochs=spec.epochs, seed=spec.sampling.seed)
 
 
 def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
-    """One sample for each choice of each prompt; the choices have the seeds s, s + 1, s + 2, ..."""
+    """One sample for each choice of each prompt. The choices have the seeds s, s + 1, s + 2, ..."""
     for index, given in enumerate(spec.inputs):
         for choice in range(spec.epochs):
             yield NewSample(
@@ -52,9 +51,9 @@ def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
 
 
 def extract_samples(spec: ExtractSpec, rows: Iterable[TextRow]) -> Iterator[NewSample]:
-    """One sample for each of `inputs`, or of `rows` where there are none, under each condition.
+    """One sample for each condition of each input, or of each row if the spec has no inputs.
 
-    `index` is a row's place in the dataset, whatever `offset` and `limit` are.
+    `index` is a row's place in the whole dataset.
     """
     inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
     return _input_samples(inputs, spec)

@@ -1,4 +1,4 @@
-"""Samples as they are read and shown."""
+"""Read samples."""
 
 from collections.abc import Sequence
 from typing import Unpack

@@ -1,4 +1,4 @@
-"""Admission of a submission in one statement, which saves round trips."""
+"""State of the index that every submission needs, read in one statement to save round trips."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +14,17 @@ from storage.tables.models import ApiKeyRow, JobRow, ModelRow, WorkerRow
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """How things stand for a job of one model and priority."""
+    """State of the queue and the workers for a job of one model and priority."""
 
-    #: when a worker last loaded the model; None: never
+    #: when a worker last loaded the model; None for never
     loaded_at: float | None
-    #: whether a live worker holds the model, or is loading it
+    #: True if a live worker holds or loads the model
     is_held: bool
     #: last reported memory of each live worker that holds it
     memory: list[dict[str, int]]
-    #: the place in the queue that the job would take
+    #: place of the job in the queue
     place: int
-    #: whether some key limits what its owner stores
+    #: True if a key has `quota_bytes`
     has_own_limits: bool
 
 
@@ -44,12 +44,12 @@ def _statement() -> sa.Select[Any]:
     )
 
 
-# put together once
+# built once
 _STATEMENT = _statement()
 
 
 def read(session: Session, model: str, priority: int) -> Admission:
-    # whose the counted jobs are is not shown
+    # through the connection: the place counts the jobs of all owners
     rows = session.connection().execute(_STATEMENT, {"model": model, "priority": priority}).all()
     loaded_at, not_after, limited = rows[0][:3]
     return Admission(

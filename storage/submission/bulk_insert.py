@@ -1,6 +1,6 @@
 """Insert the samples of a large job slice by slice.
 
-One transaction for 200,000 samples would hold up every other writer of a SQLite index for seconds. So each
+One transaction for 200,000 samples would block every other writer of a SQLite index for seconds. So each
 slice is a transaction of its own. A submitted job stays hidden until its last slice: no list shows it, and no
 worker claims its samples. If the process dies meanwhile, healing deletes the incomplete job.
 """
@@ -25,9 +25,9 @@ from storage.tables.models import JobRow
 
 T = TypeVar("T")
 
-#: samples of one transaction, which takes some 50 ms
+#: samples of one transaction, which takes about 50 ms
 SLICE = 1000
-#: an incomplete job without a new slice for so long is abandoned
+#: an incomplete job is abandoned if no slice arrives for so long
 ABANDONED_SECONDS = 300.0
 
 

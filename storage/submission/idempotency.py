@@ -1,4 +1,4 @@
-"""Answers to requests that carried an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header)."""
+"""Answers to requests with an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from storage.index.database import changed, now
 from storage.tables.models import IdempotencyRow
 
 KEEP_SECONDS = 24 * 3600
-#: a request that has not been answered for so long was lost with its process
+#: a request without an answer for so long was lost with its process
 IN_FLIGHT_SECONDS = 60
 _TABLE = cast(sa.Table, IdempotencyRow.__table__)
-# two first requests at once: the second waits for the first and finds it there
+# of two first requests at once, the second waits for the first and finds its row
 _RESERVE = {
     "sqlite": sqlite.insert(_TABLE).on_conflict_do_nothing().returning(_TABLE.c.key),
     "postgresql": postgresql.insert(_TABLE).on_conflict_do_nothing().returning(_TABLE.c.key),
@@ -30,7 +30,7 @@ class StoredAnswer:
 
 
 def begin(session: Session, owner: str, key: str, digest: str) -> StoredAnswer | None:
-    """Reserve a key of an owner. Returns the stored answer where the same request was answered before.
+    """Reserve a key of an owner. Returns the stored answer if the same request was answered before.
 
     Raises:
         IdempotencyInFlight: the same request is being answered.
@@ -41,7 +41,7 @@ def begin(session: Session, owner: str, key: str, digest: str) -> StoredAnswer |
     if _reserve(session, new):
         return None
     row = session.get(IdempotencyRow, (owner, key), with_for_update=True, populate_existing=True)
-    if row is None:  # the other request was refused just now
+    if row is None:  # the other request was refused meanwhile
         raise IdempotencyInFlight(param="Idempotency-Key")
     if row.created_at < moment - KEEP_SECONDS:
         row.digest, row.created_at, row.status_code, row.response = digest, moment, None, None
@@ -57,12 +57,12 @@ def begin(session: Session, owner: str, key: str, digest: str) -> StoredAnswer |
 
 
 def forget(session: Session, *, dry_run: bool = False) -> int:
-    """Remove answers that nobody may ask for any more; how many they were."""
+    """Delete old answers. Returns their number, also with `dry_run`."""
     old = IdempotencyRow.created_at < now(session) - KEEP_SECONDS
     if dry_run:
         return session.execute(sa.select(sa.func.count()).where(old)).scalar_one()
     key = sa.tuple_(IdempotencyRow.owner, IdempotencyRow.key)
-    # who else forgets at the moment need not be waited for
+    # rows locked by another transaction are being deleted anyway
     forgotten = sa.select(IdempotencyRow.owner, IdempotencyRow.key).where(old)
     return changed(
         session.execute(
@@ -74,11 +74,12 @@ def forget(session: Session, *, dry_run: bool = False) -> int:
 
 
 def finish(session: Session, owner: str, key: str, status_code: int, response: dict[str, Any]) -> None:
-    """Store the answer, in the transaction that does what was asked for.
+    """Store the answer, in the transaction of the request.
 
     Raises:
-        IdempotencyInFlight: this request took so long that a repeated one took the key over; the
-            caller's transaction must not be committed.
+        IdempotencyInFlight: the request took so long that a repeated one took the key. The caller's
+        transaction
+            must not be committed.
     """
     stored = session.execute(
         sa.update(IdempotencyRow)
@@ -90,12 +91,12 @@ def finish(session: Session, owner: str, key: str, status_code: int, response: d
 
 
 def renew(session: Session, owner: str, key: str) -> None:
-    """The request is still being answered: a repeated one does not take the key over."""
+    """Keep the key of a request in progress, so that a repeated request does not take it."""
     session.execute(sa.update(IdempotencyRow).where(*_in_flight(owner, key)).values(created_at=now(session)))
 
 
 def abandon(session: Session, owner: str, key: str) -> None:
-    """The request was refused; the key may be used again."""
+    """Free the key of a refused request."""
     session.execute(sa.delete(IdempotencyRow).where(*_in_flight(owner, key)))
 
 
@@ -108,6 +109,6 @@ def _in_flight(owner: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _reserve(session: Session, new: Mapping[str, Any]) -> bool:
-    """Insert the key; False where it is there, also where another request inserts it just now."""
+    """Insert the key. Returns False if it exists, also if another request inserts it at the same time."""
     connection = session.connection()
     return connection.execute(_RESERVE[connection.dialect.name], new).first() is not None

@@ -1,4 +1,4 @@
-"""The rows of a dataset on disk while a job is made of them: memory does not grow with the dataset."""
+"""Dataset rows on disk during a submission, so that memory does not grow with the dataset."""
 
 import json
 import weakref
@@ -15,10 +15,7 @@ _PAGE_BYTES = 64 << 10
 
 
 class RowSpool(Generic[R]):
-    """Rows that can be read any number of times; `len` is their number.
-
-    The file has no name and is gone with the last reference to it.
-    """
+    """Rows that can be iterated several times. The last reference deletes their unnamed file."""
 
     def __init__(
         self,
@@ -26,7 +23,7 @@ class RowSpool(Generic[R]):
         encode: Callable[[R], Mapping[str, Any]],
         decode: Callable[[Mapping[str, Any]], R],
     ) -> None:
-        """Reads all rows. Raises what reading them raises, and OSError if they cannot be written."""
+        """Read all rows. Raises their errors, and OSError if the rows cannot be written."""
         self._decode: Callable[[Mapping[str, Any]], R] = decode
         self._count = 0
         self._file = SpooledTemporaryFile(max_size=_MEMORY_BYTES)  # noqa: SIM115 (closed with the object)

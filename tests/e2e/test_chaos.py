@@ -67,7 +67,7 @@ def test_every_kind_of_fault_in_mid_drain_changes_nothing(
     workers = "".join(p.read_text() for p in (tmp_path / "home/logs").glob("worker-*.log"))
     assert "No space left on device" in workers
     if stack == "postgres-s3":
-        assert "the database is away" in workers
+        assert "the database is unavailable" in workers
     else:
         check_that_the_audit_sees(tmp_path / "home", problems)
 

@@ -54,7 +54,7 @@ class TarGz:
         info.size, info.mtime, info.mode = file.seek(0, os.SEEK_END), self._modified_at, 0o644
         file.seek(0)
         self._tar.addfile(info, file)
-        self._tar.members.clear()  # type: ignore[attr-defined]  # or all members stay in memory
+        self._tar.getmembers().clear()  # or it would describe every member again
         if self._ready.tell() >= CHUNK:
             yield from self._taken()
 
