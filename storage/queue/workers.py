@@ -29,7 +29,7 @@ def register(
     model: str,
     served: Sequence[str] | None = None,
 ) -> None:
-    """Insert a started worker that loads its model. `served`: models that it may hold, by default this one."""
+    """Insert a started worker that loads its model. `served`: its models, by default this one."""
     moment = now(session)
     session.merge(  # a first commit's answer may have been lost
         WorkerRow(

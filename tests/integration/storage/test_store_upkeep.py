@@ -109,7 +109,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.upkeep.store_gc._BATCH", 2)
+    monkeypatch.setattr("storage.upkeep.sweep._BATCH", 2)
     monkeypatch.setattr("storage.upkeep.store_verify._CHUNK", 2)
     monkeypatch.setattr("storage.upkeep.store_verify._IDS", 2)
 
