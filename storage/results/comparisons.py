@@ -1,4 +1,4 @@
-"""Conditions of a job, compared on the problems that both have finished."""
+"""Compare conditions of a job on the problems that both have finished."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """How intervals are made."""
+    """Options of bootstrap intervals."""
 
     level: float = paired.DEFAULT_LEVEL
     resamples: int = paired.DEFAULT_RESAMPLES
@@ -43,7 +43,7 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The finished samples of a job's conditions, as one read found them."""
+    """The finished samples of a job's conditions."""
 
     job_id: str
     status: JobStatus
@@ -84,7 +84,7 @@ def read(session: Session, row: JobRow, *, baseline: str | None) -> Conditions:
 
 
 def condition_names(row: JobRow) -> list[str]:
-    """Raises InvalidRequest where there are not two to compare."""
+    """Names of the conditions. Raises InvalidRequest if there are fewer than two."""
     names = [str(condition["name"]) for condition in row.spec.get("conditions") or []]
     if len(names) < 2:
         raise InvalidRequest(f"job {row.id} has fewer than two conditions; a comparison needs two")

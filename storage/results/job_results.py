@@ -28,7 +28,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
 
 
 def current(database: Database, job_id: str) -> resources.JobResults:
-    """The same by the kept sums of the samples that ended before; only later samples are read.
+    """Results from the kept sums and from later samples.
 
     Raises:
         NotFound: no such job.
@@ -39,7 +39,7 @@ def current(database: Database, job_id: str) -> resources.JobResults:
     found = _added_up(database, row.id, kept)
     row, sums, final = found
     if sums.ended != (row.completed, row.failed) and kept.position > 0:
-        # samples that were counted have been run again
+        # counted samples have run again
         row, sums, final = _added_up(database, job_id, JobSums(scorers=row.spec.get("scorers")))
         kept = JobSums()
     if final.position - kept.position >= KEEP_EVERY and sums.ended == (row.completed, row.failed):
@@ -62,7 +62,7 @@ def _added_up(database: Database, job_id: str, kept: JobSums) -> tuple[JobRow, J
             rest = job_sums.ended(session, job_id, begin=end) if is_last and end is not None else []
         if is_last:
             break
-        # the last problem may go on behind the page
+        # the last problem may continue after the page
         whole = [sample for sample in page if sample.sample_index != page[-1].sample_index]
         limit = limit if whole else 2 * limit
         if whole:

@@ -1,8 +1,8 @@
-"""Scores of a job, summed up as its samples end.
+"""Running sums of a job's scores.
 
 Samples run in the order of their positions. So all samples before the first open one have ended, and their
-sums are final: whoever reads results keeps them in the index, and the next one reads only the samples after
-them. A retry or new scores make the sums invalid, and they are made anew.
+sums are final. A reader of results keeps these sums in the index, and the next reader reads only later
+samples. A retry or new scores make the sums invalid, and they are computed again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -137,7 +137,7 @@ def ended(
 
 
 def load(session: Session, row: JobRow) -> JobSums:
-    """The kept sums; empty ones if there are none, or if the job was scored anew since."""
+    """The kept sums; empty ones if there are none, or if the job was scored again."""
     kept = session.execute(
         sa.select(JobSumsRow.position, JobSumsRow.sums).where(JobSumsRow.job_id == row.id)
     ).first()
@@ -169,5 +169,5 @@ def keep(session: Session, job_id: str, sums: JobSums) -> None:
 
 
 def forget(session: Session, job_id: str) -> None:
-    """Drop the kept sums; for whoever changes scores of ended samples."""
+    """Delete the kept sums, before a change of scores of ended samples."""
     session.execute(sa.delete(JobSumsRow).where(JobSumsRow.job_id == job_id))

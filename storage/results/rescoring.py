@@ -1,10 +1,10 @@
-"""Scoring the stored completions of an ended job anew.
+"""Score the stored completions of an ended job again.
 
-Completions are read and judged page by page outside of any write transaction. New scores are written beside
-the old ones in slices, so that other writers wait for one slice at most. They count from the moment at which
-the job names their scoring, which one short transaction writes: `SampleRow.scores` gives the scores in force.
-Then they take the place of the old ones, in slices again. A rescoring that is broken off before that moment
-changes nothing; `storage.upkeep.housekeeping` completes one that is broken off after it.
+Completions are read and scored page by page outside of write transactions. New scores are staged beside the
+old ones in slices, so other writers wait for one slice at most. One short transaction then puts the new
+scoring into force: `SampleRow.scores` returns its scores from then on. At last they replace the old ones, in
+slices again. A rescoring that stops before it is in force changes nothing; `storage.upkeep.housekeeping`
+completes a later one.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ PAGE = 500
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rescored:
     sample_id: str
-    #: every score that the sample has now, the new ones first
+    #: all scores of the sample, the new ones first
     scores: dict[str, Any]
 
 

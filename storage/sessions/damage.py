@@ -1,4 +1,4 @@
-"""Record of damage that readers met: a counter, and an event in the log of the job that made the session."""
+"""Record damage found by readers: in a counter, and in the log of the session's job."""
 
 import logging
 
@@ -19,9 +19,9 @@ COUNTER = "damaged_reads"
 
 
 def record(database: Database, error: StoreDamaged) -> None:
-    """Count a read that met damage; the first one of each session also adds an event to its job's log.
+    """Count a damaged read. The first one of each session is also logged in its job.
 
-    A failure to record is logged: the reader's error matters more.
+    A failure to record is only logged, because the reader's error matters more.
     """
     try:
         with database.write() as session:

@@ -1,4 +1,4 @@
-"""Which sessions are meant: the conditions that lists, totals and changes of many share."""
+"""Conditions on sessions, for lists, totals and changes of many sessions."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
 
 @dataclass(frozen=True, kw_only=True)
 class SessionFilter:
-    """Conditions that a session must meet; None asks nothing."""
+    """Conditions that a session must meet; None means any value."""
 
     id_prefix: str | None = None
     job_id: str | None = None
@@ -30,11 +30,11 @@ class SessionFilter:
 
     @property
     def leads_with_tag(self) -> bool:
-        """Whether `narrow` begins at the table of tags, whose index has the order of the list."""
+        """True if `narrow` starts from the table of tags, whose index has the order of the list."""
         return self.tag is not None and self.job_id is None
 
     def narrow(self, statement: S) -> S:
-        """A statement about sessions, of those that fit."""
+        """Restrict a statement to matching sessions."""
         where = self._where()
         if self.tag is not None:
             tagged = sa.and_(SessionTagRow.session_id == SessionRow.id, SessionTagRow.tag == self.tag)

@@ -1,4 +1,4 @@
-"""The manifest of a session: what it is, how it was made, and which bytes hold what."""
+"""The manifest of a session: its origin, its tensors, and their places in the files."""
 
 from typing import Any, Literal
 
@@ -39,9 +39,9 @@ class StoredTensor(ManifestPart):
     )
     summary: str | None = Field(
         None,
-        description="What the single row is of the `over` tokens from there on; null: rows as captured.",
+        description="Reduction that made the single row from `over` tokens; null: rows as captured.",
     )
-    over: int | None = Field(None, description="Rows that were summed up.")
+    over: int | None = Field(None, description="Rows that were reduced.")
     nbytes: int = 0
     parts: list[TensorPart] = Field(default_factory=list)
 
@@ -50,16 +50,16 @@ class StoredTensor(ManifestPart):
         return [part.file for part in self.parts]
 
     def placed(self, parts: list[TensorPart]) -> "StoredTensor":
-        """The same tensor, now that it is known where its rows are."""
+        """The same tensor with the places of its rows."""
         nbytes = self.shape[0] * self.shape[1] * itemsize(self.dtype)
         return self.model_copy(update={"parts": parts, "nbytes": nbytes})
 
 
 class Turn(ManifestPart):
-    """One turn of the model: tokens [start, stop) of `token_ids`; the first `prompt_tokens` were given.
+    """One turn of the model: tokens [start, stop) of `token_ids`, beginning with `prompt_tokens` of prompt.
 
-    What the model had before it is more: the first `context` of all the tokens that it had in the
-    turn before (that turn's own context, prompt and answer), which are not stored again.
+    Before them the model also read the first `context` tokens of the previous turn (its context, prompt and
+    answer), which are not stored again.
     """
 
     role: str
@@ -78,7 +78,7 @@ class Segment(ManifestPart):
 
 
 class AppliedIntervention(ManifestPart):
-    """One intervention as it was applied; the vector itself is told by its sha256."""
+    """One intervention as it was applied. A sha256 identifies its vector."""
 
     hook: str = Field(description="Canonical name.")
     op: str
@@ -89,10 +89,10 @@ class AppliedIntervention(ManifestPart):
 
 
 class SessionManifest(ManifestPart):
-    """Everything that a reader needs to know about a session.
+    """Description of a session for readers.
 
-    Rows: for P prompt and G generated tokens the model ran P + G - 1, or P where it generated nothing
-    (prefill); row t of a full tensor is what it computed when token t was its input.
+    For P prompt and G generated tokens the model ran P + G - 1 tokens, or P if it generated nothing
+    (prefill). Row t of a full tensor is the activation of input token t.
     """
 
     format_version: int = FORMAT_VERSION
@@ -151,7 +151,7 @@ class SessionManifest(ManifestPart):
 
     @classmethod
     def decode(cls, data: bytes) -> "SessionManifest":
-        """Raises StoreDamaged where `data` is no manifest that this version can read."""
+        """Parse a manifest. Raises StoreDamaged if this version cannot read it."""
         try:
             manifest = cls.model_validate_json(data)
         except ValidationError as error:

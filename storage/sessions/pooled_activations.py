@@ -1,4 +1,4 @@
-"""Activations averaged over the tokens of a sample, read from stored sessions piece by piece."""
+"""Activations averaged over the tokens of a sample, read from stored sessions in blocks."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,20 +14,19 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import Segment
 from storage.sessions.reader import SessionReader
 
-#: bytes of rows that are read at once
+#: bytes of rows in one block
 READ_BYTES = 16 << 20
 
 Floats = NDArray[np.float64]
 
 
 def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
-    """Mean of a hook's rows over the chosen tokens: [width], in float64; None where it has none of them.
+    """Mean of a hook's rows over the selected tokens: [width] in float64; None without any of these rows.
 
     Raises:
         NotFound: the session has no such hook.
-        InvalidRequest: the hook's row is a summary, whose tokens cannot be told apart, or holds no numbers
-            to average (indices of experts).
-        StoreDamaged: the files do not hold what they should.
+        InvalidRequest: the hook was stored as a summary over all tokens, or has indices in place of numbers.
+        StoreDamaged: the files are damaged.
     """
     info = reader.tensor_info(hook)
     if info.dtype.startswith(("I", "U", "B")) and not info.dtype.startswith("BF"):
@@ -56,7 +55,7 @@ def _rows(reader: SessionReader, hook: str, start: int, stop: int) -> Floats:
 
 
 def _row_ranges(reader: SessionReader, hook: str, rows: PooledRows) -> Iterator[tuple[int, int]]:
-    """Consecutive rows of the tensor, [start, stop), that belong to the chosen tokens."""
+    """Ranges [start, stop) of consecutive rows of the selected tokens."""
     tokens = reader.tokens_of_rows(hook)
     start: int | None = None
     spans = _token_spans(reader, rows)
@@ -72,7 +71,7 @@ def _row_ranges(reader: SessionReader, hook: str, rows: PooledRows) -> Iterator[
 
 
 def _token_spans(reader: SessionReader, rows: PooledRows) -> list[tuple[int, int]]:
-    """[start, stop) of the tokens that `rows` means; the last token of a generation was never run."""
+    """Ranges [start, stop) of the selected tokens. The model never ran the last generated token."""
     manifest = reader.manifest
     prompt, ran = manifest.prompt_tokens, manifest.num_tokens - (1 if manifest.generated_tokens else 0)
     if rows in get_args(Segment):
@@ -113,14 +112,14 @@ class _Sums:
 
 @dataclass(frozen=True)
 class Direction:
-    """The mean difference of one hook, [width] in float64, and what is said about it."""
+    """The mean difference of one hook, [width] in float64, and its summary."""
 
     vector: Floats
     summary: HookDifference
 
 
 class PairedActivations:
-    """Pooled activations of pairs of sessions, summed up so that memory does not grow with the pairs."""
+    """Running sums of pooled activations over pairs of sessions, so memory does not grow with the pairs."""
 
     def __init__(self, rows: PooledRows) -> None:
         self._rows = rows
@@ -129,7 +128,7 @@ class PairedActivations:
         self.skipped = 0
 
     def add(self, baseline: SessionReader, condition: SessionReader, hooks: Iterable[str]) -> None:
-        """Take one pair in. A pair in which either side has none of the rows is skipped for that hook.
+        """Add one pair. A hook is skipped if either session has none of its rows.
 
         Raises:
             NotFound, InvalidRequest, StoreDamaged: as `pooled`.
@@ -149,7 +148,7 @@ class PairedActivations:
         self.skipped += not seen
 
     def directions(self) -> Mapping[str, Direction]:
-        """Hook -> mean difference and what is said about it, hooks in the order in which they came."""
+        """Hook -> mean difference and its summary, in the order of the hooks."""
         return {hook: _direction(sums) for hook, sums in self._sums.items()}
 
 

@@ -1,4 +1,4 @@
-"""Deleting, expiring and changing many sessions at once."""
+"""Delete, expire and change many sessions at once."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ BATCH = 500
 
 
 def deletable(wanted: SessionFilter, *, include_pinned: bool) -> SessionFilter:
-    """The sessions of a filter that a deletion of many takes."""
+    """The filter of sessions that may be deleted."""
     return wanted if include_pinned else replace(wanted, pinned=False)
 
 
 def delete_matching(database: Database, wanted: SessionFilter, *, include_pinned: bool = False) -> Count:
-    """Delete the sessions that match now, all of them or none; those that are pinned stay.
+    """Delete all matching sessions, or none. Pinned sessions stay by default.
 
-    A few rows are removed at once. Many are hidden at once and removed in the background.
+    A few rows are deleted at once. Many are hidden at once and deleted in the background.
     """
     going = deletable(wanted, include_pinned=include_pinned)
     guard = () if include_pinned else (SessionRow.pinned == sa.false(),)
@@ -45,7 +45,7 @@ def delete_matching(database: Database, wanted: SessionFilter, *, include_pinned
 
 
 def expire(database: Database, *, limit: int = BATCH) -> Count:
-    """Delete up to `limit` expired sessions that are not pinned; each job's log says so."""
+    """Delete up to `limit` expired sessions that are not pinned, and log it in their jobs."""
     with database.read() as session:
         due = _expired(session)
         matching = session.scalars(
@@ -54,7 +54,7 @@ def expire(database: Database, *, limit: int = BATCH) -> Count:
     if not matching:
         return Count()
     with database.write() as session:
-        # a session that was pinned or prolonged meanwhile stays
+        # a session that was pinned or extended meanwhile stays
         removed = remove(session, matching, *due)
         gone = Count.of(removed)
         counters.add_removed(session, "expired", sessions=gone.sessions, size=gone.bytes)
@@ -75,12 +75,12 @@ def expired(session: Session) -> Count:
 
 
 def update(session: Session, session_ids: Sequence[str], change: SessionUpdate) -> int:
-    """Apply a change to those of these sessions that exist; returns their number."""
+    """Apply a change to sessions. Returns the number of existing ones."""
     values = {
         name: getattr(change, name) for name in ("expires_at", "pinned") if name in change.model_fields_set
     }
     hold_jobs(session, session_ids)
-    # the INSERT of tags below is not narrowed to an owner's rows, so only ids that were read are written
+    # ownership does not narrow the INSERT of tags below, so only ids that were read are written
     held = lock(session, session_ids)
     held = session.scalars(sa.select(SessionRow.id).where(SessionRow.id.in_(held), *deletions.VISIBLE)).all()
     chosen = SessionRow.id.in_(held)
@@ -99,7 +99,7 @@ def update(session: Session, session_ids: Sequence[str], change: SessionUpdate) 
 
 
 def update_matching(database: Database, wanted: SessionFilter, change: SessionUpdate) -> int:
-    """Apply a change to the sessions that match when this begins; returns their number."""
+    """Apply a change to the sessions that match at the start. Returns their number."""
     with database.read() as session:
         matching = ids(session, wanted)
     count = 0
@@ -110,7 +110,7 @@ def update_matching(database: Database, wanted: SessionFilter, change: SessionUp
 
 
 def _expired(session: Session) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition under which a session is expired now."""
+    """Condition of expired sessions."""
     return SessionRow.expires_at <= now(session), SessionRow.pinned == sa.false(), *deletions.visible(session)
 
 

@@ -1,4 +1,4 @@
-"""Every query about activation sessions. Files are the artifact store's business."""
+"""Queries about activation sessions. Their files are in the artifact store."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _hooks = TypeAdapter(dict[str, resources.TensorInfo])
 
 @dataclass(frozen=True, kw_only=True)
 class NewSession:
-    """A session whose files are in the store already."""
+    """A session whose files are stored."""
 
     id: str
     job_id: str
@@ -49,14 +49,14 @@ class NewSession:
     files: Sequence[resources.SessionFile]
     correct: bool | None
     identity_sha256: str | None = None
-    #: beside its job's
+    #: in addition to its job's tags
     tags: Sequence[str] = ()
-    #: as in a job's spec; None: its job's
+    #: as in a job's spec; None for that of its job
     expires_after: Any = None
 
 
 def insert(session: Session, *new: NewSession) -> None:
-    """Add sessions, with one statement for each table. Their job gives them owner, tags and expiry."""
+    """Insert sessions, with one statement for each table. They take owner, tags and expiry from their job."""
     if not new:
         return
     moment = now(session)
@@ -122,7 +122,7 @@ def by_ids(session: Session, session_ids: Sequence[str]) -> Sequence[SessionRow]
 
 
 def file_of(session: Session, session_id: str, name: str) -> resources.SessionFile | None:
-    """One file of a session, as the index has it."""
+    """One file of a session, from the index."""
     row = session.get(ArtifactRow, (session_id, name))
     return resources.SessionFile(name=row.name, bytes=row.bytes, sha256=row.sha256) if row else None
 
@@ -145,7 +145,7 @@ def find(
 
 
 def ids(session: Session, wanted: SessionFilter, *, limit: int | None = None) -> Sequence[str]:
-    """The ids of every session that matches, or of `limit` of them, oldest first."""
+    """Ids of matching sessions, oldest first."""
     statement = wanted.narrow(sa.select(SessionRow.id)).where(*deletions.visible(session))
     return session.scalars(statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)).all()
 
@@ -164,7 +164,7 @@ def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
 
 
 def delete(session: Session, session_id: str) -> None:
-    """Remove the row; the files follow in the background.
+    """Delete the row now and the files in the background.
 
     Raises:
         NotFound: no such session.
@@ -178,7 +178,7 @@ def delete(session: Session, session_id: str) -> None:
 
 
 def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources.Session]:
-    """Sessions as the API shows them, with their files and tags."""
+    """The resources of sessions, with their files and tags."""
     wanted = [row.id for row in rows]
     files: dict[str, list[resources.SessionFile]] = {i: [] for i in wanted}
     statement = sa.select(ArtifactRow).where(ArtifactRow.session_id.in_(wanted)).order_by(ArtifactRow.name)
@@ -195,7 +195,7 @@ def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources
 
 
 def _expiry(after: Any, created_at: float) -> float | None:
-    """When a session is deleted whose spec says `expires_after`; None keeps it."""
+    """Expiry of a session by the `expires_after` of its spec; None keeps it."""
     return created_at + ExpiresAfter.model_validate(after).seconds if isinstance(after, dict) else None
 
 

@@ -1,8 +1,8 @@
-"""One safetensors file whose rows are written as they come and whose header is written last.
+"""A safetensors file whose rows are written at once and whose header is written last.
 
-What a header says (whether the file is the only one, how many tokens there are) is known only when the
-next rows come or the sample ends. Holding the rows back until then would hold a whole batch in memory,
-so room for the header is left at the front and filled on `seal`.
+The content of the header (the number of files and tokens) is known only when the next rows arrive or the
+sample ends. Rows that wait for it would fill the memory, so the file begins with room for the header, and
+`seal` fills it.
 """
 
 import shutil
@@ -46,7 +46,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class SealedShard:
-    """A complete file under its temporary name, and what it holds."""
+    """A complete file under its temporary name, and its content."""
 
     file: SessionFile
     parts: Mapping[str, TensorPart]
@@ -59,8 +59,8 @@ class ShardFile:
 
     def __init__(self, stage: StagedPrefix, name: str, blocks: Sequence[Block]) -> None:
         self._stage, self._name = stage, name
-        # The narrowest dtypes first and an end at a multiple of 8: then every tensor, and token_ids
-        # after them, is aligned to its element whatever the shapes are. Readers that map files need it.
+        # Readers that map files need every tensor aligned to its element. So the narrowest dtypes come
+        # first, and the rows end at a multiple of 8.
         blocks = sorted(blocks, key=lambda block: tensor_files.itemsize(block.dtype))
         self._data_bytes = sum(len(block.data) for block in blocks)
         entries = [(b.name(sharded=True), b.dtype, b.shape) for b in blocks]
@@ -80,7 +80,7 @@ class ShardFile:
         self._blocks = [Block(b.hook, b.dtype, b.shape, b.start) for b in blocks]
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file without its header."""
         self._file.close()
 
     def seal(
@@ -91,9 +91,11 @@ class ShardFile:
         numbers: Mapping[str, NDArray[np.int64]],
         empty: Iterable[Block],
     ) -> SealedShard:
-        """Write `numbers` (token ids and such, by name) behind the rows, then the header; hash the file.
+        """Write `numbers` (by name, such as token ids) after the rows, then the header. Hash the file.
 
-        `sharded` names each tensor after its rows; `empty` are tensors without any.
+        Args:
+            sharded: append the range of rows to the name of each tensor.
+            empty: tensors without rows.
         """
         blocks = [*empty, *self._blocks]
         entries: list[tuple[str, str, Sequence[int]]] = [

@@ -1,4 +1,4 @@
-"""Every query about stored vectors. Their numbers are in the index: a vector is a few kilobytes."""
+"""Queries about stored vectors. A vector has a few kilobytes, so its numbers are in the index."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from struct import unpack
@@ -41,12 +41,12 @@ def get(session: Session, vector_id: str) -> VectorRow:
 
 
 def keep(session: Session, vector_id: str) -> VectorRow:
-    """The vector, held off from deletion until the transaction ends. Raises NotFound."""
+    """The vector, protected from deletion until the transaction ends. Raises NotFound."""
     return row_locks.one(row_locks.keep(session, VectorRow, [vector_id]), f"vector {vector_id}")
 
 
 def lock(session: Session, vector_id: str) -> VectorRow:
-    """The vector, for its deletion: nobody begins to refer to it any more. Raises NotFound."""
+    """The vector, locked for deletion: no new row can refer to it. Raises NotFound."""
     return row_locks.one(
         row_locks.lock(session, VectorRow, [vector_id], to_delete=True), f"vector {vector_id}"
     )
@@ -76,7 +76,7 @@ def delete(session: Session, vector_id: str) -> None:
 
 @of_everyone
 def user_of(session: Session, vector_id: str) -> str | None:
-    """An active job whose interventions refer to this vector, if any."""
+    """An active job with an intervention that uses this vector, if any."""
     statement = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))
     for job_id, spec in session.execute(statement):
         if vector_id in _ids_in(spec):

@@ -1,10 +1,10 @@
-"""Session files: what was captured for one sample, as safetensors beside a manifest.
+"""Session files: the captured rows of one sample as safetensors, and a manifest.
 
-A session of one shard is `activations.safetensors`: one tensor per hook, `[rows, width]`, `token_ids`,
-and `row_positions` where rows were chosen token by token. A longer one is split along its rows into
-`activations-00001-of-0000N.safetensors`, each tensor named `<hook>[start:stop]` after its rows, with the
-index JSON that readers of sharded models on the Hugging Face Hub expect; the numbers are in the last
-shard. `manifest.json` is written last.
+A session of one shard is `activations.safetensors`: one tensor `[rows, width]` per hook, `token_ids`, and
+`row_positions` if rows were selected individually. A longer session is split along its rows into
+`activations-00001-of-0000N.safetensors`. Each of its tensors is named `<hook>[start:stop]`, the numbers are
+in the last shard, and an index JSON has the form of sharded models on the Hugging Face Hub. `manifest.json`
+is written last.
 """
 
 import json
@@ -38,7 +38,7 @@ INDEX_FILE = "activations.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class TensorRows:
-    """Rows of one hook, as they lie in memory: tokens [first_row, first_row + shape[0]), or `tokens`.
+    """Rows of one hook in memory: those of tokens [first_row, first_row + shape[0]), or of `tokens`.
 
     `data` is any C-contiguous buffer of exactly rows x width elements; bfloat16 as its raw 16 bits.
     `first_row` counts the sample's tokens; `tokens` names the token of every row, ascending.
@@ -68,11 +68,11 @@ def session_prefix(session_id: str) -> str:
 
 
 class SessionWriter:
-    """Writes one session; nothing of it can be seen before `finish` returns.
+    """Writes one session, which becomes visible when `finish` returns.
 
-    Every `write_shard` that brings rows becomes a file of its own, written at once and straight from the
-    caller's buffers, which are not kept. Any violation discards the session and raises CaptureFailed with
-    the reason. Safe to call from any thread; leaving the `with` block without `finish` discards.
+    Every `write_shard` with rows writes a file at once, from the caller's buffers without a copy. A violation
+    discards the session and raises CaptureFailed with the reason. Leaving the `with` block without `finish`
+    discards it too. Safe to call from any thread.
     """
 
     def __init__(self, store: ArtifactStore, session_id: str) -> None:
@@ -128,11 +128,10 @@ class SessionWriter:
         token_ids: Sequence[int],
         row_positions: Sequence[int] | None = None,
     ) -> list[SessionFile]:
-        """Check what came against `manifest`, write the rest and commit.
+        """Check the written rows against `manifest`, write the remaining files and commit.
 
-        `manifest.tensors` states what must have come: per hook shape, dtype and first_row. The places and
-        sizes are filled in here; the result is in `self.manifest`. `row_positions` are the tokens that
-        the tensors' `position_offset` points into.
+        `manifest.tensors` has the expected shape, dtype and first_row of each hook. The result, with places
+        and sizes, is in `self.manifest`. `position_offset` of a tensor points into `row_positions`.
 
         Returns: every file of the session, the manifest last.
 
@@ -175,7 +174,7 @@ class SessionWriter:
             return files
 
     def discard(self) -> None:
-        """Remove what was written. Does nothing after `finish`."""
+        """Remove the written files. Does nothing after `finish`."""
         with self._lock:
             self._abandon()
 
@@ -203,7 +202,7 @@ class SessionWriter:
             raise
 
     def _advance(self, tensor: TensorRows) -> int:
-        """Count the rows in; where they begin within the session's tensor."""
+        """Count new rows. Returns the place of the first one in the session's tensor."""
         name, (rows, width) = tensor.name, tensor.shape
         chosen: list[int] | None = None if tensor.tokens is None else []
         hook = self._hooks.setdefault(name, _Hook(tensor.dtype, width, tensor.first_row, chosen))
@@ -275,7 +274,7 @@ class SessionWriter:
                 )
 
     def _check_summary(self, name: str, hook: _Hook, expected: StoredTensor) -> None:
-        """A summary has one row, or none where there was nothing to sum up; its tokens are the manifest's."""
+        """Check that a summary has one row, or none if it reduces no tokens."""
         if hook.tokens is not None or expected.over is None or hook.rows != min(expected.over, 1):
             raise CaptureFailed(f"{name}: {hook.rows} rows came for a summary of {expected.over} rows")
 
@@ -287,7 +286,7 @@ class SessionWriter:
         numbers: Mapping[str, NDArray[np.int64]] | None = None,
         empty: Sequence[Block] = (),
     ) -> None:
-        """Complete the shard in hand; now it is known whether it is the only one, and whether the last."""
+        """Complete the current shard, now that the number of shards is known."""
         if self._current is not None:
             about = {"format": "pt", "schema_version": str(FORMAT_VERSION), "session_id": self.session_id}
             self._sealed.append(
@@ -298,7 +297,7 @@ class SessionWriter:
             self._current = None
 
     def _name_shards(self) -> tuple[list[SessionFile], dict[str, list[TensorPart]]]:
-        """Give the shards their names, now that their number is known; where each hook's rows are."""
+        """Name the shards, now that their number is known. Returns the places of each hook's rows too."""
         files: list[SessionFile] = []
         parts: dict[str, list[TensorPart]] = {}
         count = len(self._sealed)
@@ -324,13 +323,13 @@ class SessionWriter:
 
 
 def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:
-    """The store's fault and never the sample's, which can be run again."""
+    """The error of a store that cannot write. The sample can run again."""
     kind = StorageFull if error.errno in disk_reserve.FULL else ServiceUnavailable
     return kind(f"session {session_id} could not be written: {error}")
 
 
 def _checked_bytes(tensor: TensorRows) -> memoryview:
-    """The tensor's bytes, after everything about it that can be checked alone."""
+    """Check a tensor and return its bytes."""
     name, (rows, width) = tensor.name, tensor.shape
     if not name or name.startswith("__") or name in (TOKEN_IDS, ROW_POSITIONS) or name.endswith("]"):
         raise CaptureFailed(f"{name!r} cannot be the name of a stored tensor")

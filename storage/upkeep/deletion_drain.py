@@ -1,7 +1,7 @@
-"""Carries pending deletions out: rows a slice at a time, then stored files in batches.
+"""Execute pending deletions: rows slice by slice, then stored files in batches.
 
-Any process may call `drain_deletions`; one drains at a time. A crash between any two steps leaves entries
-in `storage.index.deletions`, and every step may be done twice.
+Any process may call `drain_deletions`; one at a time works. A crash between two steps leaves entries in
+`storage.index.deletions`, and every step can be repeated.
 """
 
 import logging
@@ -54,7 +54,7 @@ def drain_deletions(
     *,
     deadline: float | None = None,
 ) -> Drained:
-    """Carry out what is due, until nothing is, the store fails, `stop` is set or the deadline has passed.
+    """Execute due deletions until none is left, the store fails, `stop` is set or the deadline has passed.
 
     Does nothing while another process drains.
 
@@ -132,7 +132,7 @@ def _remove_files(database: Database, store: ArtifactStore, drained: Drained) ->
 
 
 def _with_row(session: Session, ids: Sequence[str]) -> set[str]:
-    """Ids of sessions and files that have a row after all, stored twice for example: they stay."""
+    """Ids of sessions and files that have a row again, for example stored twice. They stay."""
     return {
         one
         for table in (SessionRow, FileRow)

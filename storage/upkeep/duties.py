@@ -1,4 +1,4 @@
-"""Duties of the whole deployment, each done by one process at a time and not more often than due."""
+"""Duties of the whole deployment: one process at a time does each, at most once per interval."""
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -11,10 +11,9 @@ _add = Upsert(DutyRow, "name")
 
 
 def take(database: Database, name: str, every_seconds: float) -> bool:
-    """Whether this process is to do the duty now; True puts the next turn off by `every_seconds`.
+    """True if this process should do the duty now. The next turn is due after `every_seconds`.
 
-    Most calls find the duty not due and write nothing. A process that dies after its turn began leaves
-    the duty to whichever process asks first once the time is over.
+    Most calls write nothing. If a process dies in its turn, another one takes the next turn.
     """
     with database.read() as session:
         begun_at = session.scalar(sa.select(DutyRow.begun_at).where(DutyRow.name == name))

@@ -1,8 +1,8 @@
-"""Repairs of the index after crashes, and the housekeeping: any process runs them, one at a time does.
+"""Repair the index after crashes, and start the housekeeping.
 
-The API's processes and the workers each have a thread that asks now and then whether a duty is due
-(`storage.upkeep.duties`). So silent workers are expired, and jobs ended, while no API process runs, and a
-thousand processes do no more of it than one.
+Each API process and worker has a thread that asks regularly for due duties (`storage.upkeep.duties`). One
+process at a time does them. So silent workers expire and jobs end without an API process, and a thousand
+processes do no more work than one.
 """
 
 import logging
@@ -31,7 +31,7 @@ FORGET_WORKERS_SECONDS = 24 * 3600.0
 
 
 class Healing:
-    """Asks for due duties in a thread of its own, whatever goes wrong; `tick` and `round` are its parts."""
+    """A thread that asks for due duties and survives all errors."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Healing:
     ) -> None:
         """
         Args:
-            also: called every time, for duties of this very process.
+            also: called every time, for duties of this process.
         """
         self._settings = settings
         self._database = database
@@ -64,7 +64,7 @@ class Healing:
         self._housekeeping.join()
 
     def tick(self) -> bool:
-        """Do a round if it is due; whether it was.
+        """Do a round if it is due. Returns whether it was.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database does not answer.
@@ -75,11 +75,11 @@ class Healing:
         return is_due
 
     def round(self) -> None:
-        """Expire silent workers, end jobs that nobody ends, start the housekeeping; errors as `tick`."""
+        """Expire silent workers, end finished jobs, start the housekeeping. Errors as `tick`."""
         if self._database.reserve is not None:
             self._database.reserve.restore()
         with ExitStack() as steps:
-            # one that fails does not keep the others from their turn
+            # all steps run, even if one fails
             for step in (self._tell_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
                 steps.callback(step)
 
@@ -91,7 +91,7 @@ class Healing:
             self._stop.wait(self._settings.reconcile_seconds * random.uniform(0.5, 1.0))
 
     def _attempt(self) -> None:
-        """One look; a service that is away is logged once, when it goes and when it is back."""
+        """Do one attempt. An unavailable service is logged when it goes and when it is back."""
         try:
             self._also()
             # its few bytes of notes let housekeeping free space on a full disk
@@ -99,7 +99,7 @@ class Healing:
                 has_healed = self.tick()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
             if not self._failing:
-                log.warning("healing waits for a service that is away: %s", error)
+                log.warning("healing waits for an unavailable service: %s", error)
             self._failing = True
         except Exception:
             log.exception("healing failed; it is tried again")

@@ -1,7 +1,6 @@
-"""Long duties of the deployment: expiry, deletions, retention, what killed writers left.
+"""Long duties of the deployment: expiry, deletions, retention, and leftovers of killed writers.
 
-They take long, on S3 above all, and healing must not wait for them: each runs in a thread of its own, in
-one process of the deployment at a time.
+Healing does not wait for them: each runs in a thread of its own, in one process of the deployment at a time.
 """
 
 import logging
@@ -30,18 +29,18 @@ from storage.upkeep.sweep import sweep_sessions
 
 log = logging.getLogger(__name__)
 
-#: what a killed writer left is removed once it is certainly no writer's any more
+#: age of leftovers that certainly have no writer any more
 STAGING_SECONDS = 3600.0
 SWEEP_EVERY_SECONDS = 24 * 3600.0
 FORGET_KEYS_EVERY_SECONDS = 600.0
-#: sessions that are deleted between two looks at whether the process ends
+#: sessions that are deleted between two checks of the stop event
 EXPIRE_BATCH = 50
-#: share of the time, at most, that goes into looking for old jobs among those that are kept
+#: largest share of the time for searches of old jobs
 SEARCH_SHARE = 0.02
 
 
 class Threads:
-    """Runs each named work in a thread of its own, at most one of a name at a time."""
+    """Runs each named duty in a thread of its own, at most one of a name at a time."""
 
     def __init__(self, database: Database | None = None) -> None:
         """With `database`, at most one of a name runs in the whole deployment."""
@@ -49,7 +48,7 @@ class Threads:
         self._threads: dict[str, threading.Thread] = {}
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Start the work, unless it is running."""
+        """Start a duty, unless it is running."""
         running = self._threads.get(name)
         if running is None or not running.is_alive():
             self._threads[name] = threading.Thread(
