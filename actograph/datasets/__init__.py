@@ -1,1 +1,1 @@
-"""Rows of dataset files: JSON lines and Parquet."""
+"""Readers of dataset files: JSONL, CSV and Parquet."""

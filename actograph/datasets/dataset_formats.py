@@ -1,7 +1,7 @@
-"""CSV datasets as records, one mapping per row; JSONL is read by `dataset_rows`, Parquet by `parquet_rows`.
+"""CSV datasets as records, one mapping per row; `dataset_rows` reads JSONL, `parquet_rows` Parquet.
 
-A record that is an `InvalidDataset` says why its row cannot be read, so that `stream_rows` and
-`stream_texts` name the row. Memory is bounded by one record.
+For a row that cannot be read the record is an `InvalidDataset`; `stream_rows` and `stream_texts` add the
+row's number. Only one record is in memory at a time.
 """
 
 import csv
@@ -18,12 +18,12 @@ from actograph.datasets.parquet_rows import require_columns
 
 _MAX_COLUMNS = 10_000
 
-# The module's own limit holds for the whole process; without it fields end at 131,072 characters.
+# a limit for the whole process; the default is 131,072 characters
 csv.field_size_limit(MAX_LINE_BYTES)
 
 
 def format_of(filename: str) -> DatasetFormat:
-    """By the end of a file's name; what is neither .csv nor .parquet is JSONL."""
+    """The format by file name: .csv, .parquet, otherwise JSONL."""
     match PurePosixPath(filename).suffix.lower():
         case ".csv":
             return "csv"
@@ -33,12 +33,12 @@ def format_of(filename: str) -> DatasetFormat:
 
 
 def csv_records(lines: Iterable[bytes], columns: Collection[str] | None = None) -> Iterator[object]:
-    """Rows of a CSV file (RFC 4180, UTF-8) by the names in its first line; every value is a text.
+    """Rows of a CSV file (RFC 4180, UTF-8) with the column names of its first line; all values are texts.
 
-    Blank lines do not count. Where quotes are broken the rest cannot be told apart and is not read.
+    Blank lines are skipped. Reading ends at a broken quote.
 
     Args:
-        columns: that the file must have; None asks for none.
+        columns: columns that the file must have.
 
     Raises:
         InvalidDataset: the first line cannot be read, does not name each column once, or lacks one.
@@ -70,7 +70,7 @@ def _csv_records(text: "_Text", columns: Collection[str] | None) -> Iterator[obj
             require_columns(columns or (), names)
         elif len(values) != len(names):
             yield InvalidDataset(
-                f"has {len(values)} values where the first line names {len(names)} columns (line {text.line})"
+                f"has {len(values)} values, but the first line names {len(names)} columns (line {text.line})"
             )
         else:
             yield dict(zip(names, values, strict=True))
@@ -91,7 +91,7 @@ def _column_names(values: list[str]) -> list[str]:
 
 
 class _Text:
-    """Lines as text. One record may have only so many bytes and values: a quote may never be closed."""
+    """Lines as text. Bytes and values of a record are limited, since a quote may never be closed."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
@@ -108,7 +108,7 @@ class _Text:
             self.line += self._lines.skip_line_ends()
 
     def close(self) -> None:
-        """Give the memory back that the last record held."""
+        """Release the memory of the last record."""
         self._held.close()
 
     def __iter__(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ class _Text:
         self._room -= len(line)
         self._values -= values
         if self._room < 0:
-            raise InvalidDataset(f"the row is longer than {MAX_LINE_BYTES} bytes; is a quote left open?")
+            raise InvalidDataset(f"the row is longer than {MAX_LINE_BYTES} bytes; is a quote not closed?")
         if self._values < 0:
             raise InvalidDataset(f"the row holds more than {MAX_ROW_VALUES} values")
         size = 3 * len(line) + VALUE_BYTES * values

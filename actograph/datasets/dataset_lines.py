@@ -1,22 +1,22 @@
-"""Lines of a stream of bytes in bounded memory; runs of blank lines are skipped in bulk."""
+"""Lines of a byte stream, in bounded memory."""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 MAX_LINE_BYTES = 4_000_000
-#: Values of one row, columns that no task reads included.
+#: values of one row, including unused columns
 MAX_ROW_VALUES = 250_000
-#: Shorter JSON takes little memory whatever it holds.
+#: shorter JSON needs little memory, whatever it contains
 _SHORT_BYTES = 1 << 14
-#: Memory of a JSON object in Python, and of any other value with its place in a list.
+#: memory of a JSON object in Python, and of any other value in a list
 _OBJECT_BYTES, VALUE_BYTES = 240, 64
 _BLANK = re.compile(rb"[ \t\r\n\v\f]*")
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 
 
 class JsonCost(NamedTuple):
-    """Upper bounds for what some JSON becomes when it is parsed."""
+    """Upper bounds for the number and memory of the values in some JSON."""
 
     values: int
     bytes: int
@@ -32,10 +32,9 @@ def json_cost(text: bytes) -> JsonCost:
 
 
 class Lines:
-    """Lines with their ends, read from pieces of any size.
+    """Lines with their line ends, from chunks of any size.
 
-    A line longer than `MAX_LINE_BYTES` comes out cut to one byte more than that, which is enough to refuse
-    it; the rest of it is skipped.
+    A line longer than `MAX_LINE_BYTES` is cut to one byte more, so that readers can refuse it.
     """
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
@@ -65,11 +64,11 @@ class Lines:
         return line
 
     def skip_blank(self) -> None:
-        """Skip white space at the start of a line, line ends included."""
+        """Skip white space at the start of a line, including blank lines."""
         self._skip(_BLANK)
 
     def skip_line_ends(self) -> int:
-        """Skip empty lines; returns how many."""
+        """Skip empty lines and return their number."""
         return self._skip(_LINE_ENDS)
 
     def _skip(self, pattern: re.Pattern[bytes]) -> int:
@@ -92,7 +91,7 @@ class Lines:
             self._at = len(self._buffer)
 
     def _fill(self) -> bool:
-        """Append the next piece; False at the end."""
+        """Append the next chunk. Returns False at the end."""
         chunk = next(self._chunks, None)
         if chunk is None:
             return False

@@ -1,10 +1,10 @@
-"""Rows of a dataset, one JSON object per line: questions and answers in GSM8K's form, or texts.
+"""Rows of a dataset: questions and answers in GSM8K's form, rows of your own task, or texts.
 
-Used where a dataset is submitted and again where it is run, so that a bad row is refused
-before the job is queued. Source of the form: https://github.com/openai/grade-school-math.
+The API reads a dataset at submission, so that it refuses bad rows before the job is queued; the worker reads
+it again. Source of GSM8K's form: https://github.com/openai/grade-school-math.
 
-Records are read one at a time, and only the columns of the task are kept. A record that takes much
-memory while it is decoded holds its share of the process's budget meanwhile.
+Records are read one at a time, and only the task's columns are kept. Large records use the process's memory
+budget during decoding.
 """
 
 import json
@@ -24,14 +24,14 @@ from actograph.datasets import memory_budget
 from actograph.datasets.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, Lines, json_cost
 
 MAX_REPORTED = 10
-#: of the rows of one job together
+#: of all rows of a job together
 MAX_HELD_CHARS = 1 << 29
-#: A decoder pauses after this much work, for as long as it worked and at most this long.
+#: a decoder pauses after this much work, for the same time and at most this long
 _WORK_SECONDS, _PAUSE_SECONDS = 0.005, 0.05
-#: what rows of GSM8K's form have
+#: columns of GSM8K's form
 GSM8K_COLUMNS = ("question", "answer")
 
-# An answer in GSM8K's form, as lm-eval's strict-match filter finds it in a completion.
+#: an answer in GSM8K's form, by lm-eval's strict-match filter
 GOLD = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.]*[0-9][0-9.]*")
 
@@ -42,23 +42,23 @@ R = TypeVar("R", "DatasetRow", "TextRow")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetRow:
-    """One problem. `index` counts the dataset's rows from 0, whatever `offset` was."""
+    """A problem. `index` is its row in the dataset, from 0, independent of `offset`."""
 
     index: int
     question: str
     answer: str
-    #: what else the prompt of a task of one's own uses
+    #: other columns in the prompt of a task of your own
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def input(self) -> dict[str, Any]:
-        """The row as a sample keeps it."""
+        """The row as a sample stores it."""
         kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
         return kept | ({"columns": dict(self.columns)} if self.columns else {})
 
     @property
     def characters(self) -> int:
-        """Size of the row as a sample keeps it."""
+        """Size of the row as a sample stores it."""
         columns = sum(len(v) if isinstance(v, str) else len(json.dumps(v)) for v in self.columns.values())
         return len(self.question) + len(self.answer) + columns
 
@@ -73,11 +73,11 @@ class DatasetRow:
 
 
 class RowReader(Protocol):
-    """Makes a row of a record of a task's own form, or raises InvalidDataset."""
+    """Turns a record into a row of a task, or raises InvalidDataset."""
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that are read; a record may lack some of them."""
+        """The columns to read; a record may lack some of them."""
         ...
 
     def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow: ...
@@ -85,7 +85,7 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextRow:
-    """One text to read. `index` counts the dataset's rows from 0, whatever `offset` was."""
+    """A text to read. `index` is its row in the dataset, from 0, independent of `offset`."""
 
     index: int
     text: str
@@ -97,7 +97,7 @@ class TextRow:
 
 @runtime_checkable
 class CanSkip(Protocol):
-    """Records that can be read from a row on without reading those before it."""
+    """Records that can be read from any row on."""
 
     def from_row(self, start: int, /) -> Iterator[Any]: ...
 
@@ -110,19 +110,19 @@ def stream_rows(
     require_gold: bool = True,
     reader: RowReader | None = None,
 ) -> Iterator[DatasetRow]:
-    """Read `limit` rows after the first `offset`; rows outside that window are not examined.
+    """Read `limit` rows after the first `offset`; other rows are not checked.
 
-    Columns that the task does not use are dropped. The error for bad rows comes at the end, once all rows
-    have been checked; rows after the first bad one are checked and not returned.
+    Unused columns are dropped. All rows are checked before the error for bad rows is raised; rows after the
+    first bad row are not returned.
 
     Args:
-        records: mappings, each read once; a record that is an `InvalidDataset` is a bad row.
-        require_gold: every answer must end with `#### N`: the gsm8k scorers could never find another right.
-        reader: reads rows of a task's own form; by default rows have GSM8K's form.
+        records: mappings; a record that is an `InvalidDataset` is a bad row.
+        require_gold: every answer must end with `#### N`, which the gsm8k scorers need.
+        reader: turns records into rows; by default records have GSM8K's form.
 
     Raises:
-        InvalidDataset: naming each of the first bad rows and its field.
-        ServiceBusy: other readers hold the memory that a large row needs.
+        InvalidDataset: the first bad rows, with their fields.
+        ServiceBusy: other readers use the memory that a large row needs.
     """
     chosen = _window(records, limit, offset)
     if reader is not None:
@@ -143,11 +143,11 @@ def stream_rows(
 def stream_texts(
     records: Iterable[object], field: str, *, limit: int | None = None, offset: int = 0
 ) -> Iterator[TextRow]:
-    """`field` of `limit` rows after the first `offset`, read as `stream_rows` reads.
+    """Read the column `field` of `limit` rows after the first `offset`, as `stream_rows` does.
 
     Raises:
-        InvalidDataset: naming each of the first bad rows.
-        ServiceBusy: other readers hold the memory that a large row needs.
+        InvalidDataset: the first bad rows.
+        ServiceBusy: other readers use the memory that a large row needs.
     """
 
     def text(index: int, record: Mapping[str, Any]) -> TextRow:
@@ -177,8 +177,8 @@ def read_rows(lines: Iterable[bytes], **options: Any) -> list[DatasetRow]:
 class JsonRecords:
     """The values of lines of JSON, read once.
 
-    Blank lines are no rows, and a UTF-8 byte order mark is tolerated. A line that cannot be decoded gives an
-    `InvalidDataset`. To read a file of unknown origin, pass `Lines`.
+    Blank lines and a UTF-8 byte order mark are skipped. A line that cannot be decoded gives an
+    `InvalidDataset`. For files of unknown origin, pass `Lines`.
     """
 
     def __init__(self, lines: Iterable[bytes]) -> None:
@@ -188,12 +188,12 @@ class JsonRecords:
         return self.from_row(0)
 
     def from_row(self, start: int, /) -> Iterator[object]:
-        """The values from this row on; lines before it are not decoded."""
+        """The values from this row on; earlier lines are not decoded."""
         return _decoded(islice(_nonblank(self._lines), min(start, sys.maxsize), None))
 
 
 class _BadRow(InvalidDataset):
-    """A row with one or more faults."""
+    """A row with one or several faults."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("; ".join(faults))
@@ -215,7 +215,7 @@ def _nonblank(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _decoded(lines: Iterator[bytes]) -> Iterator[object]:
-    """The JSON value of each line, or the reason (an `InvalidDataset`) why there is none."""
+    """The JSON value of each line, or an `InvalidDataset` with the reason why it cannot be read."""
     pace = _Pace()
     for line in lines:
         cost = json_cost(line)
@@ -231,9 +231,9 @@ def _decoded(lines: Iterator[bytes]) -> Iterator[object]:
 
 
 class _Pace:
-    """Leaves other threads their share of the interpreter, which a decoder holds for a whole line.
+    """Shares the interpreter with other threads: decoding a line holds it until the line ends.
 
-    One thread of a process decodes at a time, and each pauses after a few milliseconds of work.
+    Only one thread decodes at a time, and it pauses after a few milliseconds of work.
     """
 
     _turn = threading.Lock()
@@ -262,14 +262,14 @@ def _parse(line: bytes) -> object:
     except json.JSONDecodeError as error:
         return InvalidDataset(f"not JSON: {error.msg} (column {error.colno})")
     except (ValueError, RecursionError):
-        # A number of thousands of digits, or brackets nested beyond the parser's depth.
-        return InvalidDataset("not JSON that can be read: a number too long or nesting too deep")
+        # a number with thousands of digits, or too many nested brackets
+        return InvalidDataset("not valid JSON here: a number is too long, or the nesting too deep")
 
 
 def _window(records: Iterable[object], limit: int | None, offset: int) -> Iterator[object]:
     if isinstance(records, CanSkip):
         records, offset = records.from_row(offset), 0
-    # islice counts no further than the machine does
+    # the largest number for islice
     stop = None if limit is None else min(offset + limit, sys.maxsize)
     return islice(records, min(offset, sys.maxsize), stop)
 
@@ -277,10 +277,10 @@ def _window(records: Iterable[object], limit: int | None, offset: int) -> Iterat
 def _checked(
     records: Iterator[object], offset: int, make: Callable[[int, Mapping[str, Any]], R], fields: str
 ) -> Iterator[R]:
-    """The rows up to the first bad one; then the error about all bad rows.
+    """The rows up to the first bad row; then raise the error about all bad rows.
 
     Args:
-        fields: the columns that a row must have, in words.
+        fields: the required columns, in words.
     """
     faults: list[str] = []
     count = held = unreported = 0
@@ -301,8 +301,8 @@ def _checked(
             held += row.characters
             if held > MAX_HELD_CHARS:
                 raise InvalidDataset(
-                    f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with "
-                    "offset and limit",
+                    f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with offset "
+                    "and limit",
                     param="dataset",
                 )
             yield row
@@ -328,14 +328,14 @@ def _field_faults(row: Mapping[str, object], fields: Sequence[str]) -> Iterator[
 
 
 def text_fault(value: object) -> str | None:
-    """Why a value cannot be a prompt's or an answer's text; None where it can."""
+    """The reason why a value is not a valid text of a prompt or answer; None if it is valid."""
     if not isinstance(value, str):
         return "is not a string"
     if not value.strip():
         return "is empty"
     if len(value) > MAX_PROMPT_CHARS:
         return f"is longer than {MAX_PROMPT_CHARS} characters"
-    # Neither can be stored in the index or encoded by a tokenizer.
+    # the index cannot store these, and tokenizers cannot encode them
     if "\0" in value:
         return "contains a NUL character"
     try:
@@ -346,7 +346,7 @@ def text_fault(value: object) -> str | None:
 
 
 def _has_gold(answer: str) -> bool:
-    """Whether the answer ends with a number that a completion can match once both are normalised."""
+    """True if the answer ends with a number that a completion can match, once both are normalised."""
     _, marker, number = answer.rpartition("#### ")
     number = number.replace(",", "").replace("$", "").removesuffix(".")
     return bool(marker) and _NUMBER.fullmatch(number) is not None

@@ -1,4 +1,4 @@
-"""Memory that all readers of a process share: each holds the bytes it needs while it needs them."""
+"""Memory budget shared by all dataset readers of a process."""
 
 import threading
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 from actograph.contract.errors import ServiceBusy
 
-#: Readers that ask for less hold nothing: the sum over all request threads stays small.
+#: smaller requests are not counted: their sum over all threads stays small
 FREE_BYTES = 1 << 20
 WAIT_SECONDS = 5.0
 
 
 class MemoryBudget:
-    """Thread-safe. A reader that needs more than is free waits a little and is then turned away."""
+    """A thread-safe budget. Readers wait for memory for some seconds, and are then refused."""
 
     def __init__(self, total_bytes: int, *, wait_seconds: float = WAIT_SECONDS) -> None:
         self._total = self._free = total_bytes
@@ -21,10 +21,10 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self, size: int, purpose: str) -> Iterator[None]:
-        """Hold `size` bytes within the block; more than the whole budget is held alone.
+        """Hold `size` bytes within the block; a request above the whole budget runs alone.
 
         Raises:
-            ServiceBusy: other readers held too much for the whole wait.
+            ServiceBusy: other readers used the memory for the whole wait.
         """
         if size < FREE_BYTES:
             yield
@@ -33,8 +33,8 @@ class MemoryBudget:
         with self._changed:
             if not self._changed.wait_for(lambda: size <= self._free, self._wait_seconds):
                 raise ServiceBusy(
-                    f"{purpose} needs {size:,} bytes of memory and other requests hold the "
-                    f"{self._total:,} bytes that all of them share; send the request again in a moment"
+                    f"{purpose} needs {size:,} bytes of memory, but other requests use the {self._total:,} "
+                    "bytes shared by all; send the request again in a moment"
                 )
             self._free -= size
         try:
@@ -45,5 +45,5 @@ class MemoryBudget:
                 self._changed.notify_all()
 
 
-#: of this process, for rows of datasets while they are decoded
+#: for dataset rows during decoding
 DATASETS = MemoryBudget(128 << 20)

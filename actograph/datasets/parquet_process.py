@@ -1,8 +1,8 @@
-"""Reads Parquet rows in a process of its own, whose memory and time are limited.
+"""Reads Parquet rows in a child process with limits of memory and time.
 
-A few bytes of Parquet can stand for gigabytes, and the sizes that a file states need not be true. So the
-decoder runs where running out of memory, or a crash, ends one reading and nothing else. The child has no
-file of its own: it asks its parent for ranges, which the parent verifies, and sends rows back as JSON.
+A few bytes of Parquet can stand for gigabytes, and the sizes in a file may be wrong. If the child runs out of
+memory or crashes, only this reading fails. The child does not open the file: it asks its parent for ranges,
+which the parent verifies, and sends rows back as JSON.
 
     parent -> child    one line of JSON, the request; then the bytes of each range
     child -> parent    frames: a letter and a length; R a range, J rows, E an error, D the end
@@ -26,10 +26,10 @@ from actograph.datasets import memory_budget
 from actograph.datasets.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, json_cost
 from actograph.datasets.parquet_rows import ParquetRecords
 
-#: Memory of the child beyond its program code.
+#: data of the child
 MEMORY_BYTES = 320 << 20
 CPU_SECONDS = 120
-#: Children of one process at a time, and how long another reader waits for its turn.
+#: children per process, and the longest wait for one
 PROCESSES = 1
 WAIT_SECONDS = 3.0
 MAX_FRAME_BYTES = 8 << 20
@@ -37,16 +37,16 @@ _BATCH_BYTES = 256 << 10
 _BLOCK = 1 << 20
 _FRAME = struct.Struct("<cQ")
 _RANGE = struct.Struct("<QQ")
-#: Stands for a value that JSON does not have, such as a time.
+#: marks a value that JSON lacks, such as a time
 _OTHER = "\0other"
-#: Stands for a row that cannot be sent, with the reason.
+#: marks a row that cannot be sent, with the reason
 _BAD = "\0bad"
 
 _turns = threading.BoundedSemaphore(PROCESSES)
 
 
 class Readable(Protocol):
-    """Bytes that can be read by ranges."""
+    """A file that can be read by byte ranges."""
 
     @property
     def size(self) -> int: ...
@@ -55,7 +55,7 @@ class Readable(Protocol):
 
 
 class OtherValue:
-    """A value of a Parquet file that JSON does not have; a template sees it as text."""
+    """A value of a Parquet file that JSON lacks; templates see it as text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -82,7 +82,7 @@ class ParquetProcess:
         """The rows from this one on.
 
         Raises:
-            InvalidDataset: not Parquet, damaged, a column is missing, or too much memory or time is needed.
+            InvalidDataset: not Parquet, damaged, without a required column, or above the limits.
             ServiceBusy: other Parquet files are being read.
             OSError, ActographError: the file cannot be read.
         """
@@ -142,7 +142,7 @@ class ParquetProcess:
 
 
 def _read_frame(stream: Any) -> tuple[bytes, bytes]:
-    """Kind and body of the next frame; an empty kind if the child has ended or sends something else."""
+    """Kind and body of the next frame; an empty kind if the child has ended or the frame is invalid."""
     head = stream.read(_FRAME.size)
     if len(head) < _FRAME.size:
         return b"", b""
@@ -163,7 +163,7 @@ def _restored(value: dict[str, Any]) -> Any:
 
 
 class _ParentFile(RawIOBase):
-    """The file that the parent reads for us."""
+    """The file, read through the parent process."""
 
     def __init__(self, source: BinaryIO, target: BinaryIO, size: int) -> None:
         self._source, self._target, self._size = source, target, size

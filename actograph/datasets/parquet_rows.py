@@ -1,7 +1,7 @@
 """Rows of a Parquet file, decoded one at a time.
 
-The reader runs in a process of its own (`parquet_process`), so this module imports little. Memory is bounded
-by the pages of the columns that are read and by one row, whatever those are.
+The reader runs in a child process (`parquet_process`), so this module imports little. Memory is bounded by
+the pages of the selected columns and by one row.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 from actograph.contract.errors import InvalidDataset
 
-#: A row group that takes more uncompressed is refused, and one of more rows.
+#: limits of a row group
 MAX_ROW_GROUP_BYTES = 1 << 30
 MAX_ROW_GROUP_ROWS = 1 << 21
-#: Decoded bytes of one reading, the rows before the first one in its row group included.
+#: limit of decoded bytes, including skipped rows of the first row group
 MAX_DECODED_BYTES = 4 << 30
-#: A file's rows may take so many times its size, and this much in any case.
+#: limit of decoded bytes per byte of the file, and a limit that small files may always use
 MAX_EXPANSION = 100
 LEAST_DECODED_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
@@ -30,10 +30,9 @@ def require_columns(columns: Collection[str], present: Sequence[str]) -> None:
 
 
 class ParquetRecords:
-    """Rows of a Parquet file that can be sought in.
+    """Rows of a seekable Parquet file.
 
-    What is stored in a few bytes can stand for any number of rows and characters, so that rows are decoded
-    one at a time and counted.
+    A few bytes can stand for any number of rows and characters, so rows are decoded and counted singly.
     """
 
     def __init__(
@@ -46,9 +45,9 @@ class ParquetRecords:
     ) -> None:
         """
         Args:
-            columns: the columns to read, as far as the file has them; None reads every column.
+            columns: the columns to read if the file has them; None reads all columns.
             required: columns that the file must have.
-            file_bytes: size of the file; what its rows may take depends on it.
+            file_bytes: size of the file, for the limit of decoded bytes.
 
         Raises:
             InvalidDataset: not Parquet, damaged, a column is missing, or a row group is too large.
@@ -62,7 +61,7 @@ class ParquetRecords:
                 param="dataset",
             ) from error
         with _telling():
-            # compressed bytes are read a little at a time, not a column of a row group at once
+            # read compressed bytes in small pieces, not whole columns of a row group
             self._opened: Any = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
             present = self._opened.schema_arrow.names
             require_columns(required, present)
@@ -76,10 +75,10 @@ class ParquetRecords:
         return self.from_row(0)
 
     def from_row(self, start: int) -> Iterator[object]:
-        """Rows from the one with this number on; row groups before it are not decoded.
+        """Rows from this number on; earlier row groups are not decoded.
 
         Raises:
-            InvalidDataset: damaged, or the rows take more than may be decoded.
+            InvalidDataset: damaged, or the rows exceed the limit of decoded bytes.
             OSError: the file cannot be read.
         """
         metadata = self._opened.metadata
@@ -96,8 +95,8 @@ class ParquetRecords:
                 decoded += batch.nbytes
                 if decoded > self._most:
                     raise InvalidDataset(
-                        f"the rows take more than {self._most} bytes once they are decoded; choose "
-                        "fewer with offset and limit, or write the file in smaller row groups",
+                        f"the rows take more than {self._most} bytes once they are decoded; choose fewer "
+                        "with offset and limit, or write the file in smaller row groups",
                         param="dataset",
                     )
                 if start:
@@ -117,7 +116,7 @@ def _telling() -> Iterator[None]:
         raise
     except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's; pyarrow's own, of a damaged file, have no number
+            raise  # an error of the disk; pyarrow's errors about damaged files have no number
         reason = " ".join(str(error).split())[:300]
         raise InvalidDataset(f"not a Parquet file that can be read: {reason}", param="dataset") from error
 

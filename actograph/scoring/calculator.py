@@ -1,11 +1,9 @@
-"""A calculator that models may call: arithmetic on numbers, nothing else, bounded in size and time.
+"""A calculator for models: arithmetic on numbers, bounded in size and time.
 
-The text is parsed by Python's own parser and the tree walked here; nothing is ever executed. Whole
-numbers and decimals are added, multiplied and divided exactly, so that 0.1 + 0.2 is 0.3 and 48 / 2
-is 24; roots, logarithms and the like are floats.
+Python's parser reads the text, and this module evaluates the tree; nothing is executed. Whole numbers and
+decimals are exact: 0.1 + 0.2 is 0.3, and 48 / 2 is 24. Roots and logarithms are floats.
 
-GSM8K marks its calculations `<<48/2=24>>` (Cobbe et al. 2021, arXiv 2110.14168); `annotations`
-reads those.
+`annotations` reads GSM8K's annotated calculations, `<<48/2=24>>` (Cobbe et al. 2021, arXiv 2110.14168).
 """
 
 import ast
@@ -21,9 +19,9 @@ Number = Fraction | float
 
 MAX_CHARS = 400
 MAX_DEPTH = 40
-#: largest magnitude of any number on the way
+#: largest magnitude of a result or an intermediate result
 LARGEST = 10**60
-#: digits of a numerator or denominator on the way; sums of many odd fractions would grow without end
+#: size of a numerator or denominator; larger fractions become floats
 _MAX_BITS = 2048
 _MAX_POWER = 400
 _SIGNIFICANT = 12
@@ -65,7 +63,7 @@ class CalculatorError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """One `<<expression=stated>>` of a text; `value` is None where the expression cannot be worked out."""
+    """An annotation `<<expression=stated>>`; `value` is None if the expression cannot be calculated."""
 
     expression: str
     stated: str
@@ -73,7 +71,7 @@ class Annotation:
 
     @property
     def right(self) -> bool:
-        """Whether what is stated is what comes out, rounded to the decimals that are stated."""
+        """True if the stated result is correct, rounded to its number of decimals."""
         if self.value is None:
             return False
         try:
@@ -92,12 +90,12 @@ class Annotation:
 def calculate(expression: str) -> str:
     """The value of an arithmetic expression, such as "24" for "48/2".
 
-    Whole numbers come without a decimal point, decimals exactly where they end within 12 significant
-    digits, and rounded to those elsewhere. Understood: + - * / // % ** and ^, brackets, thousands
-    separators, currency signs, × ÷ −, `pi`, `e`, and sqrt abs round min max sum floor ceil log log10 exp.
+    Whole numbers have no decimal point; other results are rounded to 12 significant digits. Expressions may
+    use + - * / // % ** and ^, brackets, thousands separators, currency signs, × ÷ −, `pi`, `e`, and sqrt abs
+    round min max sum floor ceil log log10 exp.
 
     Raises:
-        CalculatorError: it is no such expression, or a number on the way is too large.
+        CalculatorError: the expression is not valid, or an intermediate result is too large.
     """
     if len(expression) > MAX_CHARS:
         raise CalculatorError(f"the expression is longer than {MAX_CHARS} characters")
@@ -123,7 +121,7 @@ def calculate(expression: str) -> str:
 
 
 def annotations(text: str) -> list[Annotation]:
-    """Every `<<expression=stated>>` of a text, worked out anew."""
+    """All annotations `<<expression=stated>>` of a text, calculated again."""
     found = []
     for match in _ANNOTATION.finditer(text):
         try:

@@ -18,18 +18,18 @@ from actograph.contract.resources import Score
 from actograph.statistics.metrics import shown
 from actograph.statistics.moments import Moments
 
-#: metrics whose values are 0 or 1: right or wrong
+#: metrics with the values 0 and 1 only
 _VERDICTS = ("exact_match", "includes")
-#: metrics whose answers can be counted against each other; `includes` finds the target or nothing
+#: metrics with answers to vote on; `includes` finds the target or nothing
 _VOTES = ("exact_match",)
 
 
 @lru_cache(maxsize=1 << 16)
 def pass_at_k(answers: int, right: int, k: int) -> float:
-    """The chance that one of `k` of the `answers` is right, when `right` of them are.
+    """The probability that one of `k` answers is right, if `right` of all `answers` are.
 
     Raises:
-        ValueError: there are fewer answers than `k`, or the numbers fit no problem.
+        ValueError: there are fewer answers than `k`, or `right` is out of range.
     """
     if not (1 <= k <= answers and 0 <= right <= answers):
         raise ValueError(f"pass@{k} of {answers} answers, {right} of them right, means nothing")
@@ -38,9 +38,9 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
 
 
 def majority(scores: Sequence[Score]) -> float:
-    """The verdict on the answer that was given most often, of equals the one seen first.
+    """The verdict on the most frequent answer; the earliest one wins a tie.
 
-    An epoch without an answer has no vote; where none has one, the problem is not solved.
+    Epochs without an answer have no vote. Without any vote the verdict is 0.
     """
     votes = Counter(score.answer for score in scores if score.answer is not None)
     if not votes:
@@ -51,7 +51,7 @@ def majority(scores: Sequence[Score]) -> float:
 
 
 def ks(epochs: int) -> list[int]:
-    """1, 2, 4, ... up to the number of epochs, which is the last one."""
+    """The powers of two below the number of epochs, and that number."""
     return sorted({*(1 << power for power in range(epochs.bit_length())), epochs})
 
 
@@ -63,10 +63,10 @@ def of_epochs(
     Args:
         scores: one mapping per completed sample, keyed `<metric>,<filter>`, in the order of epochs.
         problems: the dataset row of each sample.
-        epochs: of the job. One gives {}: a single answer has no alternatives.
+        epochs: epochs of the job; with one epoch there are no metrics.
 
-    A problem counts for pass@k from k completed epochs on, and for maj@n with all n, so that what is
-    read while a job runs is of one kind. Where no problem counts yet a value is null.
+    A problem counts for pass@k once k epochs are completed, and for maj@n once all are, so that values of a
+    running job can be compared. A value is null as long as no problem counts.
     """
     if epochs < 2 or not scores:
         return {}

@@ -1,7 +1,4 @@
-"""Scores summed up as lm-eval does, under lm-eval's metric keys.
-
-It stands on the ground floor because the API sums up results without the worker.
-"""
+"""Means and standard errors of scores, under lm-eval's metric keys."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +22,7 @@ def aggregate(
     independent evidence; with one epoch it changes nothing.
 
     Raises:
-        ValueError: if samples carry different keys, or `problems` is of another length.
+        ValueError: samples have different keys, or `problems` has another length.
     """
     if not scores:
         return {}
@@ -40,7 +37,7 @@ def aggregate(
 
 
 def check_scorers(scores: Sequence[Collection[str]]) -> None:
-    """Raises ValueError if samples carry the scores of different scorers."""
+    """Raises ValueError if samples have scores of different scorers."""
     names = set(scores[0])
     if any(set(sample) != names for sample in scores):
         raise ValueError("the samples were not scored by the same scorers")
@@ -82,7 +79,7 @@ class Tally:
 
     @property
     def stderr(self) -> float | None:
-        """As `Moments.stderr`: values lie in [0, 1], so that sums of squares lose nothing."""
+        """Standard error of the mean; values lie in [0, 1], so sums of squares are precise enough."""
         if self.count < 2:
             return None
         variance = max(0.0, self._squares - self._sum * self._sum / self.count) / (self.count - 1)
@@ -90,7 +87,7 @@ class Tally:
 
 
 def unparsed(scores: Sequence[Mapping[str, Score]]) -> dict[str, int]:
-    """Number of samples in which each scorer found no answer; a wrong answer is one all the same."""
+    """Number of samples without an answer for each scorer; a wrong answer is an answer."""
     counts: dict[str, int] = {}
     for sample in scores:
         for key, score in sample.items():

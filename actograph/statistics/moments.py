@@ -1,4 +1,4 @@
-"""Mean and standard error of values that are added up piece by piece, without rounding on the way."""
+"""Mean and standard error of values, summed without rounding."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 @dataclass(slots=True)
 class Moments:
-    """Number, sum and sum of squares. The sums are exact, so that their order and pieces change nothing."""
+    """Number, sum and sum of squares. The sums are exact, so that the order of values does not matter."""
 
     count: int = 0
     total: Fraction = Fraction(0)

@@ -84,7 +84,7 @@ def test_byte_order_mark_blank_lines_and_line_ends_are_tolerated() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (HEAD + GOOD + b"only one\n", "row 1: has 1 values where the first line names 2 columns (line 3)"),
+        (HEAD + GOOD + b"only one\n", "row 1: has 1 values, but the first line names 2 columns (line 3)"),
         (HEAD + b"a,b,c\n", "row 0: has 3 values"),
         (HEAD + GOOD + b",#### 3\n", "row 1: question is empty"),
         (HEAD + b"q,three\n", "row 0: answer does not end with a gold number"),
@@ -114,7 +114,7 @@ def test_a_quote_that_is_never_closed_is_not_read_to_the_end() -> None:
             taken += 1
             yield b"x" * 100_000 + b'","\n'
 
-    with pytest.raises(InvalidDataset, match="is a quote left open"):
+    with pytest.raises(InvalidDataset, match="is a quote not closed"):
         check_rows(csv_records(endless()))
     assert taken <= MAX_LINE_BYTES / 100_000 + 1
 

@@ -92,8 +92,8 @@ def test_text_is_kept_verbatim() -> None:
         (line(question="\0"), "question contains a NUL character"),
         (line(question="\ud800"), "question contains a lone surrogate, which is not Unicode text"),
         (line(question="q" * (MAX_PROMPT_CHARS + 1)), "question is longer than 1000000 characters"),
-        (b"[" * 200_000, "not JSON that can be read: a number too long or nesting too deep"),
-        (b"1" * 10_000, "not JSON that can be read: a number too long or nesting too deep"),
+        (b"[" * 200_000, "not valid JSON here: a number is too long, or the nesting too deep"),
+        (b"1" * 10_000, "not valid JSON here: a number is too long, or the nesting too deep"),
         (b" " * (MAX_LINE_BYTES + 1), "the line is longer than 4000000 bytes"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_condition_changes_the_whole_prompt_where_there_is_no_question() -> No
         ({"question": "q"}, "target: 'answer' is undefined"),
         ({"question": " ", "answer": "5"}, "the prompt is empty"),
         ({"question": "a\0", "answer": "5"}, "NUL"),
-        ({"question": float("nan"), "answer": "5"}, "something else than JSON"),
+        ({"question": float("nan"), "answer": "5"}, "a value that JSON lacks"),
     ],
 )
 def test_a_row_that_does_not_fit_says_why(record: dict[str, Any], reason: str) -> None:

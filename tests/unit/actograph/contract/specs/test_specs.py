@@ -56,7 +56,7 @@ def test_a_capture_in_prefill_mode_generates_nothing() -> None:
         (extract(sampling={"seed": 1}), "sampling"),
         (extract(epochs=2), "epochs"),
         (extract(layers_per_pass=0), "layers_per_pass"),
-        (extract(limit=3), "limit and offset are for a dataset"),
+        (extract(limit=3), "limit and offset need a dataset"),
         (extract(dataset={"path": "x.jsonl"}), "exactly one of inputs and dataset"),
         (extract(inputs=None), "exactly one of inputs and dataset"),
         (
