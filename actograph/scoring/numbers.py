@@ -1,7 +1,7 @@
 """Numbers in completions, read exactly.
 
 Numbers have English notation: a point before the decimals, and commas, apostrophes, underscores or spaces
-between groups of three digits. Continental notation is read if it is unambiguous (`1.234,50`, `0,5`, `€12,50`).
+between groups of three digits. Continental notation is read if unambiguous (`1.234,50`, `0,5`, `€12,50`).
 Digits of all scripts, signs (also in words), currencies, percent signs, units, fractions, mixed numbers,
 powers of ten, scientific notation and words such as `million` are understood. Numbers that are parts of
 something else (`2√3`, `5^2`, `1/0`, `5:30`, a date) are not read.
@@ -91,7 +91,7 @@ class NumberText:
         return self._places
 
     def read(self, place: int) -> Number | None:
-        """Read the number whose first digit (or `\\frac`) is at `place`. Returns None if it cannot be read."""
+        """Read the number whose first digit (or `\\frac`) is at `place`. None if it cannot be read."""
         match = _NUMBER.match(self.text, place)
         if match is None or match.end() - match.start() > MAX_CHARS:
             return None
