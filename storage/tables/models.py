@@ -5,7 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
-from storage.tables.service_tables import (
+from storage.tables.base import ID_LENGTH, SCORES, Base, id_key, partial_index, scoring_of
+from storage.tables.service import (
     ApiKeyRow,
     CounterRow,
     DeletionRow,
@@ -13,7 +14,6 @@ from storage.tables.service_tables import (
     QueuePauseRow,
     SchemaCompatibilityRow,
 )
-from storage.tables.table_base import ID_LENGTH, SCORES, Base, id_key, partial_index, scoring_of
 
 __all__ = [
     "ID_LENGTH",

@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.tables.table_base import ID_LENGTH, Base, id_key
+from storage.tables.base import ID_LENGTH, Base, id_key
 
 
 class QueuePauseRow(Base):
