@@ -83,7 +83,7 @@ class Intervention(_Sent):
     """
 
     hook: str = Field(min_length=1, max_length=256, description="Hook name or alias.")
-    op: Op
+    op: Op = Field(description="Change of each row.")
     vector: Vector | None = Field(None, description="The vector; its length is the hook's width.")
     vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
     coefficient: Number = 1.0

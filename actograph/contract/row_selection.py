@@ -24,7 +24,7 @@ class ChosenFeatures(_Sent):
     """Columns of every row by number, stored in the order given."""
 
     indices: list[Annotated[int, Field(ge=0, le=10_000_000)]] = Field(
-        min_length=1, max_length=100_000, fail_fast=True
+        min_length=1, max_length=100_000, fail_fast=True, description="Columns to keep, in this order."
     )
 
     @field_validator("indices")

@@ -46,7 +46,9 @@ def _numeric() -> list[AnyScorer]:
 class TaskSpec(_Sent):
     """A task of your own. Templates are Jinja over the columns of a row."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$", description="Name in the results.")
+    ]
     prompt: Template = Field("{{question}}", description="Template of the prompt.")
     target: Template = Field(
         "{{answer}}", description="Template of the right answer, in the form that the scorers need."
@@ -61,7 +63,7 @@ class TaskSpec(_Sent):
         default_factory=list, max_length=16, description="Strings that end a completion."
     )
     scorers: ScorerList = Field(default_factory=_numeric, description="Scorers of jobs that name none.")
-    fewshot: FewshotSpec = Field(default_factory=FewshotSpec)
+    fewshot: FewshotSpec = Field(default_factory=FewshotSpec, description="Examples before the prompt.")
     target_delimiter: str = Field(
         " ", max_length=100, description="Text between an example's prompt and its target."
     )
@@ -71,13 +73,13 @@ class TaskSpec(_Sent):
 class TaskFile(_Sent):
     """A task in a YAML file uploaded through /v1/files."""
 
-    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="Id of the upload.")
 
 
 class TaskPath(_Sent):
     """A task in a YAML file on the server, under one of the allowed data roots."""
 
-    path: str = Field(min_length=1, max_length=4096)
+    path: str = Field(min_length=1, max_length=4096, description="Path below a data root.")
 
 
 def _kind(value: Any) -> str:

@@ -21,8 +21,14 @@ class CaptureSpec(Spec):
     and three quarters of the depth. Without `points` and `hooks` the point is `resid_post`.
     """
 
-    points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
-    layers: Layers | None = None
+    points: list[hooks.PointName] = Field(
+        default_factory=list, max_length=len(hooks.POINTS), description="Points to read in each of `layers`."
+    )
+    layers: Layers | None = Field(
+        None,
+        description="Layer numbers, `all`, or `start:stop:step`; null: a quarter, half and three quarters of "
+        "the depth.",
+    )
     hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=list, max_length=10_000, description="Hook names or aliases."
     )
@@ -75,4 +81,4 @@ class ExtractCaptureSpec(CaptureSpec):
             lambda value: "all" if value is None else value, json_schema_input_type=Layers | None
         ),
     ] = Field("all", description="null is all.")
-    mode: Literal["prefill"] = "prefill"
+    mode: Literal["prefill"] = Field("prefill", description="Extract jobs only read.")

@@ -14,7 +14,7 @@ Mode = Literal["no_tools", "with_tools"]
 class Condition(Spec):
     """A named variant of the prompt; all conditions of a job have the same problems and seeds."""
 
-    name: Name
+    name: Name = Field(description="Name in the results.")
     system: Text | None = Field(None, description="System message (chat template only).")
     prefix: Text = Field("", description="Text before the question.")
     suffix: Text = Field("", description="Text after the question, separated by a space.")
@@ -28,7 +28,7 @@ class Condition(Spec):
 class CaptureCondition(Spec):
     """A named variant of a capture job; all conditions have the same inputs and seeds."""
 
-    name: Name
+    name: Name = Field(description="Name in the results.")
     interventions: InterventionList = Field(
         default_factory=list, description="Applied after the job's, to the samples of this condition alone."
     )

@@ -24,9 +24,9 @@ def _calculator() -> list[ToolName]:
 class EvaluationSpec(GeneratingSpec):
     """Run a task on a dataset, score the answers, and store the activations."""
 
-    kind: Literal["evaluation"]
+    kind: Literal["evaluation"] = Field(description="Kind of the job.")
     task: TaskRef = Field("gsm8k", description="A task's name, your own task, or a YAML file with one.")
-    dataset: DatasetRef
+    dataset: DatasetRef = Field(description="Problems to answer.")
     fewshot_dataset: DatasetRef | None = Field(
         None, description="Dataset of the few-shot examples; null takes them from `dataset`."
     )
@@ -67,7 +67,10 @@ class EvaluationSpec(GeneratingSpec):
         description="Names, or objects with parameters; the first gives the verdict. null uses the task's.",
     )
     conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
-        default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
+        default_factory=lambda: [Condition(name="baseline")],
+        min_length=1,
+        max_length=64,
+        description="Variants on the same problems and seeds.",
     )
 
     @field_validator("capture")

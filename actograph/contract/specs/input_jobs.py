@@ -18,15 +18,17 @@ MAX_INPUTS = 100_000
 class Message(Spec):
     """A chat message."""
 
-    role: Literal["system", "user", "assistant"]
-    content: Text
+    role: Literal["system", "user", "assistant"] = Field(description="Speaker of the message.")
+    content: Text = Field(description="Text of the message.")
 
 
 class CaptureInput(Spec):
     """Either a prompt or a conversation."""
 
-    prompt: PromptText | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
+    prompt: PromptText | None = Field(None, description="Prompt, used as it is.")
+    messages: list[Message] | None = Field(
+        None, min_length=1, max_length=1000, description="Conversation, rendered by the chat template."
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "CaptureInput":
@@ -60,15 +62,17 @@ class InputJobSpec(JobSpecBase):
 class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     """Generate from prompts or conversations and store the activations."""
 
-    kind: Literal["capture"]
-    inputs: list[CaptureInput] = Field(min_length=1, max_length=MAX_INPUTS)
+    kind: Literal["capture"] = Field(description="Kind of the job.")
+    inputs: list[CaptureInput] = Field(
+        min_length=1, max_length=MAX_INPUTS, description="Prompts or conversations."
+    )
     sample_timeout_seconds: SampleTimeout = None
 
 
 class ExtractSpec(InputJobSpec):
     """Read texts without generating, and store the activations of all tokens."""
 
-    kind: Literal["extract"]
+    kind: Literal["extract"] = Field(description="Kind of the job.")
     inputs: list[CaptureInput] | None = Field(
         None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations, instead of `dataset`."
     )
@@ -92,7 +96,9 @@ class ExtractSpec(InputJobSpec):
         description="Deprecated, ignored: rows are stored as the model computes them.",
         json_schema_extra={"deprecated": True},
     )
-    capture: ExtractCaptureSpec = Field(default_factory=ExtractCaptureSpec)
+    capture: ExtractCaptureSpec = Field(
+        default_factory=ExtractCaptureSpec, description="Activations to keep."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "ExtractSpec":

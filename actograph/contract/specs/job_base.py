@@ -28,15 +28,17 @@ MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 class ExpiresAfter(Spec):
     """Expiry of sessions or files: `seconds` after their creation (`anchor`)."""
 
-    anchor: Literal["created_at"] = "created_at"
+    anchor: Literal["created_at"] = Field("created_at", description="Start of the time.")
     seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
 
 
 class JobSpecBase(Spec):
     """Fields of all jobs."""
 
-    model: str = Field(min_length=1, max_length=1024)
-    capture: CaptureSpec | None = None
+    model: str = Field(min_length=1, max_length=1024, description="A served model.")
+    capture: CaptureSpec | None = Field(
+        None, description="Activations to keep; null keeps texts and scores only."
+    )
     interventions: InterventionList = Field(
         default_factory=list, description="Changes of the activations, in the order of their application."
     )
@@ -55,12 +57,14 @@ class JobSpecBase(Spec):
         description="The job fails if it has not ended this long after its submission or retry, including "
         "the time in the queue; null is no limit.",
     )
-    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
+    tags: list[Tag] = Field(
+        default_factory=list, max_length=MAX_TAGS, description="Tags of the job and its sessions."
+    )
     expires_after: ExpiresAfter | Literal["never"] | None = Field(
         None, description="Expiry of its sessions; null uses the service's default."
     )
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
-        default_factory=dict, max_length=16
+        default_factory=dict, max_length=16, description="Your own keys and values."
     )
     webhook: WebhookSpec | None = Field(
         None,
@@ -82,7 +86,7 @@ class JobSpecBase(Spec):
 class GeneratingSpec(JobSpecBase):
     """Fields of all jobs that can generate."""
 
-    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
     epochs: int = Field(1, ge=1, le=1000, description="Number of runs of each sample.")
 
     @property

@@ -16,3 +16,8 @@ def test_every_error_has_a_cure_and_every_cure_an_error() -> None:
 
 def test_every_setting_has_a_description() -> None:
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_every_field_of_a_job_spec_has_a_meaning() -> None:
+    rows = (REFERENCE / "job-spec.md").read_text("utf-8").splitlines()
+    assert [row for row in rows if row.startswith("| `") and row.endswith("|  |")] == []
