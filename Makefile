@@ -16,9 +16,9 @@ $(STAMP): pyproject.toml server/pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/actograph demo
 
-# before every commit: no server of its own, no model, under two minutes
+# before every commit: the unit tier without tests that start a server or take seconds, in under two minutes
 check: lint
-	$(BIN)/python -m pytest tests/unit -n logical --maxprocesses 4
+	$(BIN)/python -m pytest tests/unit -m "not integration" -n logical --maxprocesses 4
 
 # in several processes; each keeps a model and servers of its own, so more than four ask for much memory
 test: $(STAMP)

@@ -128,6 +128,7 @@ def complete(words: str, **environment: str) -> list[str]:
     return ended.stdout.split()
 
 
+@pytest.mark.integration
 def test_tab_offers_ids_and_models(service: Any) -> None:
     from actograph.contract import resources
 

@@ -171,6 +171,7 @@ def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int) -> None:
     assert b"".join(Lines(pieces)) == content
 
 
+@pytest.mark.integration
 def test_columns_that_no_task_reads_are_not_held() -> None:
     junk: dict[str, Any] = {"junk": [[] for _ in range(20_000)]}
     tracemalloc.start()

@@ -132,6 +132,7 @@ def between(database: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return set_up
 
 
+@pytest.mark.integration
 def test_others_read_and_write_between_slices(
     database: Database, job_id: str, between: Callable[..., None]
 ) -> None:
