@@ -20,41 +20,40 @@ from actograph.contract.plans.estimate import (
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
 
-#: Most samples at once, however much memory there is. On a CPU arithmetic is the limit, so more at once
-#: finish no sooner. On a GPU a larger batch would hold chats up for longer and lose more in a crash.
+#: maximum of samples in a batch. On a CPU larger batches are not faster. On a GPU larger batches would delay
+#: chats and lose more in a crash.
 CPU_BATCH_CAP = 16
 GPU_BATCH_CAP = 256
-#: share of the free memory that a plan may use; the rest is for fragments and library workspaces
+#: share of the free memory for a plan; the rest is for fragmentation and library workspaces
 USABLE = 0.6
-#: hidden tensors alive at once while a prompt is read: a handful, of which some are several times wider
+#: hidden tensors alive at once during a prefill, in tensors of the hidden size
 _PREFILL_TENSORS = 16
-#: the same per expert that a token is sent to: its input, its output, and that weighted
+#: the same for each expert of a token: its input, its output, and the weighted output
 _EXPERT_TENSORS = 3
 #: float32 copies of one step's logits that sampling makes
 _LOGITS_COPIES = 3
-#: logits of prompts' tokens that are held at once to score them, see `scored_token_bytes`; those of a whole
-#: prompt are never held
+#: logits in memory at once to score prompts, see `scored_token_bytes`
 SCORED_PIECE_BYTES = 128 << 20
 #: tensors of rows between the model and the host's buffer: one at the model, one at the writer, the queue
 QUEUE_BLOCKS = 4
 _ROWS_IN_FLIGHT = QUEUE_BLOCKS + 2
-#: decode steps that are moved together: at most so many bytes and steps, at least one step
+#: limits of a block of decode steps that are copied together; a block has at least one step
 DEVICE_BUFFER_BYTES = 64 << 20
 MAX_BLOCK_STEPS = 64
-#: while statistics are merged: a running summary per channel, that of the newest rows, their merge, and
-#: temporaries, in numbers of float64 (with a threshold one more each)
+#: float64 numbers per channel to merge statistics: each of the running summary, the newest rows and the
+#: merged summary (one more with a threshold), and temporaries
 _STATISTICS_HELD, _STATISTICS_IN_PASSING = 6, 8
-#: a reduced row, that of the newest rows, and their merge, in numbers of float32 at most
+#: float32 numbers per channel to merge reduced rows: the running row, the newest row and the merged row
 _REDUCED_HELD = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Memory that a worker may use; `cap` is the most samples that it runs at once."""
+    """Memory of a worker for batches; `cap` is the maximum of samples in a batch."""
 
-    #: bytes that can be allocated on the device that holds the model
+    #: free bytes on the model's device
     device_bytes: int
-    #: bytes that captured rows of a batch may take in host memory before they are written
+    #: bytes of host memory for a batch's captured rows
     host_buffer_bytes: int
     cap: int
     on_gpu: bool
@@ -78,9 +77,9 @@ def batch_cap(*, on_gpu: bool, most: int = 0) -> int:
 class CaptureNeed:
     """Memory that capturing adds to one sample."""
 
-    #: rows of the prompt that are kept
+    #: bytes of the stored rows of the prompt
     prompt_rows: int = 0
-    #: those of the hook that has most: they are moved and written together
+    #: the largest share of one hook, whose rows are copied and written together
     largest_strip: int = 0
     #: one decode step over all hooks, as the model computes it; 0 if no decoded row is read
     step: int = 0
@@ -103,17 +102,17 @@ class BatchMemory:
     cache: int = 0
     #: one step's logits
     logits: int = 0
-    #: tensors of the layer that reads the prompts
+    #: tensors of one layer during the prefill
     activations: int = 0
-    #: the padded prompts' mask, and scores that are held as a whole
+    #: mask of padded prompts, and attention scores
     attention: int = 0
     #: sums of captured rows
     summaries: int = 0
-    #: captured rows on their way to host memory
+    #: captured rows that are being copied to host memory
     in_flight: int = 0
-    #: logits of prompts' tokens that are scored
+    #: logits of scored prompt tokens
     scored: int = 0
-    #: captured rows in host memory until they are written, at most
+    #: captured rows in host memory that are not yet written
     rows: int = 0
 
     @property
@@ -132,7 +131,7 @@ def attention_bytes(structure: ModelStructure, *, prompt_tokens: int, samples: i
     One prompt alone is not padded and has no mask.
     """
     mask = structure.mask_bytes_per_pair
-    if mask is None:  # stored before structures said so: a mask of truth values, converted twice
+    if mask is None:  # a structure of an older version: a boolean mask, converted twice
         mask = 1 + 2 * item_bytes(structure.dtype)
     pair = structure.scores_bytes_per_pair + (mask if samples > 1 else 0)
     return samples * prompt_tokens**2 * pair

@@ -1,4 +1,4 @@
-"""Sizes of a job: rows, sessions and weights in bytes, per sample unless said otherwise. No torch, no I/O.
+"""Sizes of a job in bytes: rows, sessions and weights. Sizes are per sample by default.
 
 The memory of a batch is in `batch_memory`.
 """
@@ -14,13 +14,13 @@ _LONG_BYTES = 8
 #: mean, variance, min, max, rms and kurtosis of a channel
 _STATISTICS = 6
 STATISTIC_BYTES = 8
-#: a manifest and the headers of the files, beside what each hook adds to them
+#: manifest and file headers of a session, and the part of each hook
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one number of this dtype; 4 for a name that is not known."""
+    """Bytes of one number of this dtype; 4 for unknown dtypes."""
     return _ITEM_BYTES.get(dtype, 4)
 
 
@@ -39,7 +39,7 @@ def hook_bytes(
 
 
 def hook_width(structure: ModelStructure, hook: str, features: Features | None = None) -> int:
-    """Channels of a hook that are kept."""
+    """Number of stored channels of a hook."""
     info = structure.tensor_of(hook)
     width = structure.hidden_size if info is None else info.width
     if isinstance(features, FirstFeatures):
@@ -72,7 +72,7 @@ def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *
 
 
 def is_tail_only(structure: ModelStructure, hook: str) -> bool:
-    """Whether the model computes this tensor from the last prompt token on while it generates."""
+    """True if generation computes this tensor only from the last prompt token on."""
     info = structure.tensor_of(hook)
     return info is not None and info.tail_only
 
@@ -135,12 +135,12 @@ def rows_of(
 
 
 def keeps_tensors(capture: CaptureSpec) -> bool:
-    """Whether rows or reduced rows are stored, and not statistics alone."""
+    """True if rows or reduced rows are stored, and not statistics alone."""
     return capture.stats is None or capture.stats.tensors
 
 
 def stores_every_row(capture: CaptureSpec) -> bool:
-    """Whether storage grows with every token, and not only with every sample."""
+    """True if storage grows with each token, and not only with each sample."""
     return capture.reduce == "none" and keeps_tensors(capture)
 
 
