@@ -129,7 +129,7 @@ class Selection:
             start, step = self.numbers.start, self.numbers.step
             low, high = (-(-max(0, edge - start) // step) for edge in (first, stop))
             return self.numbers[low:high]
-        if self.segments == {"prompt"}:
+        if self.segments == frozenset({"prompt"}):
             return range(first, prompt_tokens)
         if self.segments is not None and self.segments <= GENERATED_SEGMENTS:
             return range(prompt_tokens, max(prompt_tokens, stop))

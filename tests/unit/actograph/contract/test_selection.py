@@ -51,7 +51,7 @@ def test_rows_are_the_selected_tokens(positions: Any) -> None:
 
 def test_segments_are_bounded_by_the_tokens_that_can_be_theirs() -> None:
     assert Selection.of("think", 4).rows(0, 4, 9) == range(4, 9)
-    assert Selection.of(["prompt", "answer"], 4).rows(0, 4, 9) == range(9)
+    assert Selection.of(CaptureSpec(positions=["prompt", "answer"]).positions, 4).rows(0, 4, 9) == range(9)
     assert Selection.of("tool_result", 4).rows(0, 4, 9) == range(9)
     assert Selection.of("think", 4).holds(6, "think")
     assert not Selection.of("think", 4).holds(6, "answer")
