@@ -1,4 +1,4 @@
-"""Which device each worker gets, found without torch."""
+"""Assign devices to workers, without torch."""
 
 import os
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def assign(device: str, workers: int, cards: int) -> list[str]:
-    """The device of each worker.
+    """Return the device of each worker.
 
-    `device` is one of torch's names, several with commas, or `auto`. With `auto` and several cards
-    each worker gets one of its own in turn, where every worker would else choose the first.
+    `device` is a torch device, several with commas, or `auto`. With `auto`, workers take the cards in turn;
+    otherwise all would choose the first.
 
     Raises:
         InvalidRequest: an empty name.
@@ -27,7 +27,7 @@ def assign(device: str, workers: int, cards: int) -> list[str]:
 
 
 def count_cards(environment: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -> int:
-    """NVIDIA cards that a process with this environment sees."""
+    """Count the NVIDIA cards visible to a process with this environment."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])

@@ -15,9 +15,9 @@ class HomeInUse(Conflict):
 
 
 def close_to_others(home: Path) -> str | None:
-    """Take the permissions of all other users away from an existing home folder; its group keeps its own.
+    """Remove the permissions of other users from an existing home folder; the group keeps its own.
 
-    Returns one line that says so, or that it could not be done; None if the home was closed already.
+    Returns one line about the change or its failure; None if there was nothing to change.
     """
     try:
         mode = home.stat().st_mode & 0o777
@@ -32,10 +32,10 @@ def close_to_others(home: Path) -> str | None:
 
 
 class HomeLock:
-    """Holds `home/lock` while the context lasts; the kernel frees it however the process ends.
+    """Locks `home/lock` while the context lasts. The kernel releases it when the process ends.
 
     Raises on entry:
-        HomeInUse: another process holds it; the message names its pid.
+        HomeInUse: another process holds the lock; the message contains its pid.
     """
 
     def __init__(self, home: Path) -> None:
@@ -43,9 +43,9 @@ class HomeLock:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        # what it holds is for the keys' owners, and not for every user of the machine
+        # private: other users of the machine have no keys
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # children do not inherit the descriptor, and so do not hold the lock
+        # children do not inherit the descriptor
         self._fd = os.open(self._home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,15 +1,21 @@
-"""Start a program that dies with its parent: `python launcher.py SIGNAL PARENT_PID COMMAND...`.
+"""Start a program that ends with its parent: `python launcher.py SIGNAL PARENT_PID COMMAND...`.
 
-A program of its own, and not a `preexec_fn`, because running Python between fork and exec is not safe
-once the parent has threads. It imports nothing of this package, so that it starts in milliseconds.
+Not a `preexec_fn`: running Python between fork and exec is unsafe in a parent with threads. This program
+imports nothing of the package, so it starts in milliseconds.
 """
 
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 
 # linux/prctl.h; see prctl(2). The signal survives execve.
 PR_SET_PDEATHSIG = 1
+
+
+def launched(command: Sequence[str], death_signal: int) -> list[str]:
+    """Return the command line that starts `command` with `death_signal` at the end of this process."""
+    return [sys.executable, "-I", "-S", __file__, str(int(death_signal)), str(os.getpid()), *command]
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The log of a program that `up` runs: appended to by the program, kept from growing for ever by `up`."""
+"""The log of a program run by `up`, with rotation."""
 
 import os
 import shutil
@@ -11,33 +11,33 @@ _RETRY_SECONDS = 60.0
 
 
 class LogFile:
-    """A file and, beside it, the part that stood in it before (`NAME.1`).
+    """A log file and the previous one (`NAME.1`).
 
-    Who writes keeps the file open, so that it cannot be moved away from them: its content is copied and the
-    file emptied, as logrotate's `copytruncate` does. Lines that come in the microseconds between are lost.
+    The program keeps the file open, so rotation copies the content and truncates the file, like logrotate's
+    `copytruncate`. Lines written between copy and truncation are lost.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
-        #: the file before this one
+        #: the previous log
         self.older = path.with_name(f"{path.name}.1")
         self._max_bytes = max_bytes
         self._begun_at = 0
         self._retry_at = 0.0
 
     def open(self) -> BinaryIO:
-        """For a program's output, which is appended; `tail` shows what it writes from now on."""
+        """Open the file for appending; `tail` shows lines from now on."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         log = self.path.open("ab")
         self._begun_at = log.tell()
         return log
 
     def put_aside(self) -> None:
-        """Move the content into `older` if the file has grown too large; call it regularly.
+        """Rotate the file if it is too large; call this regularly.
 
         Raises:
-            OSError: it cannot be copied, for example for want of room, though what stood in `older` was given
-                up first. The file stays as it is, and calls in the next minute do nothing.
+            OSError: the copy failed, for example on a full disk, after `older` was deleted. The file is
+                unchanged, and calls in the next minute do nothing.
         """
         if time.monotonic() < self._retry_at or not self._is_large():
             return
@@ -53,7 +53,7 @@ class LogFile:
         self._begun_at, self._retry_at = 0, 0.0
 
     def tail(self, lines: int) -> str:
-        """The last lines written since the program was started."""
+        """Return the last lines since `open`."""
         try:
             with self.path.open("rb") as log:
                 end = log.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""Notices a program that keeps losing its own child processes and so never gets anywhere.
+"""Detect a program whose child processes keep dying.
 
-A worker's parent process replaces the child that loads the model whenever that dies, for ever. Where the
-kernel kills the child for want of memory, nothing else tells.
+A worker restarts the child process that loads the model whenever it dies. If the kernel kills the child for
+lack of memory, this is the only sign.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 
 
 class LostChildren:
-    """Counts the child processes of one program that have ended since it was last started."""
+    """Counts the ended child processes of a program since its start."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -21,7 +21,7 @@ class LostChildren:
         self.count = 0
 
     def look(self) -> int:
-        """Take notice of how things stand; returns the number of children lost so far."""
+        """Update the count and return it."""
         pid = self._child.pid
         if pid is None or pid != self._pid:
             self._pid, self._seen, self.count = pid, set(), 0
@@ -33,11 +33,11 @@ class LostChildren:
 
 
 def children_of(pid: int) -> set[int]:
-    """Direct children of a process; empty where this kernel does not tell."""
+    """Pids of direct children; empty if the kernel does not report them."""
     found: set[int] = set()
     for task in (_PROC / str(pid) / "task").glob("*/children"):
         try:
             found.update(map(int, task.read_text().split()))
         except OSError:
-            continue  # the thread or the process has just ended
+            continue  # the thread or process has ended
     return found

@@ -25,7 +25,7 @@ def free_port(host: str) -> int:
 def is_free(host: str, port: int) -> bool:
     """Whether a server can listen there."""
     try:
-        # create_server sets SO_REUSEADDR, so that connections of an ended server do not count
+        # create_server sets SO_REUSEADDR: old connections do not count
         with socket.create_server((host, port), family=_family(host)):
             return True
     except OSError:

@@ -1,28 +1,26 @@
-"""`actograph up` as a child of this process: started, awaited, stopped."""
+"""Run `actograph up` as a child of this process."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Self
 
 from actograph.contract.errors import ServiceUnavailable
+from actograph.stack.launcher import launched
 
 READY = "ready: "
-#: `up` gives its workers 20 s and kills what is left after that
+#: longer than the 20 s that `up` gives its workers
 STOP_SECONDS = 60.0
-_LAUNCHER = Path(__file__).with_name("launcher.py")
 
 
 class StackProcess:
-    """Runs `up` while the context lasts. Its remarks go to our stderr, its `ready` line is read.
+    """Runs `up` while the context lasts, and waits for its `ready` line. Its stderr is passed on.
 
-    On Linux `up` is asked to end when this process dies, however it dies.
+    On Linux `up` gets SIGTERM when this process ends in any way.
 
     Raises on entry:
-        ServiceUnavailable: `up` ended before it was ready; it has said why.
+        ServiceUnavailable: `up` ended before it was ready; its stderr says why.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -32,10 +30,9 @@ class StackProcess:
         self.url = ""
 
     def __enter__(self) -> Self:
-        launch = [sys.executable, "-I", "-S", str(_LAUNCHER), str(int(signal.SIGTERM)), str(os.getpid())]
         command = [sys.executable, "-m", "actograph.cli.main", "up", *self._arguments]
         self._process = subprocess.Popen(
-            [*launch, *command],
+            launched(command, signal.SIGTERM),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -57,7 +54,7 @@ class StackProcess:
         self.stop()
 
     def wait(self) -> None:
-        """Until `up` ends, or Ctrl-C."""
+        """Wait until `up` ends, or for Ctrl-C."""
         assert self._process is not None
         try:
             self._process.wait()
@@ -65,7 +62,7 @@ class StackProcess:
             self.stop()
 
     def stop(self) -> None:
-        """Ask `up` to end in good order and wait until it has; Ctrl-C meanwhile ends it at once."""
+        """Stop `up` and wait for its end; Ctrl-C kills it."""
         process = self._process
         if process is None:
             return
@@ -74,7 +71,7 @@ class StackProcess:
         try:
             process.wait(STOP_SECONDS)
         except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            # its children die with it
+            # its children end with it
             process.kill()
             process.wait()
         if process.stdout is not None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin, counted: the first asks for an orderly end, the second for an end at once."""
+"""Count stop signals: the first asks for an orderly stop, the second for an immediate one."""
 
 import signal
 from types import FrameType
@@ -8,10 +8,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """While the context lasts, stop signals are counted instead of ending the process.
-
-    Use it in the main thread.
-    """
+    """Counts stop signals while the context lasts. Use it in the main thread."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,11 +24,11 @@ class StopSignals:
             signal.signal(number, handler)
 
     def asked(self) -> bool:
-        """Whether the end was asked for."""
+        """Whether a stop was requested."""
         return self.count > 0
 
     def insisted(self) -> bool:
-        """Whether it was asked for again."""
+        """Whether a stop was requested twice."""
         return self.count > 1
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:

@@ -1,15 +1,15 @@
-"""Child processes that are watched, started again when they die, and ended in good order."""
+"""Child processes: watched, restarted when they die, and stopped in order."""
 
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from actograph.contract.errors import ActographError
+from actograph.stack.launcher import launched
 from actograph.stack.log_file import LogFile
 
 FIRST_DELAY_SECONDS = 0.5
@@ -17,7 +17,6 @@ LONGEST_DELAY_SECONDS = 30.0
 MAX_DEATHS = 5
 TAIL_LINES = 15
 _POLL_SECONDS = 0.05
-_LAUNCHER = Path(__file__).with_name("launcher.py")
 
 
 class CrashLoop(ActographError):
@@ -27,32 +26,32 @@ class CrashLoop(ActographError):
 
     def __init__(self, message: str, tail: str) -> None:
         super().__init__(message)
-        #: the end of what the program wrote
+        #: last lines of the program's log
         self.tail = tail
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Program to run and the file for its output."""
+    """A program of the service."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     #: stdout and stderr are appended here
     log: Path
-    #: a longer log is put aside
+    #: a longer log is rotated
     log_max_bytes: int = 64 << 20
     #: time between SIGTERM and SIGKILL
     stop_seconds: float = 20.0
 
 
 class Child:
-    """One program and the process that runs it now, if any."""
+    """A program and its current process, if any."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.process: subprocess.Popen[bytes] | None = None
-        #: seconds since the epoch, as the workers' rows count
+        #: Unix seconds, as in the workers' rows
         self.started_at = 0.0
         self.ready = False
         self.was_ready = False
@@ -67,12 +66,11 @@ class Child:
         return self.process.pid if self.process is not None else None
 
     def start(self) -> None:
-        """Run the program in a session of its own, so that a terminal's Ctrl-C does not reach it."""
+        """Start the program in its own session, out of reach of the terminal's Ctrl-C."""
         program = self.program
-        launch = [sys.executable, "-I", "-S", str(_LAUNCHER), str(int(signal.SIGKILL)), str(os.getpid())]
         with self.log.open() as log:
             self.process = subprocess.Popen(
-                [*launch, *program.command],
+                launched(program.command, signal.SIGKILL),
                 env=dict(program.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -82,9 +80,9 @@ class Child:
         self.started_at, self.ready, self.restart_at = time.time(), False, None
 
     def ended(self) -> int | None:
-        """The exit status of a process that has just ended (negative: the signal); else None.
+        """Return the exit status (negative: the signal) if the process has just ended, else None.
 
-        What the process left running in its session is killed before its pid is given free.
+        Processes left in its session are killed before its pid is released.
         """
         if self.process is None:
             return None
@@ -96,28 +94,28 @@ class Child:
         return status
 
     def terminate(self) -> None:
-        """SIGTERM to the process alone: what it started is its own to end."""
+        """Send SIGTERM to the process, not to its children."""
         if self.process is not None:
             os.kill(self.process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the process and everything in its session."""
+        """Send SIGKILL to every process of its session."""
         if self.process is not None:
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except ProcessLookupError:
-                # forked, but not yet the leader of its group
+                # not yet the leader of its group
                 os.kill(self.process.pid, signal.SIGKILL)
 
     def tail(self) -> str:
-        """The last lines that the process wrote since it was started."""
+        """Return the last lines of the log since the start."""
         return self.log.tail(TAIL_LINES)
 
 
 class Supervisor:
-    """Keeps children alive. Call `check` often, always from the thread that made the object.
+    """Restarts children that die. Call `check` often, from the thread that created the supervisor.
 
-    On Linux the children are killed by the kernel when that thread ends, however it ends.
+    On Linux the kernel kills the children when that thread ends.
     """
 
     def __init__(
@@ -135,17 +133,17 @@ class Supervisor:
         self.children: list[Child] = []
 
     def start(self, program: Program) -> Child:
-        """Run a program from now on."""
+        """Start a program and supervise it."""
         child = Child(program)
         self.children.append(child)
         child.start()
         return child
 
     def check(self) -> None:
-        """Start again what died and has waited long enough; put logs aside that have grown large.
+        """Restart dead children after their delay; rotate large logs.
 
         Raises:
-            CrashLoop: a program died several times without being ready in between.
+            CrashLoop: a program died repeatedly without becoming ready.
         """
         for child in self.children:
             try:
@@ -158,11 +156,11 @@ class Supervisor:
                 child.start()
 
     def mark_ready(self, child: Child) -> None:
-        """The child does its work: its earlier deaths are forgotten."""
+        """Mark a child ready and reset its deaths."""
         child.ready, child.was_ready, child.deaths = True, True, 0
 
     def stop(self, children: Iterable[Child], at_once: Callable[[], bool] = lambda: False) -> None:
-        """SIGTERM, wait for the end, SIGKILL what does not end in time or when `at_once` says so."""
+        """Send SIGTERM and wait; send SIGKILL after the timeout, or once `at_once()` is true."""
         waiting = []
         for child in children:
             child.restart_at = None
@@ -182,7 +180,7 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def kill_all(self) -> None:
-        """SIGKILL to every child and what it started; returns when they are gone."""
+        """Kill every child with its session, and wait for their end."""
         for child in self.children:
             child.restart_at = None
             child.kill()
@@ -199,7 +197,6 @@ class Supervisor:
                 f"{describe(status)}; its log: {log}",
                 child.tail(),
             )
-        # a child that was ready once gets its first restart at the first delay
         delay = min(self._longest_delay, self._first_delay * 2.0 ** (child.deaths - 1))
         child.restart_at = time.monotonic() + delay
         self._report(f"{name} ended with {describe(status)}; starting it again in {delay:.1f} s (log: {log})")

@@ -1,7 +1,7 @@
-"""Which rows of a session's tensor a choice of tokens means.
+"""Rows of a session's tensor for a selection of tokens.
 
-The words are those of a capture spec: `last_prompt`, `last`, `all`, `prompt`, `generated`, a segment, or the
-number of a token from the first of the prompt on (-1 is the last of the prompt).
+Selections are those of a capture spec: `last_prompt`, `last`, `all`, `prompt`, `generated`, a segment, or the
+index of a token in the prompt and generation (-1 is the last prompt token).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,16 +29,16 @@ class NamedSpan(BaseModel):
 
 
 class Segmented(BaseModel):
-    """The part of a session's manifest that names ranges of tokens."""
+    """The segments in a session's manifest."""
 
     segments: list[NamedSpan] = []
 
 
 def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[NamedRows | Segment | int, Reduce]:
-    """`mean` as what it stands for.
+    """Replace `rows="mean"` by all rows, averaged.
 
     Raises:
-        InvalidRequest: no such choice, or `mean` beside another reduction.
+        InvalidRequest: an unknown selection, or `mean` with another reduction.
     """
     if rows == "mean":
         if reduce not in ("none", "mean"):
@@ -56,14 +56,14 @@ def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[NamedRows | Segment | 
 
 
 def needs_segments(rows: NamedRows | Segment | int) -> bool:
-    """Whether the session's manifest must be asked where the tokens are."""
+    """Whether the selection needs the segments of the session's manifest."""
     return rows in _SEGMENTS
 
 
 def token_spans(
     session: Session, rows: NamedRows | Segment | int, segments: Sequence[NamedSpan]
 ) -> list[tuple[int, int]]:
-    """[start, stop) of the tokens that are meant; of the last token of a generation there is no row."""
+    """Return [start, stop) of the selected tokens. The last generated token has no row."""
     prompt, ran = session.prompt_tokens, session.rows
     if isinstance(rows, int):
         token = rows + prompt if rows < 0 else rows
@@ -81,7 +81,7 @@ def token_spans(
 
 
 def row_ranges(tokens: range | Sequence[int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Consecutive rows [start, stop) whose tokens lie in the spans; `tokens` names each row's, ascending."""
+    """Yield ranges of rows whose tokens are in the spans. `tokens`: token of each row, ascending."""
     if isinstance(tokens, range):
         for low, high in spans:
             start, stop = max(low, tokens.start) - tokens.start, min(high, tokens.stop) - tokens.start
@@ -99,7 +99,7 @@ def row_ranges(tokens: range | Sequence[int], spans: Sequence[tuple[int, int]]) 
 
 
 def check_summary(info: TensorInfo, hook: str, rows: NamedRows | Segment | int, reduce: Reduce) -> None:
-    """Raises InvalidRequest where a tensor's one row sums up other tokens than those asked for."""
+    """Raises InvalidRequest if a tensor is a summary of other tokens than the selected ones."""
     if info.summary is not None and (rows != "all" or reduce not in ("none", info.summary)):
         raise InvalidRequest(
             f"{hook} was stored as the {info.summary} over tokens: ask for rows='all' with "

@@ -1,4 +1,4 @@
-"""Rows of many sessions as one matrix, with the labels and whereabouts of every row."""
+"""Rows of many sessions as one matrix, with the label and origin of every row."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from actograph.contract.models.model_identity import short
 from actograph.contract.resources import Session
 from actograph.tensor_files import Array
 
-#: the token of a row that sums up several
+#: token index of a row that summarizes several tokens
 SEVERAL_TOKENS = -1
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A session that gave no row, and why."""
+    """A session without rows, and the reason."""
 
     session_id: str
     reason: str
@@ -28,11 +28,11 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """`features` [n, width] of one hook, and for each of the n rows where it comes from.
+    """`features` [n, width] of one hook, and the origin of each of the n rows.
 
-    `labels` [n] is float64, NaN where the session has no verdict; `tokens` [n] is the token of the row, -1
-    where the row sums up several. `condition` and `session_id` are object arrays of strings, `sample_index`
-    and `epoch` int64. Rows stand in the order of their sessions, the oldest first.
+    `labels` [n] is float64, NaN if the session has no verdict. `tokens` [n] is the token index of the row, -1
+    for a summary of several tokens. `condition` and `session_id` are object arrays of strings, `sample_index`
+    and `epoch` int64. Rows are in the order of their sessions, oldest first.
     """
 
     hook: str
@@ -53,12 +53,12 @@ class Matrix:
         return f"Matrix({self.hook}, features {list(self.features.shape)} {self.features.dtype}{told})"
 
     def torch(self) -> tuple[Any, Any]:
-        """(features, labels) as `torch.Tensor`, labels in float32. Raises PackageMissing without torch."""
+        """Return (features, labels) as `torch.Tensor`, labels in float32. Raises PackageMissing."""
         torch = package("torch", "a torch tensor")
         return torch.from_numpy(self.features), torch.from_numpy(self.labels).to(torch.float32)
 
     def frame(self) -> Any:
-        """A `pandas.DataFrame` of all but the features, one line per row. Raises PackageMissing."""
+        """Return a `pandas.DataFrame` without the features, one line per row. Raises PackageMissing."""
         columns = ("session_id", "sample_index", "condition", "epoch", "tokens", "labels")
         renamed = {"tokens": "token", "labels": "label"}
         data = {renamed.get(name, name): getattr(self, name) for name in columns}
@@ -67,7 +67,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one session, [k, width], and the token of each."""
+    """Rows [k, width] of one session, and the token of each."""
 
     session: Session
     rows: Array
@@ -76,7 +76,7 @@ class Piece:
 
 @dataclass
 class Gathered:
-    """Pieces of a matrix as they come in, within `max_bytes`."""
+    """Collects the pieces of a matrix, within `max_bytes`."""
 
     hook: str
     max_bytes: int
@@ -86,11 +86,11 @@ class Gathered:
     _bytes: int = 0
 
     def add(self, piece: Piece | Skipped) -> None:
-        """Take in what one session gave.
+        """Add one session's rows.
 
         Raises:
-            InvalidRequest: too much for the memory that was allowed, or of another width than before.
-            MixedIdentities: recorded with another model than before, unless `mixed_identities`.
+            InvalidRequest: `max_bytes` is exceeded, or the width differs from earlier sessions.
+            MixedIdentities: the model differs from earlier sessions, unless `mixed_identities`.
         """
         if isinstance(piece, Skipped):
             self.skipped.append(piece)
@@ -123,7 +123,7 @@ class Gathered:
             )
 
     def matrix(self, labels: Sequence[float]) -> Matrix:
-        """The matrix of all pieces; `labels` has one for each, in their order."""
+        """Build the matrix. `labels`: one per piece, in order."""
         pieces = self._pieces
         counts = [len(piece.tokens) for piece in pieces]
         sessions = [piece.session for piece in pieces]
@@ -131,7 +131,7 @@ class Gathered:
         features = np.empty((sum(counts), width), kind)
         tokens = np.empty(len(features), np.int64)
         at = 0
-        while pieces:  # each is let go once it is copied
+        while pieces:  # frees each piece after copying
             piece = pieces.popleft()
             tokens[at : at + len(piece.tokens)] = piece.tokens
             features[at : at + len(piece.tokens)] = piece.rows

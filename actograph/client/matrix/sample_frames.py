@@ -13,9 +13,9 @@ _COLUMNS = (
 
 
 def frame(samples: Iterable[Sample]) -> Any:
-    """A `pandas.DataFrame`, one line per sample: its fields, `error`, and one column for each score.
+    """Return a `pandas.DataFrame`, one line per sample: its fields, `error`, and one column per score.
 
-    Score columns have lm-eval's metric keys (`exact_match,strict-match`); NaN where a sample was not scored.
+    Score columns have lm-eval's metric keys (`exact_match,strict-match`); NaN for samples without that score.
 
     Raises:
         PackageMissing: pandas is not installed.

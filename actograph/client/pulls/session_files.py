@@ -1,4 +1,4 @@
-"""The files that a session lists: their names, and whether bytes are those on record."""
+"""Names and checksums of session files."""
 
 import hashlib
 from pathlib import Path
@@ -8,10 +8,10 @@ from actograph.contract.resources import SessionFile
 
 
 def plain_name(name: str) -> str:
-    """`name`, if it can be a file's name in a folder of ours.
+    """Return `name` if it is a plain file name.
 
     Raises:
-        StoreDamaged: it would lead elsewhere.
+        StoreDamaged: it leads out of the folder.
     """
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
         raise StoreDamaged(f"the service lists a file with the unusable name {name!r}")
@@ -19,7 +19,7 @@ def plain_name(name: str) -> str:
 
 
 def find(files: list[SessionFile], name: str) -> SessionFile:
-    """Raises NotFound."""
+    """Return the file with that name. Raises NotFound."""
     for file in files:
         if file.name == name:
             return file
@@ -27,6 +27,6 @@ def find(files: list[SessionFile], name: str) -> SessionFile:
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
+    """Return the sha256 of a file, in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
