@@ -34,3 +34,13 @@ def test_pages_that_the_code_mentions_exist(repository: Path) -> None:
         if not (repository / name).is_file()
     }
     assert sorted(missing) == []
+
+
+def test_paths_in_the_architecture_exist(repository: Path) -> None:
+    text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:actograph|api|storage|worker|bench|tests|training|docs)/[\w/.-]*)`", text)
+    assert paths
+    assert [path for path in paths if not (repository / path).exists()] == []
+    questions = text.partition("## Where is ...?")[2].partition("\n## ")[0]
+    names = re.findall(r"`(\w+\.py)`", questions)
+    assert [name for name in names if not list(repository.glob(f"[asw]*/**/{name}"))] == []
