@@ -111,6 +111,11 @@ class Selection:
                 return cls(segments=frozenset(str(name) for name in positions))
         return cls(numbers=frozenset(int(p) + prompt_tokens if int(p) < 0 else int(p) for p in positions))
 
+    @classmethod
+    def between(cls, start: int, stop: int | None) -> "Selection":
+        """Tokens from `start` to `stop`; None: to the end."""
+        return cls(numbers=range(start, _ENDLESS if stop is None else stop))
+
     def holds(self, number: int, segment: str) -> bool:
         """Whether a token is selected, by its number and the name of its segment."""
         return number in self.numbers if self.segments is None else segment in self.segments

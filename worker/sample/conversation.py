@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.row_selection import Positions, Stride
+from actograph.contract.row_selection import Positions, Selection
 from storage.sessions.manifest import Segment, Turn
 from worker.engine.requests import Generation
 from worker.sample.segments import Markup, SegmentFollower, runs
@@ -122,12 +122,6 @@ class Conversation:
         return list(runs(self._names))
 
     @property
-    def chosen(self) -> set[int]:
-        """The tokens that the model chose, the last of each turn included."""
-        spans = (range(turn.start + turn.prompt_tokens, turn.stop) for turn in self.turns)
-        return {number for span in spans for number in span}
-
-    @property
     def rows(self) -> int:
         """Tokens that the model ran."""
         return len(self.token_ids) - len(self._unrun)
@@ -147,28 +141,16 @@ class Conversation:
         """
         ran = [number for number in range(len(self.token_ids)) if number not in self._unrun]
         has = sorted(set(self._tail)) if tail_only else ran
-        match positions:
-            case "all":
-                return has
-            case "last":
-                return has[-1:]
-            case "last_prompt":
-                return [self.prompt_tokens - 1]
-            case "generated":
-                chosen = self.chosen
-                return [number for number in has if number in chosen]
-            case str():
-                return [number for number in has if self._names[number] == positions]
-            case Stride():
-                return [number for number in has if number % positions.stride == 0]
-            case [str(), *_]:
-                return [number for number in has if self._names[number] in positions]
-        listed = {self.prompt_tokens + int(p) if int(p) < 0 else int(p) for p in positions}
-        missing = sorted(listed.difference(ran))
+        selection = Selection.of(positions, self.prompt_tokens)
+        if selection.last_only:
+            return has[-1:]
+        missing = (
+            sorted(selection.numbers.difference(ran)) if isinstance(selection.numbers, frozenset) else []
+        )
         if missing:
             raise CaptureFailed(
                 f"positions lists token {missing[0]}, which the model did not run in this sample: it has "
                 f"{len(self.token_ids)} tokens in {len(self.turns)} turns, {self.prompt_tokens} of them in "
                 "the first prompt, and the last of a turn is run only where the next turn keeps it"
             )
-        return sorted(listed.intersection(has))
+        return [number for number in has if selection.holds(number, self._names[number])]

@@ -1,11 +1,11 @@
-"""The expected content of a finished sample's session, counted independently of the engine."""
+"""The expected content of a finished sample's session."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.row_selection import Positions, Stride
+from actograph.contract.row_selection import Positions, Selection
 from storage.sessions.manifest import Segment, Turn
 from worker.engine.requests import FinishReason, Generation
 from worker.sample.conversation import Conversation
@@ -99,31 +99,15 @@ def due_tokens(
     """
     begins = prompt - 1 if hook in tail_only and generated else 0
     first, stop = begins, prompt + max(0, generated - 1)
-    match positions:
-        case "all":
-            return range(first, max(first, stop))
-        case "prompt":
-            return range(first, prompt)
-        case "generated":
-            return range(prompt, max(prompt, stop))
-        case "last":
-            return range(stop - 1, stop)
-        case "last_prompt":
-            return range(prompt - 1, prompt)
-        case Stride():
-            return [token for token in range(first, stop) if token % positions.stride == 0]
-    wanted: set[int] = set()
-    names = {positions} if isinstance(positions, str) else {p for p in positions if isinstance(p, str)}
-    for segment in segments:
-        if segment.name in names:
-            wanted.update(range(segment.start, min(segment.stop, stop)))
-    for number in positions:
-        if isinstance(number, int):
-            token = prompt + number if number < 0 else number
-            if not 0 <= token < stop:
-                raise CaptureFailed(
-                    f"positions lists token {number}, which this sample does not have: its prompt has "
-                    f"{prompt} tokens and the model ran {stop} (0 to {stop - 1})"
-                )
-            wanted.add(token)
-    return sorted(token for token in wanted if token >= first)
+    selection = Selection.of(positions, prompt)
+    if selection.segments is not None and positions not in ("prompt", "generated"):
+        runs = [run for run in segments if run.name in selection.segments]
+        return [token for run in runs for token in range(max(first, run.start), min(run.stop, stop))]
+    for number in positions if isinstance(positions, list) else ():
+        if isinstance(number, int) and not -prompt <= number < stop:
+            raise CaptureFailed(
+                f"positions lists token {number}, which this sample does not have: its prompt has "
+                f"{prompt} tokens and the model ran {stop} (0 to {stop - 1})"
+            )
+    rows = selection.rows(first, prompt, stop)
+    return rows if isinstance(rows, range) and isinstance(positions, str) else list(rows)

@@ -11,6 +11,7 @@ import torch
 
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import (
     BufferOptions,
@@ -24,7 +25,6 @@ from worker.engine.requests import (
     TextEnd,
     TokenLogprobs,
 )
-from worker.sample.choosers import EveryKth, TheseTokens
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink, Way

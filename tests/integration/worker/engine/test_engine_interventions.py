@@ -12,12 +12,12 @@ from transformers import AutoTokenizer, GPT2Config, LogitsProcessorList
 from actograph.contract.errors import InterventionFailed, InvalidRequest, UnknownHook
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit, Generation, GenerationRequest
 from worker.engine.tokens.sampling import GumbelSampler
 from worker.engine.traced import tracing
 from worker.engine.traced.point_reader import PointReader
-from worker.sample.choosers import TheseTokens
 
 pytestmark = pytest.mark.integration
 

@@ -10,12 +10,12 @@ import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, OutOfDeviceMemory
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.prefill import prefill
 from worker.engine.requests import BufferOptions, Edit, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.rows.rows import RowStream
-from worker.sample.choosers import EveryKth, TheseTokens
 
 pytestmark = pytest.mark.integration
 

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
+from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
-from worker.sample.choosers import TheseTokens
 from worker.sample.finished_sample import due_tokens
 from worker.sample.segments import Markup, segments
 from worker.sample.steering import edited_tokens
