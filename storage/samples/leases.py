@@ -12,6 +12,9 @@ from storage.index.database import changed, now
 from storage.jobs import jobs
 from storage.tables.models import SampleRow
 
+#: values of a sample that its worker returns unfinished
+RETURNED = {"status": SampleStatus.PENDING, "lease_until": 0.0, "worker_id": None, "started_at": None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeasedSample:
@@ -58,15 +61,7 @@ def release(session: Session, leases: Sequence[LeasedSample]) -> None:
     """Return unfinished samples. Their claim does not count as an attempt."""
     for lease in lock_jobs(session, leases):
         session.execute(
-            sa.update(SampleRow)
-            .where(*ours(lease))
-            .values(
-                status=SampleStatus.PENDING,
-                lease_until=0.0,
-                worker_id=None,
-                started_at=None,
-                attempts=SampleRow.attempts - 1,
-            )
+            sa.update(SampleRow).where(*ours(lease)).values(**RETURNED, attempts=SampleRow.attempts - 1)
         )
 
 

@@ -14,7 +14,7 @@ from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import now
 from storage.jobs import job_control, jobs
-from storage.samples.leases import LeasedSample, lock_jobs, ours
+from storage.samples.leases import RETURNED, LeasedSample, lock_jobs, ours
 from storage.samples.results import fail
 from storage.tables.models import JobRow, SampleRow
 
@@ -56,13 +56,7 @@ def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographEr
         session.execute(
             sa.update(SampleRow)
             .where(*ours(lease))
-            .values(
-                status=SampleStatus.PENDING,
-                lease_until=0.0,
-                worker_id=None,
-                started_at=None,
-                attempts=max(attempts, ALONE_AFTER_ATTEMPTS),
-            )
+            .values(**RETURNED, attempts=max(attempts, ALONE_AFTER_ATTEMPTS))
         )
 
 

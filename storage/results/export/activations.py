@@ -21,7 +21,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 def described(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, Any]]:
-    """Flat hook name -> which hook it is, its shape, dtype and bytes."""
+    """Flat hook name -> hook, shape, dtype and bytes."""
     found: dict[str, dict[str, Any]] = {}
     for hook, info in tensors.items():
         flat = hooks.flat_name(hook)
@@ -31,7 +31,7 @@ def described(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, Any]]:
 
 
 def sampled(reader: SessionReader, tensors: Mapping[str, TensorInfo]) -> Iterator[bytes]:
-    """A JSON object: flat hook name -> the first features of every row, block by block of rows.
+    """A JSON object in blocks of rows: flat hook name -> the first features of every row.
 
     Numbers are the shortest decimals that read back as the stored ones; NaN and infinities are null.
 

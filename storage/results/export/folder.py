@@ -30,7 +30,7 @@ from storage.tables.models import SampleRow
 
 log = logging.getLogger(__name__)
 
-#: samples that are held at once; each may have a megabyte of text
+#: samples in memory at once; each may have a megabyte of text
 PAGE = 32
 FORMAT_VERSION = 1
 
@@ -45,7 +45,7 @@ class Totals:
     generated_tokens: int = 0
     sessions: int = 0
     session_bytes: int = 0
-    #: sessions that could not be read -> why
+    #: unreadable session -> reason
     unreadable_sessions: dict[str, str] = field(default_factory=dict)
     revision: str | None = None
     template_sha256: str | None = None
@@ -82,15 +82,15 @@ class Held:
 
 
 def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: int = 0) -> Iterator[bytes]:
-    """The archive, piece by piece; no piece is made before the one before it was taken.
+    """The archive in pieces, each made on demand.
 
     Args:
-        skip: leave out the own files of so many samples, which the caller has from an export with the
-            same ETag that broke off.
+        skip: leave out the files of so many samples. The caller has them from an interrupted export with the
+            same ETag.
 
     Raises:
         NotFound: the job was deleted meanwhile.
-        ServiceUnavailable: the store is away.
+        ServiceUnavailable: the store is unavailable.
     """
     totals = Totals()
     names = plan.names
@@ -126,7 +126,7 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
 
 
 def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
-    """`summary.json`: the job and its scores, with what the folder holds."""
+    """`summary.json`: the job, its scores, and the content of the folder."""
     job = plan.job
     seconds = None
     if job.started_at is not None:
@@ -166,7 +166,7 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
         "tags": job.tags,
         "metadata": job.metadata,
         "error": job.error.model_dump(exclude_none=True) if job.error else None,
-        # many a receiver's URL is its password, and the folder is there to be passed on
+        # the URL of a webhook is often secret, and folders are shared
         "spec": {name: value for name, value in job.spec.items() if name != "webhook"},
         "versions": {"actograph": __version__, **totals.versions},
     }
@@ -182,7 +182,7 @@ def _rates(counts: Mapping[str, int], seconds: int | None) -> dict[str, float | 
 
 
 def _samples(plan: ExportPlan, database: Database) -> Iterator[tuple[Sample, resources.Session | None]]:
-    """The planned samples with their sessions; no transaction is open while one is worked on."""
+    """The planned samples with their sessions. No transaction is open between them."""
     for start in range(0, len(plan.positions), PAGE):
         wanted = plan.positions[start : start + PAGE].tolist()
         with database.read() as session:
@@ -218,12 +218,12 @@ def _sample_files(tar: TarGz, plan: ExportPlan, sample: Sample, name: str, held:
             yield from tar.add(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
         lines = b"".join(json_line(turn) for turn in turns(sample, held.manifest))
         yield from tar.add(f"trajectories/{name}.jsonl", lines)
-        # the last one, by which a reader knows that it has this sample
+        # last: a reader that has it has this sample
         yield from tar.add(f"samples/{name}.json", spool)
 
 
 def _write_sample(spool: IO[bytes], plan: ExportPlan, sample: Sample, name: str, held: Held) -> None:
-    """The sample's own file; `held` learns of a session whose rows cannot be read."""
+    """Write the file of a sample. An error of unreadable rows is stored in `held`."""
     record = full(sample, name, plan.task)
     tensors = held.session.hooks if held.session is not None else {}
     if plan.detail == "sampled" and held.reader is not None and held.error is None:

@@ -2,7 +2,7 @@
 
 An `.eval` file is a zip of JSON: `header.json`, `summaries.json`, `samples/<id>_epoch_<n>.json`, and under
 `_journal` what a log begins with (https://inspect.aisi.org.uk/eval-logs.html and inspect_ai's log/_log.py,
-log schema 2). Names of scores are those of the scorers: `strict-match`, or the metric where a scorer has no
+log schema 2). A score has the name of its scorer's filter (`strict-match`), or of its metric without a
 filter.
 """
 
@@ -311,7 +311,7 @@ def _summary(record: Mapping[str, Any]) -> dict[str, Any]:
 def _names(metrics: Iterable[str]) -> dict[str, str]:
     """Metric key of a scorer -> name of its score: its filter, or its metric where there is no filter.
 
-    Where two would have one name (a label that is another one's metric), all keep their whole keys.
+    If two names are equal (a label is another scorer's metric), all scores keep their whole keys.
     """
     short = {}
     for key in metrics:

@@ -39,7 +39,7 @@ class LmEvalFiles:
 
     def add(self, sample: Sample) -> None:
         if sample.status != SampleStatus.COMPLETED:
-            return  # which lm-eval has no word for
+            return  # lm-eval has no failed samples
         if self._epochs and self._epochs[0].index != sample.index:
             self._flush()
         self._epochs.append(sample)
@@ -193,7 +193,7 @@ class LmEvalFiles:
         return config
 
     def _planned(self) -> int:
-        """Problems of the job; how many rows its dataset has beyond them nobody counted."""
+        """Problems of the job. The size of its whole dataset is unknown."""
         each = len(self._run.spec.conditions) * self._run.spec.epochs
         return self._run.job.progress.total // each
 

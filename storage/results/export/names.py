@@ -1,4 +1,4 @@
-"""Names of the files in a results folder, made of our own names and numbers alone."""
+"""Names of the files in a results folder."""
 
 import re
 
@@ -10,14 +10,14 @@ MIN_DIGITS = 4
 def safe_part(text: str, otherwise: str) -> str:
     """`text` as one part of a path.
 
-    What lm-eval replaces in a model's name (`sanitize_model_name`) is replaced alike, and whatever else
-    a file system or a shell could misread as well; a name that begins with a dot loses it.
+    Characters are replaced as in lm-eval (`sanitize_model_name`), and so are all that a file system or a
+    shell could misread. Leading dots are removed.
     """
     return _UNSAFE.sub("__", text).lstrip(".")[:128] or otherwise
 
 
 class SampleNames:
-    """`gsm8k_0001`, and where a job has several conditions or epochs `gsm8k_0001__ep02__epoch_1`.
+    """Names such as `gsm8k_0001`, or `gsm8k_0001__ep02__epoch_1` with several conditions or epochs.
 
     Numbers in names count from 1; the number is the problem's row in the dataset.
     """

@@ -11,13 +11,13 @@ from actograph.contract.tasks import STOP_STRINGS, TaskSpec, task_name
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionRun:
-    """One condition of a job, which is an evaluation of its own to lm-eval and to Inspect."""
+    """One condition of a job. lm-eval and Inspect see it as an evaluation of its own."""
 
     job: Job
     spec: EvaluationSpec
     condition: Condition
     results: ConditionResults
-    #: whether there are others
+    #: True if the job has other conditions
     is_one_of_several: bool
 
     @property
@@ -39,7 +39,7 @@ class ConditionRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """How the samples were made, as their sessions tell; nothing where there are none."""
+    """Versions of model, template and libraries, from the sessions; empty without sessions."""
 
     revision: str | None
     template_sha256: str | None
@@ -47,7 +47,7 @@ class Origin:
 
 
 def runs(job: Job, results: Mapping[str, ConditionResults]) -> dict[str, ConditionRun]:
-    """The conditions of an evaluation by name; none of a job of another kind."""
+    """The conditions of an evaluation by name; empty for other kinds of job."""
     if job.kind != "evaluation":
         return {}
     spec = EvaluationSpec.model_validate(job.spec)

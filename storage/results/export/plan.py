@@ -29,23 +29,23 @@ from storage.tables.models import JobRow, SampleRow
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
-    """One job's results as they stood when the export was asked for."""
+    """Results of a job at the time of the request."""
 
     job: resources.Job
     results: resources.JobResults
-    #: None where there are not two conditions
+    #: None if the job has fewer than two conditions
     comparison: JobComparison | None
-    #: of the samples that had ended, in running order
+    #: positions of ended samples, in running order
     positions: "array[int]"
     detail: Detail
-    #: changes when any file of the export would
+    #: changes with any file of the export
     etag: str
     #: Unix seconds
     exported_at: int
 
     @property
     def complete(self) -> bool:
-        """Whether the job has ended, so that nothing will be added."""
+        """True if the job has ended."""
         return self.job.status.is_terminal()
 
     @property
@@ -68,7 +68,7 @@ def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities
     Raises:
         NotFound: no such job.
         InvalidRequest: the job has no samples, such as a model's load.
-        MixedIdentities: its sessions are of different models, unless `mixed_identities`.
+        MixedIdentities: its sessions are of different models, and `mixed_identities` is False.
     """
     with database.snapshot() as session:
         row = jobs.get(session, job_id)

@@ -1,4 +1,4 @@
-"""A sample as the files of a results folder have it."""
+"""Records of a sample in the files of a results folder."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ def problem_of(sample: Sample) -> Any:
 
 
 def full(sample: Sample, name: str, task: str) -> dict[str, Any]:
-    """Everything about one sample, for its own file."""
+    """The complete record of a sample, for its own file."""
     record = sample.model_dump(mode="json")
     return {
         "name": name,

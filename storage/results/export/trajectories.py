@@ -1,4 +1,4 @@
-"""A sample turn by turn: what the model was given, what it said, and what its tools answered."""
+"""The turns of a sample: prompt, answers of the model, and results of its tools."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +11,8 @@ from storage.sessions.manifest import SessionManifest, Turn
 def turns(sample: Sample, manifest: SessionManifest | None) -> Iterator[dict[str, Any]]:
     """One mapping for the prompt, and one for every turn of the model or result of a tool.
 
-    `tokens` counts a turn's own tokens and is null where nobody counted them: results of tools are part
-    of the next turn's prompt. `segments` are ranges of the session's tokens.
+    `tokens` counts a turn's own tokens. It is null for results of tools, which are part of the next turn's
+    prompt. `segments` are ranges of the session's tokens.
     """
     spans = list(manifest.turns) if manifest is not None else []
     if sample.prompt is not None:
@@ -78,7 +78,7 @@ def _given(span: Turn) -> tuple[int, int]:
 
 
 def _segments(manifest: SessionManifest | None, begin: int, end: int) -> list[dict[str, Any]]:
-    """The parts of the manifest's segments that lie in these tokens."""
+    """The parts of the manifest's segments within these tokens."""
     found = manifest.segments if manifest is not None else []
     return [
         {"name": segment.name, "start": max(begin, segment.start), "stop": min(end, segment.stop)}
