@@ -103,6 +103,7 @@ class Routes(APIRouter):
         body: Body | None = None,
         takes_form: bool = False,
         lane: str | None = None,
+        alias: str = "",
         responses: Mapping[int | str, dict[str, Any]] | None = None,
         **options: Any,
     ) -> Callable[[F], F]:
@@ -111,6 +112,7 @@ class Routes(APIRouter):
         Args:
             errors: statuses to document beside those of every route with an id or a body.
             lane: by default "writes" for methods that write, and none for others.
+            alias: another path of the same route.
             options: arguments of FastAPI's `add_api_route`.
         """
         address = self.prefix + path
@@ -119,7 +121,9 @@ class Routes(APIRouter):
         extra: dict[str, Any] = {}
         if address not in OPEN_PATHS:
             extra["x-role"] = role
-            _register(method, address, Rule(role=role, lane=lane, body=body, takes_form=takes_form))
+            rule = Rule(role=role, lane=lane, body=body, takes_form=takes_form)
+            for at in (path, alias) if alias else (path,):
+                _register(method, self.prefix + at, rule)
         statuses = set(errors) | ({404} if "{" in address else set())
         if body is not None:
             # OpenAI's clients expect 400 for a body at fault
@@ -127,16 +131,21 @@ class Routes(APIRouter):
             extra["requestBody"] = body.documented()
 
         def register(endpoint: F) -> F:
-            options.setdefault("operation_id", endpoint.__name__)
-            self.add_api_route(
-                path,
-                endpoint,
-                methods=[method],
-                summary=summary,
-                openapi_extra=extra,
-                responses={**documented(*sorted(statuses)), **(responses or {})},
-                **options,
-            )
+            name = options.pop("operation_id", endpoint.__name__)
+            named = [(path, name, summary)]
+            if alias:
+                named.append((alias, f"{name}_alias", f"Alias of {method} {address}"))
+            for at, operation_id, text in named:
+                self.add_api_route(
+                    at,
+                    endpoint,
+                    methods=[method],
+                    operation_id=operation_id,
+                    summary=text,
+                    openapi_extra=extra,
+                    responses={**documented(*sorted(statuses)), **(responses or {})},
+                    **options,
+                )
             return endpoint
 
         return register

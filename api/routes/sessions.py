@@ -34,7 +34,7 @@ from storage.sessions.sessions import SessionFilter
 router = Routes(prefix="/v1/activations", tags=["sessions"])
 
 MAX_INT = 2**31 - 1
-ALIAS = "Alias of /v1/activations/sessions/{session_id}:"
+ALIAS = "/session/{session_id}"
 UPDATE = Body(SessionUpdate, {"keep for good": {"pinned": True, "tags": ["paper"]}})
 
 Seconds = Annotated[float | None, Query(allow_inf_nan=False, description="Unix seconds.")]
@@ -139,27 +139,14 @@ def get_store_usage(services: ServicesDep) -> StoreUsage:
         return quotas.shown(session, services.settings)
 
 
-@router.add(
-    "GET",
-    "/session/{session_id}",
-    READ,
-    "Alias of /v1/activations/sessions/{session_id}",
-    operation_id="get_session_alias",
-)
-@router.add("GET", "/sessions/{session_id}", READ, "One session")
+@router.add("GET", "/sessions/{session_id}", READ, "One session", alias=ALIAS)
 def get_session(services: ServicesDep, session_id: SessionId) -> resources.Session:
     return _session(services, session_id)
 
 
 @router.add(
-    "DELETE",
-    "/session/{session_id}",
-    SUBMIT,
-    "Alias of DELETE /v1/activations/sessions/{session_id}",
-    errors=[409],
-    operation_id="delete_session_alias",
+    "DELETE", "/sessions/{session_id}", SUBMIT, "Delete a session and its files", errors=[409], alias=ALIAS
 )
-@router.add("DELETE", "/sessions/{session_id}", SUBMIT, "Delete a session with its files", errors=[409])
 def delete_session(services: ServicesDep, session_id: SessionId) -> Deleted:
     """Delete a session at once; files are removed in the background. Unpin a pinned session first."""
     with services.database.write() as session:
@@ -169,13 +156,12 @@ def delete_session(services: ServicesDep, session_id: SessionId) -> Deleted:
 
 @router.add(
     "PATCH",
-    "/session/{session_id}",
+    "/sessions/{session_id}",
     SUBMIT,
-    "Alias of PATCH /v1/activations/sessions/{session_id}",
+    "Change expiry, pin or tags of a session",
     body=UPDATE,
-    operation_id="update_session_alias",
+    alias=ALIAS,
 )
-@router.add("PATCH", "/sessions/{session_id}", SUBMIT, "Change expiry, pin or tags of a session", body=UPDATE)
 def update_session(services: ServicesDep, session_id: SessionId, body: JsonBody) -> resources.Session:
     change = _parse_change(body)
     with services.database.write() as session:

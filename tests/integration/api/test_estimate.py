@@ -113,7 +113,7 @@ def test_the_prompt_length_can_be_said(service_with: Disk) -> None:
     said = service.client.post("/v1/estimate?prompt_tokens=300", json=capture()).json()
     assert (said["prompt_tokens_mean"], said["prompt_tokens_longest"]) == (300, 300)
     assert said["prompt_tokens_source"] == "request"
-    assert "300 tokens, as asked for" in said["assumptions"][0]
+    assert "300 tokens, as requested" in said["assumptions"][0]
 
 
 def test_without_a_tokenizer_characters_count_whatever_ran_before(service_with: Disk) -> None:
