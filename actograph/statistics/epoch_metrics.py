@@ -15,7 +15,6 @@ from functools import lru_cache
 from math import comb
 
 from actograph.contract.resources import Score
-from actograph.statistics.metrics import shown
 from actograph.statistics.moments import Moments
 
 #: metrics with the values 0 and 1 only
@@ -55,32 +54,17 @@ def ks(epochs: int) -> list[int]:
     return sorted({*(1 << power for power in range(epochs.bit_length())), epochs})
 
 
-def of_epochs(
-    scores: Sequence[Mapping[str, Score]], problems: Sequence[int], epochs: int
-) -> dict[str, float | None]:
-    """pass@k and maj@n of every scorer that judges right or wrong, with standard errors over problems.
-
-    Args:
-        scores: one mapping per completed sample, keyed `<metric>,<filter>`, in the order of epochs.
-        problems: the dataset row of each sample.
-        epochs: epochs of the job; with one epoch there are no metrics.
+def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
+    """Add pass@k and maj@n of one problem, for each scorer that judges right or wrong.
 
     A problem counts for pass@k once k epochs are completed, and for maj@n once all are, so that values of a
-    running job can be compared. A value is null as long as no problem counts.
+    running job can be compared.
+
+    Args:
+        moments: metrics, keyed `<metric>,<filter>`.
+        scores: one mapping per completed epoch, in order.
+        epochs: epochs of the job.
     """
-    if epochs < 2 or not scores:
-        return {}
-    by_problem: dict[int, list[Mapping[str, Score]]] = {}
-    for sample, problem in zip(scores, problems, strict=True):
-        by_problem.setdefault(problem, []).append(sample)
-    moments: dict[str, Moments] = {}
-    for group in by_problem.values():
-        add_problem(moments, group, epochs)
-    return shown(moments)
-
-
-def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
-    """Add the values of one problem, whose completed epochs have these scores."""
     for key in scores[0]:
         metric, _, filter_name = key.partition(",")
         if metric not in _VERDICTS:

@@ -7,35 +7,6 @@ from actograph.contract.resources import Score
 from actograph.statistics.moments import Moments
 
 
-def aggregate(
-    scores: Sequence[Mapping[str, Score]], *, problems: Sequence[int] | None = None
-) -> dict[str, float | None]:
-    """Mean and standard error of each scorer's values.
-
-    `scores` holds one mapping per sample, keyed `<metric>,<filter>`; all samples carry the same
-    keys. Each gives two entries: `exact_match,strict-match` and
-    `exact_match_stderr,strict-match`. The standard error is the sample standard deviation
-    (n - 1) over sqrt(n), lm-eval's `mean_stderr`, and null below two values.
-
-    `problems` names the dataset row of each sample. Where a job has several epochs, a problem's
-    epochs are averaged first, so that repeated answers to one problem are not counted as
-    independent evidence; with one epoch it changes nothing.
-
-    Raises:
-        ValueError: samples have different keys, or `problems` has another length.
-    """
-    if not scores:
-        return {}
-    check_scorers(scores)
-    moments: dict[str, Moments] = {}
-    for name in scores[0]:
-        values = [sample[name].value for sample in scores]
-        if problems is not None:
-            values = _mean_per_problem(values, problems)
-        moments[name] = Moments.of(values)
-    return shown(moments)
-
-
 def check_scorers(scores: Sequence[Collection[str]]) -> None:
     """Raises ValueError if samples have scores of different scorers."""
     names = set(scores[0])
@@ -84,19 +55,3 @@ class Tally:
             return None
         variance = max(0.0, self._squares - self._sum * self._sum / self.count) / (self.count - 1)
         return math.sqrt(variance / self.count)
-
-
-def unparsed(scores: Sequence[Mapping[str, Score]]) -> dict[str, int]:
-    """Number of samples without an answer for each scorer; a wrong answer is an answer."""
-    counts: dict[str, int] = {}
-    for sample in scores:
-        for key, score in sample.items():
-            counts[key] = counts.get(key, 0) + (score.answer is None)
-    return counts
-
-
-def _mean_per_problem(values: Sequence[float], problems: Sequence[int]) -> list[float]:
-    by_problem: dict[int, list[float]] = {}
-    for value, problem in zip(values, problems, strict=True):
-        by_problem.setdefault(problem, []).append(value)
-    return [problem_mean(group) for group in by_problem.values()]

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from actograph.contract.resources import Score
-from actograph.statistics.epoch_metrics import ks, majority, of_epochs, pass_at_k
+from actograph.statistics.epoch_metrics import add_problem, ks, majority, pass_at_k
+from actograph.statistics.metrics import shown
+from actograph.statistics.moments import Moments
 
 KEY = "exact_match,strict-match"
 
@@ -60,6 +62,15 @@ def test_majority(answers: tuple[str | None, ...], verdict: float) -> None:
     assert majority(said(*answers)) == verdict
 
 
+def of_epochs(scores: list[dict[str, Score]], problems: list[int], epochs: int) -> dict[str, float | None]:
+    """The metrics of a job; `problems` has the problem of each sample."""
+    moments: dict[str, Moments] = {}
+    for problem in dict.fromkeys(problems):
+        group = [sample for sample, of in zip(scores, problems, strict=True) if of == problem]
+        add_problem(moments, group, epochs)
+    return shown(moments)
+
+
 def test_metrics_of_a_job() -> None:
     problems = {0: ("5", "5", "4", None), 1: ("4", "5", "4", "4"), 2: ("5", "5", "5", "5")}
     scores = [{KEY: score} for answers in problems.values() for score in said(*answers)]
@@ -99,8 +110,3 @@ def test_scorers_that_are_not_right_or_wrong_are_left_out_and_keys_do_not_meet()
         "pass@1,none", "pass@2,none", "maj@2,none", "includes_pass@1,none", "includes_pass@2,none",
     }  # fmt: skip
     assert (found["pass@2,none"], found["includes_pass@2,none"]) == (0.0, 1.0)
-
-
-def test_one_epoch_and_no_samples_have_none() -> None:
-    assert of_epochs([{KEY: Score(value=1.0)}], [0], 1) == {}
-    assert of_epochs([], [], 4) == {}

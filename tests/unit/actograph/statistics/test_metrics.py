@@ -3,11 +3,16 @@
 import pytest
 
 from actograph.contract.resources import Score
-from actograph.statistics.metrics import aggregate
+from actograph.statistics.metrics import check_scorers, shown
+from actograph.statistics.moments import Moments
 
 
 def samples(*values: float, key: str = "exact_match,strict-match") -> list[dict[str, Score]]:
     return [{key: Score(value=value)} for value in values]
+
+
+def aggregate(scores: list[dict[str, Score]]) -> dict[str, float | None]:
+    return shown({key: Moments.of(sample[key].value for sample in scores) for key in scores[0]})
 
 
 def test_mean_and_standard_error_under_lm_evals_keys() -> None:
@@ -42,23 +47,6 @@ def test_one_sample_has_no_standard_error() -> None:
     assert aggregate(samples(1))["exact_match_stderr,strict-match"] is None
 
 
-def test_no_samples_give_no_metrics() -> None:
-    assert aggregate([]) == {}
-
-
 def test_samples_of_different_scorers_are_refused() -> None:
     with pytest.raises(ValueError, match="same scorers"):
-        aggregate([*samples(1), *samples(1, key="exact_match,flexible-extract")])
-
-
-def test_epochs_of_a_problem_are_averaged_before_the_standard_error() -> None:
-    values = samples(1, 0, 0, 1, 1)
-    assert aggregate(values, problems=range(5)) == aggregate(values)
-    repeated = samples(*[1, 0, 0, 1, 1] * 4)
-    assert aggregate(repeated, problems=[*range(5)] * 4) == aggregate(values)
-    assert aggregate(repeated)["exact_match_stderr,strict-match"] != pytest.approx(0.24494897427831783)
-
-
-def test_problems_must_fit_the_samples() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        aggregate(samples(1, 0), problems=[0])
+        check_scorers([*samples(1), *samples(1, key="exact_match,flexible-extract")])
