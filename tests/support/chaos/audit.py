@@ -17,7 +17,7 @@ from storage.index.database import Database
 from storage.sessions.reader import SessionReader
 from storage.tables.models import SampleRow, SessionRow
 
-#: activations of another batch: fp32, see docs/architecture.md
+#: activations of another batch: fp32, see docs/reference/architectures.md
 ABSOLUTE_TOLERANCE = 1e-4
 #: the same of a hook's largest value, where float32 rounds more coarsely
 RELATIVE_TOLERANCE = 1e-5
