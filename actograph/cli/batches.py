@@ -29,12 +29,12 @@ def create(
         Path, typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False)
     ],
     *,
-    window: Annotated[str, typer.Option(help="What has not ended by then expires.")] = "24h",
-    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 is served first, 9 last.")] = None,
+    window: Annotated[str, typer.Option(help="Requests that are not finished by then expire.")] = "24h",
+    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 runs first, 9 last.")] = None,
     quiet: QuietOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Upload a file and have its requests answered; the endpoint is the first line's url."""
+    """Upload a file of requests and create a batch. The endpoint is the first line's url."""
     with file.open(encoding="utf-8") as stream:
         first = next((line for line in stream if line.strip()), "")
     try:
@@ -55,12 +55,12 @@ def create(
 def list_batches(
     ctx: typer.Context,
     *,
-    limit: Annotated[int, typer.Option(min=1, help="Most batches to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of batches.")] = 20,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List batches, the newest first."""
+    """List batches, newest first."""
     with closing(client_of(ctx)) as client:
         found = list(islice(client.batches.list(), limit))
     if quiet:
@@ -72,7 +72,7 @@ def list_batches(
 
 @app.command()
 def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
-    """Show a batch, and the lines at fault if there are any."""
+    """Show a batch and its invalid lines."""
     with closing(client_of(ctx)) as client:
         found = client.batches.get(identifiers.batch(client, batch))
     _show([found], output, no_trunc=True)
@@ -84,7 +84,7 @@ def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format
 
 @app.command()
 def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
-    """End a batch; what finished is kept."""
+    """Cancel a batch. Finished requests are kept."""
     with closing(client_of(ctx)) as client:
         _show([client.batches.cancel(identifiers.batch(client, batch))], output, no_trunc=True)
 
@@ -94,10 +94,10 @@ def results(
     ctx: typer.Context,
     batch: BatchArgument,
     *,
-    errors: Annotated[bool, typer.Option("--errors", help="The requests that have no answer.")] = False,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default: print.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead.")] = False,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: print.")] = None,
 ) -> None:
-    """Get the answers of a batch that has ended, as JSONL."""
+    """Print or save the answers of an ended batch, as JSONL."""
     with closing(client_of(ctx)) as client:
         found = client.batches.get(identifiers.batch(client, batch))
         file_id = found.error_file_id if errors else found.output_file_id

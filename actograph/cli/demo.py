@@ -38,9 +38,9 @@ class DemoFailed(ActographError):
 
 
 def demo(
-    home: Annotated[Path, typer.Option(help="Folder of everything that the demo keeps.")] = Path(".demo"),
-    limit: Annotated[int, typer.Option(min=1, help="Problems to solve.")] = 200,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the service running until Ctrl-C.")] = False,
+    home: Annotated[Path, typer.Option(help="Data folder of the demo.")] = Path(".demo"),
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 200,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the service running until Ctrl-C.")] = False,
 ) -> None:
     """Start a service, evaluate a tiny model on arithmetic problems, and read its activations back.
 

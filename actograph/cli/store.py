@@ -17,16 +17,14 @@ from actograph.contract.errors import ActographError
 if TYPE_CHECKING:
     from actograph.contract.resources import StoreGc, StoreProblem
 
-app = typer.Typer(no_args_is_help=True, help="Clear the artifact store, and check it.")
+app = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
 
-AfterOption = Annotated[
-    str | None, typer.Option(metavar="CURSOR", help="Go on where an earlier run was broken off.")
-]
+AfterOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue an interrupted run.")]
 
 
 @app.command()
 def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
-    """Show what is stored, by whom, and what the quotas leave."""
+    """Show stored bytes per owner, and the quotas."""
     with closing(client_of(ctx)) as client:
         found = client.store.usage()
     if output is Format.JSON:
@@ -67,9 +65,9 @@ def gc(
     after: AfterOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Remove expired and superseded sessions, broken uploads and other leftovers.
+    """Delete expired and superseded sessions, broken uploads and other leftovers.
 
-    What the index does not know is named and left alone.
+    Files that are not in the index are listed and kept.
     """
     pages: list[StoreGc] = []
     with closing(client_of(ctx)) as client:
@@ -88,16 +86,14 @@ def gc(
 def verify(
     ctx: typer.Context,
     *,
-    sample: Annotated[
-        float, typer.Option(min=0.000001, max=1.0, help="Share of what is stored to read.")
-    ] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Which share; default: another each time.")] = None,
+    sample: Annotated[float, typer.Option(min=0.000001, max=1.0, help="Share of stored data to read.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Selects the share. Default: random.")] = None,
     after: AfterOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Read what is stored and compare it with the index, by checksum.
+    """Verify stored files against the index, by checksum.
 
-    Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
+    Lists missing, damaged and orphaned files, and changes nothing. Exit status 1: there are problems.
     """
     from actograph.progress import meter
 

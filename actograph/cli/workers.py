@@ -13,12 +13,12 @@ from actograph.cli.output.output import Format, emit, emit_json_lines
 def workers(
     ctx: typer.Context,
     *,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Workers that have ended, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include offline workers.")] = False,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List workers, the newest first."""
+    """List workers, newest first."""
     with closing(client_of(ctx)) as client:
         found = client.workers.list()
     shown = [worker for worker in found if everything or worker.status != "offline"]

@@ -18,11 +18,11 @@ FormatOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
 NoTruncOption = Annotated[bool, typer.Option("--no-trunc", help="Print ids in full.")]
 MixedIdentitiesOption = Annotated[
-    bool, typer.Option("--mixed-identities", help="Take sessions of different models together.")
+    bool, typer.Option("--mixed-identities", help="Allow sessions of different models.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to list.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-AllOption = Annotated[bool, typer.Option("--all", "-a", help="List everything, however long.")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report only, change nothing.")]
+AllOption = Annotated[bool, typer.Option("--all", "-a", help="List all entries.")]
 
 
 @dataclass

@@ -14,7 +14,7 @@ ScorerOption = Annotated[
     list[str] | None,
     typer.Option(
         "--scorer",
-        help='Name, or JSON such as {"name": "numeric", "tolerance": 0.01}; give it again for more.',
+        help='Name, or JSON such as {"name": "numeric", "tolerance": 0.01}. Repeat for more.',
     ),
 ]
 

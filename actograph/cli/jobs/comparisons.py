@@ -20,7 +20,7 @@ def compare(
     ctx: typer.Context,
     job: JobArgument,
     *,
-    baseline: Annotated[str | None, typer.Option(help="Default: the job's first condition.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Default: the first condition.")] = None,
     level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     activations: Annotated[
         str | None,
@@ -32,9 +32,9 @@ def compare(
     rows: Annotated[
         str, typer.Option(help="Tokens to average: all, generated, last, last_prompt, or a segment.")
     ] = "all",
-    limit: Annotated[int | None, typer.Option(min=1, help="Most pairs to read.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of pairs.")] = None,
     store_as: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Store the mean differences as vectors of this name.")
+        str | None, typer.Option(metavar="NAME", help="Store the mean differences as vectors.")
     ] = None,
     mixed_identities: MixedIdentitiesOption = False,
     output: FormatOption = Format.TABLE,

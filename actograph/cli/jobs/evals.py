@@ -38,7 +38,7 @@ class _RunByDefault(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Run a task, score a job anew, or score recorded completions.",
+    help="Run a task, rescore a job, or score recorded completions.",
 )
 
 #: flags of `jobs submit` for other kinds of jobs
@@ -78,7 +78,7 @@ def score(
     *,
     scorer: ScorerOption = None,
     form: Annotated[
-        Form, typer.Option(help="What strict-match looks for: `#### N`, or `The answer is N.`")
+        Form, typer.Option(help="Answer format for strict-match: `#### N`, or `The answer is N.`")
     ] = Form.GSM8K,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write instead of standard output.")
@@ -87,7 +87,7 @@ def score(
     """Score recorded completions without a service.
 
     Lines {"id", "completion", "gold"} become lines {"id", "scores": {scorer: {"answer", "correct"}}}.
-    A line at fault ends it, and then nothing is written. An id may stand in several lines.
+    An invalid line is an error, and nothing is written. Ids may repeat.
     """
     from actograph.scoring.recorded import RecordedScores
     from actograph.scoring.scorers import GSM8K_SCORERS, ScorerSet
@@ -126,9 +126,9 @@ def rescore(
     scorer: ScorerOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Score a job's stored completions with other scorers; no worker is needed.
+    """Score a job's stored completions with other scorers, without a worker.
 
-    The first one gives the verdict by which sessions are found; what other scorers said is kept.
+    The first scorer decides `correct`. Scores of other scorers are kept.
     """
     from actograph.cli.output import job_tables
 

@@ -27,7 +27,7 @@ from actograph.contract.errors import InvalidRequest
 if TYPE_CHECKING:
     from actograph.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Submit jobs and follow them.")
+app = typer.Typer(no_args_is_help=True, help="Submit, follow and control jobs.")
 
 
 @app.command()
@@ -63,7 +63,7 @@ def list_jobs(
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     from actograph.cli.output import job_tables
 
     with closing(client_of(ctx)) as client:
@@ -88,7 +88,7 @@ def show(
     job: JobArgument,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show one job, and its results so far."""
+    """Show a job and its current results."""
     from actograph.cli.output import job_tables
 
     with closing(client_of(ctx)) as client:
@@ -112,7 +112,7 @@ def watch(ctx: typer.Context, job: JobArgument, output: FormatOption = Format.TA
 
 @app.command()
 def cancel(ctx: typer.Context, jobs: JobArguments, output: FormatOption = Format.TABLE) -> None:
-    """End jobs; what finished is kept."""
+    """Cancel jobs. Finished samples are kept."""
     with closing(client_of(ctx)) as client:
         each(jobs, lambda typed: client.jobs.cancel(identifiers.job(client, typed)), output)
 
@@ -121,10 +121,10 @@ def cancel(ctx: typer.Context, jobs: JobArguments, output: FormatOption = Format
 def retry(
     ctx: typer.Context,
     jobs: JobArguments,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the one job to its end.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Run what failed or was never run in ended jobs; completed samples are kept."""
+    """Run the failed and missing samples of ended jobs again."""
     if watch and len(jobs) != 1:
         raise InvalidRequest("--watch follows one job; name one")
     with closing(client_of(ctx)) as client:
@@ -139,7 +139,7 @@ def remove(
     jobs: JobArguments,
     *,
     include_pinned: Annotated[
-        bool, typer.Option("--include-pinned", help="Even where some of their sessions are pinned.")
+        bool, typer.Option("--include-pinned", help="Delete pinned sessions too.")
     ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:

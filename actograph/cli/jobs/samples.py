@@ -31,13 +31,13 @@ def samples(
     ] = None,
     condition: Annotated[str | None, typer.Option(help="Samples of this condition.")] = None,
     correct: Annotated[
-        bool | None, typer.Option("--correct/--incorrect", help="By the verdict of the first scorer.")
+        bool | None, typer.Option("--correct/--incorrect", help="By the first scorer's verdict.")
     ] = None,
     limit: LimitOption = 20,
     everything: AllOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List a job's samples: texts, verdicts, errors. As JSON with prompt, scores and all else."""
+    """List a job's samples: texts, verdicts and errors. JSON includes all fields."""
     with closing(client_of(ctx)) as client:
         found = client.jobs.samples(identifiers.job(client, job), status=status, condition=condition)
         wanted = _judged(found, correct)
