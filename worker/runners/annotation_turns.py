@@ -40,7 +40,7 @@ class AnnotationTurns:
         self._text = text.SpokenText(tokenizer)
 
     def first(self, prompt: Prompt) -> Prompt:
-        """The prompt as without tools, but for where the model is interrupted."""
+        """The prompt of the first turn; the model is interrupted at a calculation."""
         return replace(prompt, stop_at=_DUE)
 
     def further(self, prompt: Prompt, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
@@ -70,7 +70,7 @@ class AnnotationTurns:
         )
 
     def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
-        """How the calculator was used, and the text in parts; the model never saw the reasons of failures."""
+        """The record of the calculator's use, and the text in parts; the model saw no reasons of failures."""
         messages: list[ToolMessage] = []
         calls = errors = 0
         for number, turn in enumerate(turns):
@@ -91,7 +91,7 @@ class AnnotationTurns:
         return None if call is None else run_call(call, self._tools)
 
     def _tokens_of_result(self, turn: Sequence[int]) -> list[int]:
-        """The tokens that the calculator puts in after a turn, none where it has no result."""
+        """Tokens that the calculator inserts after a turn; empty without a result."""
         result = self._result(turn)
         if result is None or result.error:
             return []

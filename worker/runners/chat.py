@@ -30,7 +30,7 @@ class ChatRunner:
     def __init__(
         self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, structure: ModelStructure
     ) -> None:
-        """`spec` is the stored spec of one of the jobs; what differs among them is in their samples."""
+        """`spec` is the stored spec of one of the jobs; their samples hold the differences."""
         self.sampling = SamplingSpec.model_validate(spec["sampling"])
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
@@ -57,7 +57,7 @@ class ChatRunner:
         if given.prompt_token_ids is not None:
             ids = tuple(given.prompt_token_ids)
             if not ids or max(ids) >= self._structure.vocab_size:
-                # checked here, since in the batch it would fail the requests of others
+                # checked here: in the batch it would fail other requests
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
@@ -130,7 +130,7 @@ class ChatRunner:
         ]
 
     def _likeliest(self, of: TokenLogprobs) -> dict[str, float]:
-        """By name, with the token itself; of two tokens of one name the likelier."""
+        """Log probabilities by token name, the token itself included; of two equal names the likelier."""
         found: dict[str, float] = {}
         for token_id, logprob in (*of.top, (of.token_id, of.logprob)):
             found.setdefault(self._names.of(token_id)[0], logprob)

@@ -1,4 +1,4 @@
-"""The turns of an evaluation's samples that may call tools."""
+"""Turns of evaluation samples that may call tools."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class ToolTurns:
     """Prompts of further turns, for one job."""
 
     def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises InvalidRequest where the model's chat template offers no tools."""
+        """Raises InvalidRequest if the model's chat template offers no tools."""
         tools = [TOOLS[name] for name in spec.tools]
         self._form = ToolFormat(tokenizer, tools, enable_thinking=spec.enable_thinking)
         self._tokenizer = tokenizer
@@ -54,5 +54,5 @@ class ToolTurns:
         )
 
     def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
-        """How the tools were used, and the turns and results as text."""
+        """The record of the tools' use, and the turns and results as text."""
         return tool_use(self._form, [self._text.of(turn) for turn in turns], ended=ended)

@@ -23,7 +23,7 @@ TOOL_RESULT = "tool_result"
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:
-    """A turn that is about to be run: its tokens, and what of them is new.
+    """Prompt of the next turn: its tokens, and the new ones among them.
 
     Attributes:
         ids: the whole prompt of the turn.
@@ -80,7 +80,7 @@ class Conversation:
         )
 
     def end(self, begun: TurnPrompt, generation: Generation) -> None:
-        """Take in a turn that has been run."""
+        """Add a turn that was run."""
         generated = generation.generated_ids
         prompt, start = len(begun.ids), len(self.token_ids)
         self._unrun -= {begun.numbers[begun.first_row]}
@@ -127,7 +127,7 @@ class Conversation:
         return len(self.token_ids) - len(self._unrun)
 
     def first_prompt(self, begun: TurnPrompt) -> int:
-        """Tokens of the first turn's prompt, where `begun` may be that turn."""
+        """Number of tokens of the first turn's prompt; `begun` may be that turn."""
         return self.turns[0].prompt_tokens if self.turns else len(begun.ids)
 
     def due_tokens(self, positions: Positions, *, tail_only: bool) -> list[int]:

@@ -162,11 +162,11 @@ class UnitRecorder:
         self._provenance = provenance
         self._writers: dict[int, SessionWriter] = {}
         self._came: dict[int, dict[str, _Came]] = {}
-        #: what the store said when it took no more
+        #: the store's error, once it takes no more
         self._away: ServiceUnavailable | None = None
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        """Raises CaptureFailed where a value is not finite, or the store's errors."""
+        """Write rows of a sample. Raises CaptureFailed if a value is not finite, and the store's errors."""
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
         if index not in self._writers:
             self._writers[index] = SessionWriter(self._store, new_session_id())
@@ -184,7 +184,7 @@ class UnitRecorder:
     def finish(self, made: Mapping[int, Generation | Conversation]) -> dict[int, Recorded | ActographError]:
         """Close the sessions of these samples, several at once; the others are discarded.
 
-        An error stands in the place of each session that could not be kept.
+        The result holds an error for each session that could not be stored.
         """
         for index in [i for i in self._writers if i not in made]:
             self.reset(index)
@@ -193,7 +193,7 @@ class UnitRecorder:
         return dict(zip(made, outcomes, strict=True))
 
     def discard(self) -> None:
-        """Remove whatever was not finished."""
+        """Remove unfinished sessions."""
         for index in list(self._writers):
             self.reset(index)
 

@@ -1,4 +1,4 @@
-"""Which part of a generation a token belongs to: thought, answer, or a tool call.
+"""Segments of a generation: thought, answer, tool call.
 
 Qwen3, DeepSeek-R1 and others mark a thought with `<think>` and `</think>` and a call with
 `<tool_call>` and `</tool_call>`, as tokens of their own. Where a tokenizer spells a mark with
@@ -25,7 +25,7 @@ _ANNOTATION_MARKS = {"<<": ("tool_call", True), ">>": ("tool_call", False), "\n"
 
 
 class Markup:
-    """How a tokenizer spells the marks of segments.
+    """Marks of segments, as a tokenizer spells them.
 
     Args:
         annotations: GSM8K's calculations, `<<48/2=24>>`, are tool calls; one that is not closed ends with
@@ -57,7 +57,7 @@ class Markup:
         self._may_end: dict[int, bool] = {}
 
     def mark(self, ids: Sequence[int]) -> tuple[str, bool] | None:
-        """The mark that the last of these tokens is or completes: (segment, whether it opens)."""
+        """The mark that ends with the last of these tokens: (segment, whether it opens)."""
         found = self._tokens.get(ids[-1])
         if found is not None or not self._texts or not self._ends_a_mark(ids[-1]):
             return found
@@ -98,7 +98,7 @@ class Markup:
 
 
 def markup_of(spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Markup:
-    """How the samples of a stored job spec are parted."""
+    """Segment markers of a stored job spec."""
     return Markup(tokenizer, annotations=spec.get("tool_format") == "annotations")
 
 
@@ -128,14 +128,14 @@ class SegmentFollower:
 
 
 def segments(markup: Markup, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> list[Segment]:
-    """The runs of tokens of one sample: the prompt, then what was generated, without gaps."""
+    """Segments of one sample without gaps: the prompt, then the generated tokens."""
     follower = SegmentFollower(markup, prompt_ids)
     names = ["prompt"] * len(prompt_ids) + [follower.next(token) for token in generated_ids]
     return list(runs(names))
 
 
 def runs(names: Sequence[str]) -> Iterator[Segment]:
-    """The segments of tokens that are named one by one."""
+    """Join tokens of one name to segments."""
     start = 0
     for name, run in groupby(names):
         stop = start + len(list(run))

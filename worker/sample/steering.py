@@ -1,4 +1,4 @@
-"""A job's interventions, made ready for a model: what is done to the samples of each condition."""
+"""A job's interventions, resolved for a model: edits of the samples of each condition."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from worker.sample.segments import Markup, markup_of
 
 
 class _Condition(BaseModel):
-    """The part of a stored condition that is wanted here."""
+    """A stored condition's name and interventions."""
 
     name: str
     interventions: list[Intervention] = []
@@ -48,7 +48,7 @@ class Steering:
         return self._edits.get(condition, ())
 
     def edits_where(self, condition: str, chooser: Callable[[Positions], RowChooser]) -> tuple[Edit, ...]:
-        """The same edits, at tokens that `chooser` chooses for their positions."""
+        """The same edits, with `chooser` selecting the tokens of their positions."""
         pairs = zip(self.edits(condition), self._positions.get(condition, ()), strict=True)
         return tuple(
             edit if positions == "all" else replace(edit, positions="all", chooser=chooser(positions))
@@ -140,7 +140,7 @@ def _ready(
 
 
 def edited_tokens(positions: Positions, markup: Markup) -> dict[str, Any]:
-    """The fields of an `Edit` that say which tokens it changes."""
+    """Fields of an `Edit` that select its tokens."""
     match positions:
         case TokenRange() | "all" | "prompt" | "generated" | "last_prompt":
             return {"positions": positions}

@@ -1,4 +1,4 @@
-"""Samples that take several turns: a batch of all that are not done, turn after turn."""
+"""Samples of several turns: each turn is one batch of all samples that go on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +24,13 @@ from worker.sample.segments import Markup
 from worker.sample.steering import Steering
 from worker.sample.unforeseen import unforeseen
 
-#: requests of one batch, their sampling and sink -> what came of them
+#: requests of one batch, their sampling and sink -> generations
 Generate = Callable[[Sequence[GenerationRequest], SamplingSpec, RowSink | None], list[Generation]]
 
 
 @dataclass
 class _Talk:
-    """One sample on its way."""
+    """State of one sample."""
 
     outcome: Outcome
     conversation: Conversation
@@ -45,13 +45,13 @@ class _Talk:
 
 
 class TurnLoop:
-    """Runs the turns of a unit's samples.
+    """Runs the turns of a batch's samples.
 
     Args:
-        positions: which rows are kept; None where nothing is captured.
+        positions: rows to keep; None if nothing is captured.
         summarises: whether rows are summed up, then over those of all turns.
         generate: runs one batch.
-        error_of: why a generation is no result, None where it is one.
+        error_of: the error of a generation; None if it is a result.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TurnLoop:
         """Every outcome with its conversation or error."""
         places = range(len(outcomes))
         done = self._talk(dict(zip(places, outcomes, strict=True)))
-        # where memory ran out in a later turn the rows of the earlier ones are gone: once more, alone
+        # memory that ran out in a later turn took the rows of earlier turns: run again, alone
         for place in [p for p, outcome in done.items() if outcome is None]:
             done |= self._talk({place: outcomes[place]})
         return [
@@ -90,7 +90,7 @@ class TurnLoop:
         ]
 
     def _talk(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome | None]:
-        """Place in the unit -> outcome, None for one that has to be run again."""
+        """Place in the batch -> outcome; None if the sample must run again."""
         talks = {
             place: _Talk(outcome, Conversation(self._markup), outcome.prompt)
             for place, outcome in outcomes.items()
@@ -104,7 +104,7 @@ class TurnLoop:
         return {place: None if place in torn else talk.outcome for place, talk in talks.items()}
 
     def _turn(self, group: Mapping[int, _Talk], sampling: SamplingSpec, torn: set[int]) -> None:
-        """One turn of these samples."""
+        """Run one turn of these samples."""
         begun = {
             place: talk.conversation.begin(talk.prompt.token_ids, talk.results_from)
             for place, talk in group.items()
@@ -199,7 +199,7 @@ def _most(prompt: Prompt, sampling: SamplingSpec) -> int:
 
 @dataclass(frozen=True)
 class _TurnSink:
-    """Hands the rows of one turn on, under the samples' places and the numbers of their tokens.
+    """Passes the rows of one turn on, with the samples' places and their token numbers.
 
     Attributes:
         turns: place in the unit, the sample, the turn that is run.

@@ -16,10 +16,10 @@ def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def is_chat_prompt(tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool | None) -> bool:
-    """Whether prompts are chats; null means where the tokenizer has a template.
+    """Whether prompts are chats; null: if the tokenizer has a template.
 
     Raises:
-        InvalidRequest: if a template is asked for and the tokenizer has none.
+        InvalidRequest: a template is requested and the tokenizer has none.
     """
     if apply_chat_template and not has_chat_template(tokenizer):
         raise _no_template("apply_chat_template")
@@ -79,7 +79,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: boo
 
 
 def exported(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
-    """Everything that counting prompts needs, see `storage.queue.model_tokenizers`.
+    """Data for counting prompts, see `storage.queue.model_tokenizers`.
 
     Returns None if the tokenizer is not one of the tokenizers library.
     """
@@ -98,7 +98,7 @@ def exported(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
 
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """sha256 (hex) of the chat template; None where there is none."""
+    """sha256 (hex) of the chat template; None if there is none."""
     if not has_chat_template(tokenizer):
         return None
     template = tokenizer.chat_template
@@ -107,7 +107,7 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 (hex) of everything that decides which ids a text becomes, the chat template excepted.
+    """sha256 (hex) of everything that decides the ids of a text, without the chat template.
 
     Padding and truncation are left out: they change with use, and never change a token.
     """
