@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import interventions
@@ -36,7 +36,7 @@ def chooser(positions: Positions, markup: Markup) -> RowChooser | None:
 class SampleTokens:
     """Selected tokens of a sample of one turn."""
 
-    positions: Positions
+    positions: Positions = field(hash=False)  # may be a list
     markup: Markup
 
     def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:

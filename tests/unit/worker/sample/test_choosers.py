@@ -142,3 +142,9 @@ def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, positions: A
     rows += [len(given) + i for i, token in enumerate(made[:-1]) if judge(len(given) + i, token)]
     due = due_tokens("embed", spec.positions, len(given), len(made), segments(markup, given, made))
     assert rows == due
+
+
+def test_equal_choosers_are_one_key_so_that_their_edits_share_a_batch(qwen: Any) -> None:
+    markup = Markup(qwen)
+    made = {chooser(CaptureSpec(positions=["think", "answer"]).positions, markup) for _ in range(2)}
+    assert len(made) == 1
