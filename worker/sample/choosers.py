@@ -32,7 +32,7 @@ def chooser(positions: Positions, markup: Markup) -> RowChooser | None:
     return SampleTokens(positions, markup)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class SampleTokens:
     """Selected tokens of a sample of one turn."""
 
