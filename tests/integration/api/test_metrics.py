@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate" / "monitoring.md"
 
 
 def read(client: TestClient) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
