@@ -252,7 +252,7 @@ def test_missing_rows_are_an_error() -> None:
     stream.prefill(0, torch.zeros(1, 2, 4))
     stream.finish((5,))  # four decode steps never came
     stream.close()
-    assert "2 rows were captured where 6 were due" in str(stream.errors[0])
+    assert "2 rows were captured, 6 expected" in str(stream.errors[0])
 
 
 def test_wrong_shapes_are_refused() -> None:
