@@ -108,7 +108,7 @@ def submit(database: Database, prompts: list[str], **changes: Any) -> str:
     return row.id
 
 
-def wait_for(condition: Callable[[], bool], worker: Worker, seconds: float = 180) -> float:
+def wait_for(condition: Callable[[], bool], worker: Worker, seconds: float = 400) -> float:
     """Seconds until the condition held."""
     began = time.monotonic()
     while not condition():
