@@ -237,7 +237,7 @@ def test_what_cannot_be_exported_is_refused(service: "Service", problem: "Proble
     url = f"/v1/jobs/{service.submit()}/export"
     problem(service.client.get(url, params={"activations": "all"}), 422)
     problem(service.client.get(url, params={"skip": -1}), 422)
-    problem(service.client.get(url, headers={"If-Match": '"old"'}), 412, "export_changed", says="anew")
+    problem(service.client.get(url, headers={"If-Match": '"old"'}), 412, "export_changed", says="start again")
     problem(service.client.get("/v1/jobs/job_" + "0" * 32 + "/export"), 404)
     problem(service.client.get("/v1/jobs/..%2f/export"), 404)
     load = service.client.post("/v1/models/load", json={"model_id": "demo"}).json()["id"]
