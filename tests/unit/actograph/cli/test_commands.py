@@ -392,7 +392,7 @@ def test_usage_errors_are_not_exit_2(run: Run) -> None:
 
 def test_a_group_alone_shows_its_help(run: Run) -> None:
     code, out, err = run("jobs")
-    assert code == 1 and "Submit jobs and follow them." in out + err
+    assert code == 1 and "Submit, follow and control jobs." in out + err
 
 
 def test_the_command_as_a_module() -> None:
