@@ -16,7 +16,8 @@ def free_port(host: str) -> int:
     Raises:
         OSError: No port of 200 that were tried is free.
     """
-    for port in random.sample(_FIXED_PORTS, 200):
+    # the system's own randomness: processes that seed `random` alike would choose alike
+    for port in random.SystemRandom().sample(_FIXED_PORTS, 200):
         if is_free(host, port):
             return port
     raise OSError(f"no free port on {host} between {_FIXED_PORTS.start} and {_FIXED_PORTS.stop}")
