@@ -1,23 +1,24 @@
 # Two images from one file: `--target api` holds no torch, `--target worker` holds the model.
-FROM python:3.12-slim AS base
+FROM python:3.13-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 ACTOGRAPH_HOME=/data
 RUN useradd --create-home --uid 1000 actograph && mkdir /data && chown actograph /data
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY actograph actograph
+COPY server server
 COPY api api
 COPY storage storage
 COPY worker worker
 VOLUME /data
 
 FROM base AS api
-RUN pip install -c constraints.txt '.[server]'
+RUN pip install -c constraints.txt . ./server
 USER actograph
 EXPOSE 8420
 # bring the schema up to date, then serve
 CMD ["sh", "-c", "python -m storage.migrate && exec python -m api"]
 
 FROM base AS worker
-RUN pip install -c constraints.txt '.[worker]'
+RUN pip install -c constraints.txt . './server[worker]'
 USER actograph
 CMD ["python", "-m", "worker"]

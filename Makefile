@@ -1,20 +1,24 @@
-# Needs only Python 3.11 or 3.12 (set PYTHON=... to choose one). `make up MODEL=./my-model` serves a model.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
-VENV := .venv
+# Needs only a Python from 3.11 on (set PYTHON=... to choose one). `make up MODEL=./my-model` serves a model.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint up bench clean
+.PHONY: demo check test lint up bench docs clean
 
-$(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or 3.12 is needed; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
+$(STAMP): pyproject.toml server/pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e server
 	@touch $@
 
 demo: $(STAMP)
 	$(BIN)/actograph demo
+
+# before every commit: the unit tier without tests that start a server or take seconds, in under two minutes
+check: lint
+	$(BIN)/python -m pytest tests/unit -m "not integration" -n logical --maxprocesses 4
 
 # in several processes; each keeps a model and servers of its own, so more than four ask for much memory
 test: $(STAMP)
@@ -30,6 +34,11 @@ up: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
+
+# writes the generated pages and builds the site into site/
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -1,7 +1,7 @@
-"""Secrets that turn up where they do not belong: a key pasted into a path, a password in a driver's message.
+"""Redaction of secrets in logs and errors, such as a key in a path or a password in a driver's message.
 
-What is known is blotted out wherever it stands: keys and webhook secrets of the settings, passwords of their
-URLs, and everything that has the form of an API key or of a password in a URL.
+Redacts keys and webhook secrets of the settings, passwords in URLs, and all texts in the form of an
+API key or of a password in a URL.
 """
 
 import logging
@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote
 
-from actograph.contract.keys import KEY_PREFIX
+from actograph.contract.service.keys import KEY_PREFIX
 from actograph.settings import Settings
 
 REDACTED = "[redacted]"
-#: shorter ones are parts of other words
+#: shorter secrets could be parts of words
 LEAST_CHARACTERS = 8
-#: secrets of what a program of the service talks with
+#: environment variables with secrets
 _VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PASSWORD = re.compile(r"://[^/?#\s]*?:(.+)@")
 
@@ -30,7 +30,7 @@ _PATTERNS = (
         rf"\1{REDACTED}",
     ),
 )
-#: Postgres repeats the values of a row that it refuses
+#: the values of a refused row in errors of Postgres
 _ROW_DETAIL = re.compile(
     r"(?s)(DETAIL: +).*?(?=(?:\n|\\n)(?:CONTEXT:|HINT:|\[SQL|Traceback|\n?The above|\n?During handling)|\Z)"
 )
@@ -38,7 +38,7 @@ _known: tuple[str, ...] = ()
 
 
 def conceal(settings: Settings) -> None:
-    """Have `redact` know the secrets of these settings and of the environment, in this process."""
+    """Register the secrets of these settings and of the environment for `redact`."""
     urls = (settings.database_url, settings.broker_url, settings.artifact_url, settings.webhook_url)
     found = [
         *settings.api_keys,
@@ -57,12 +57,12 @@ def _know(secrets: Iterable[str]) -> None:
     for secret in secrets:
         if len(secret) >= LEAST_CHARACTERS:
             forms |= {secret, unquote(secret), quote(secret), quote(secret, safe=""), quote_plus(secret)}
-    # the longest first: one may be part of another
+    # longest first, since one may be part of another
     _known = tuple(sorted(forms, key=len, reverse=True))
 
 
 def redact(text: str) -> str:
-    """The text without secrets; of a key of ours its beginning stays."""
+    """The text without secrets; of an API key the prefix stays."""
     for secret in _known:
         text = text.replace(secret, REDACTED)
     for pattern, shown in _PATTERNS:
@@ -71,7 +71,7 @@ def redact(text: str) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Lines without secrets, tracebacks included; a message is one line, whatever a client put into it."""
+    """Log lines without secrets, also in tracebacks; each message is a single line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         record.message = "".join(
@@ -84,7 +84,7 @@ class RedactingFormatter(logging.Formatter):
 
 
 def set_up_logging(settings: Settings) -> None:
-    """One log for the whole process, on stderr."""
+    """Log all messages of this process to stderr, without secrets."""
     conceal(settings)
     logging.basicConfig(level=settings.log_level.upper())
     for handler in logging.getLogger().handlers:

@@ -1,4 +1,4 @@
-"""Settings, read from the environment (`ACTOGRAPH_<NAME>`); docs/settings.md lists them all."""
+"""Settings, read from the environment (`ACTOGRAPH_<NAME>`) and listed in docs/reference/settings.md."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ CommaList = Annotated[tuple[str, ...], NoDecode]
 
 
 class Settings(BaseSettings):
-    """One object for every process; unset URLs follow from `home`."""
+    """Settings of all processes. Default URLs are in `home`."""
 
     model_config = SettingsConfigDict(env_prefix="ACTOGRAPH_", frozen=True, extra="ignore")
 
@@ -22,16 +22,14 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "", description="SQLAlchemy URL of the index. Default: SQLite, `home/actograph.db`.", repr=False
     )
-    database_pool_size: int = Field(
-        16, ge=1, description="Connections to the database that each process keeps open."
-    )
+    database_pool_size: int = Field(16, ge=1, description="Open database connections per process.")
     database_pool_overflow: int = Field(
-        48, ge=0, description="Further connections of a process at most, closed after use."
+        48, ge=0, description="Maximum of additional connections per process, closed after use."
     )
     database_pool_timeout_seconds: float = Field(
         10.0,
         gt=0,
-        description="A request that waits longer for a free connection gets a 503 with `Retry-After`.",
+        description="Longest wait of a request for a connection; then it gets a 503 with `Retry-After`.",
     )
     broker_url: str = Field(
         "redis://127.0.0.1:6379/0", description="Redis that wakes the workers.", repr=False
@@ -41,138 +39,140 @@ class Settings(BaseSettings):
     )
     downloads: Literal["redirect", "proxy"] = Field(
         "redirect",
-        description="API with an S3 store: `redirect` sends clients to the store by a presigned URL, `proxy` "
-        "sends them the bytes.",
+        description="API with an S3 store: `redirect` sends clients to a presigned URL, `proxy` sends them "
+        "the bytes.",
     )
     s3_public_endpoint: str = Field(
         "",
-        description="URL of the S3 server as clients reach it, for presigned URLs. Default: the endpoint "
-        "that the API itself uses.",
+        description="URL of the S3 server for clients, used in presigned URLs. Default: the endpoint of the "
+        "API.",
     )
     s3_public_addressing: Literal["path", "virtual"] = Field(
         "path",
-        description="Place of the bucket in that URL: `path` for HOST/BUCKET, `virtual` for BUCKET.HOST.",
+        description="Place of the bucket in that URL: `path` is HOST/BUCKET, `virtual` is BUCKET.HOST.",
     )
     model: str = Field("", description="Hub id or folder of the model, or `NAME=<id or folder>`.")
     revision: str | None = Field(None, description="Hub revision of the model.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto", description="Dtype to load the model in; `auto` is the checkpoint's own."
+        "auto", description="Dtype of the loaded model; `auto` is the checkpoint's dtype."
     )
-    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` takes a GPU where one is.")
-    threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
+    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` uses a GPU if there is one.")
+    threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
     batch_size: int = Field(
         0,
         ge=0,
-        description="Most samples run at once, if memory allows; 0: 16 on a CPU, 256 on a GPU.",
+        description="Maximum of samples in a batch, if memory allows; 0 is 16 on a CPU and 256 on a GPU.",
     )
     allowed_models: CommaList = Field(
-        (), description="Further models that jobs may name, comma-separated, each like `model`."
+        (), description="Other models for jobs, comma-separated, in the form of `model`."
     )
     model_switching: bool = Field(
         True,
-        description="Worker: change the model for jobs of an allowed one that no worker holds; else serve "
-        "`model` alone.",
+        description="Worker: load allowed models for jobs that no worker can run; false serves only `model`.",
     )
-    data_roots: CommaList = Field(
-        (), description="Folders that `dataset: {path}` may read from, comma-separated."
-    )
+    data_roots: CommaList = Field((), description="Folders for `dataset: {path}`, comma-separated.")
     api_keys: CommaList = Field(
         (),
-        description="Keys of admins, comma-separated; further keys are made with `actograph keys create`. "
-        "Without any key only loopback is served.",
+        description="Admin keys, comma-separated; `actograph keys create` creates others. Without any key "
+        "the API serves only loopback.",
         repr=False,
     )
     supervisor_key: str = Field(
         "",
-        description="API: key that `up` makes for itself; it asks with it how far workers are.",
+        description="API: key that `up` creates to ask for the state of the workers.",
         repr=False,
     )
-    host: str = Field("127.0.0.1", description="Address that the API listens on.")
-    port: int = Field(8420, ge=0, le=65535, description="Port that the API listens on.")
+    host: str = Field("127.0.0.1", description="Address of the API.")
+    port: int = Field(8420, ge=0, le=65535, description="Port of the API.")
     api_processes: int = Field(
         1, ge=1, le=64, description="Processes that `python -m api` runs behind its address."
     )
-    metrics_open: bool = Field(False, description="Serve `/metrics` to everyone, without a key.")
+    metrics_open: bool = Field(False, description="Serve `/metrics` without a key.")
     url: str = Field("", description="Client: the service's URL. Default: http://127.0.0.1:8420.")
     api_key: str = Field("", description="Client: the key to send.", repr=False)
     lease_seconds: float = Field(
-        30.0, gt=0, description="A sample whose worker is silent for so long is given to another worker."
+        30.0,
+        gt=0,
+        description="Lease of a sample: if its worker is silent for this long, another worker gets the "
+        "sample.",
     )
     slice_seconds: float = Field(
-        60.0, gt=0, description="A worker turns to the next job in the queue after so long."
+        60.0,
+        gt=0,
+        description="Longest run of one job on a worker before it claims the next job in the queue.",
     )
     turn_seconds: float = Field(
         10.0,
         gt=0,
-        description="A worker turns to a job of the same priority and model that nobody runs after so long, "
-        "and from chats to any job of the model.",
+        description="The same, if another job of this model and priority waits without a worker, or a job "
+        "waits behind chats.",
     )
     submit_priority_floor: int = Field(
-        1, ge=0, le=9, description="Most urgent priority that jobs and batches of `submit` keys may have."
+        1, ge=0, le=9, description="Most urgent priority for jobs and batches of `submit` keys."
     )
     model_hold_seconds: float = Field(
-        600.0, ge=0, description="So long a job may be put off by jobs of the model that a worker holds."
+        600.0, ge=0, description="Longest time that jobs of a loaded model may delay a job of another model."
     )
     stall_seconds: float = Field(
-        600.0, gt=0, description="A worker without progress for so long ends itself and is restarted."
+        600.0, gt=0, description="A worker without progress for this long is restarted."
     )
     sample_timeout_seconds: float = Field(
         0.0,
         ge=0,
-        description="A sample of a job that says nothing fails if it is decoded for longer; 0: never.",
+        description="Default time limit for decoding a sample; 0 is no limit.",
     )
     max_consecutive_failures: int = Field(
         10,
         ge=0,
-        description="A job stops after so many failed samples in a row, where it says nothing; 0: never.",
+        description="Default number of consecutive failed samples that stops a job; 0 never stops it.",
     )
     reconcile_seconds: float = Field(
-        5.0, gt=0, description="Pause between two searches for silent workers and jobs that nobody ended."
+        5.0, gt=0, description="Interval of the check for silent workers and unfinished jobs."
     )
     idle_poll_seconds: float = Field(
         3.0,
         gt=0,
-        description="An idle worker asks the index for jobs so often; the longest delay without Redis.",
+        description="Interval in which an idle worker looks for jobs in the index.",
     )
     host_buffer_bytes: int = Field(
-        2 << 30, gt=0, description="Captured rows kept in memory per batch before they go to disk."
+        2 << 30, gt=0, description="Memory for a batch's captured rows that are not yet on disk."
     )
-    shard_bytes: int = Field(256 << 20, gt=0, description="A session file is split at about this size.")
+    shard_bytes: int = Field(
+        256 << 20, gt=0, description="Approximate size at which session files are split."
+    )
     disk_floor_bytes: int = Field(
-        2 << 30, ge=0, description="With less free where artifacts are stored the queue pauses; 0 never does."
+        2 << 30,
+        ge=0,
+        description="The queue pauses if the artifact store has less free space; 0 never pauses it.",
     )
     store_quota_bytes: int = Field(
-        0, ge=0, description="Sessions and uploaded files may take so much in all; 0: no limit."
+        0, ge=0, description="Quota for all sessions and uploaded files; 0 is no limit."
     )
     owner_quota_bytes: int | None = Field(
         None,
         ge=0,
-        description="Sessions and uploaded files of one owner may take so much; 0: no limit. Default: three "
-        "quarters of the disk of a local store for each owner with a key.",
+        description="Quota for the sessions and uploaded files of one owner; 0 is no limit. Default: three "
+        "quarters of the disk of a local store, for each owner with a key.",
     )
-    expire_after_seconds: int = Field(
-        0, ge=0, description="Sessions are deleted so long after they were made; 0 keeps them."
-    )
-    chat_max_tokens: int = Field(
-        2048, ge=1, description="Most tokens of a chat answer where the request says nothing."
-    )
+    expire_after_seconds: int = Field(0, ge=0, description="Default lifetime of sessions; 0 keeps them.")
+    chat_max_tokens: int = Field(2048, ge=1, description="Default maximum of tokens in a chat answer.")
     chat_timeout_seconds: float = Field(
-        600.0, gt=0, description="A chat that is not answered after so long, waiting included, has failed."
+        600.0, gt=0, description="Time limit of a chat, including the time in the queue."
     )
     chat_retention_seconds: int = Field(
         3600,
         ge=0,
-        description="Ended chat jobs without sessions are removed after so long; 0 keeps them for good.",
+        description="Lifetime of ended chat jobs without sessions; 0 keeps them.",
     )
     job_retention_seconds: int = Field(
         0,
         ge=0,
-        description="Other ended jobs without sessions are removed, samples and events included, after so "
-        "long; 0 keeps them for good.",
+        description="Lifetime of other ended jobs without sessions, with their samples and events; 0 keeps "
+        "them.",
     )
-    max_upload_bytes: int = Field(1 << 30, gt=0, description="Largest file that may be uploaded.")
+    max_upload_bytes: int = Field(1 << 30, gt=0, description="Maximum size of an uploaded file.")
     max_body_bytes: int = Field(
-        32 << 20, gt=0, description="Largest JSON request body: that of a job. Other routes take less."
+        32 << 20, gt=0, description="Maximum size of a job's JSON body; other routes accept less."
     )
     stalled_client_seconds: float = Field(
         600.0,
@@ -181,38 +181,35 @@ class Settings(BaseSettings):
         description="API, on Linux: a client that takes nothing of its answer for so long is disconnected.",
     )
     batch_max_requests: int = Field(
-        50_000, ge=1, le=200_000, description="Most lines of a batch's input file."
+        50_000, ge=1, le=200_000, description="Maximum of lines in a batch's input file."
     )
-    batch_max_bytes: int = Field(200 << 20, gt=0, description="Largest input file of a batch.")
+    batch_max_bytes: int = Field(200 << 20, gt=0, description="Maximum size of a batch's input file.")
     webhook_hosts: CommaList = Field(
         (),
-        description="Hosts that webhooks of jobs may name, comma-separated, each `host` or `host:port`; a "
-        "private address only where it stands here itself. Empty: jobs may name none.",
+        description="Allowed hosts of webhooks, comma-separated, each `host` or `host:port`. A private "
+        "address must be listed itself. Empty: jobs may have no webhook.",
     )
     webhook_url: str = Field(
-        "", description="Told of the end of every job that names no webhook; no job shows it.", repr=False
+        "", description="Default webhook of all jobs; it is not shown in jobs.", repr=False
     )
     webhook_secret: str = Field(
         "",
-        description="Signs webhooks: `whsec_` and base64, or any text. Without it none is accepted or sent.",
+        description="Secret that signs webhooks: `whsec_` and base64, or any text. Without it there are no "
+        "webhooks.",
         repr=False,
     )
-    webhook_timeout_seconds: float = Field(
-        10.0, gt=0, description="A receiver that has not answered after so long counts as failed."
-    )
+    webhook_timeout_seconds: float = Field(10.0, gt=0, description="Time limit for a receiver's answer.")
     webhook_retry_seconds: float = Field(
         5.0,
         gt=0,
-        description="Pause before a webhook's second attempt; each further one is four times as long.",
+        description="Delay before a webhook's second attempt; each further delay is four times as long.",
     )
-    webhook_max_attempts: int = Field(
-        8, ge=1, le=20, description="A webhook is given up after so many failed attempts."
-    )
+    webhook_max_attempts: int = Field(8, ge=1, le=20, description="Maximum of attempts for a webhook.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_max_bytes: int = Field(
         64 << 20,
         gt=0,
-        description="`up`: a log of this size becomes `NAME.log.1`, in place of the one before.",
+        description="`up`: size at which a log is renamed to `NAME.log.1`, replacing the previous one.",
     )
 
     @field_validator("s3_public_endpoint")

@@ -1,8 +1,8 @@
 """The safetensors layout, read and written by byte range with numpy alone.
 
 A file is an unsigned 64-bit little-endian length N, N bytes of JSON, then the tensors' bytes:
-https://github.com/huggingface/safetensors#format. Every rule of that page is checked before a
-single tensor byte is believed. numpy has no bfloat16: such tensors are held as uint16.
+https://github.com/huggingface/safetensors#format. All rules of that page are checked before a
+tensor is read. numpy has no bfloat16: such tensors are uint16.
 """
 
 import io
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
 
-#: reads `length` bytes at `offset`; fewer come back only where the file ends
+#: reads `length` bytes at `offset`, and fewer only at the end of the file
 ReadAt = Callable[[int, int], bytes]
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "I64": np.dtype("<i8"),
     "F64": np.dtype("<f8"),
 }
-#: the words that capture specs and torch use -> safetensors name
+#: dtype of capture specs and torch -> safetensors name
 DTYPE_NAMES: Mapping[str, str] = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -66,7 +66,7 @@ DTYPE_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: bytes [start, stop) of the file."""
+    """Place of one tensor: bytes [start, stop) of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFileHeader:
-    """What a file holds, tensors in the order of their bytes."""
+    """Contents of a file, tensors in the order of their bytes."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
@@ -93,10 +93,10 @@ class TensorFileHeader:
     file_bytes: int
 
     def entry(self, name: str) -> TensorEntry:
-        """The tensor of that name.
+        """The tensor of this name.
 
         Raises:
-            NotFound: the file has none.
+            NotFound: the file has no such tensor.
         """
         try:
             return self.tensors[name]
@@ -108,7 +108,7 @@ def itemsize(dtype: str) -> int:
     """Bytes of one element.
 
     Raises:
-        StoreDamaged: a dtype that this version does not know.
+        StoreDamaged: the dtype is unknown.
     """
     try:
         return NUMPY_DTYPES[dtype].itemsize
@@ -117,11 +117,11 @@ def itemsize(dtype: str) -> int:
 
 
 def read_header(read_at: ReadAt, file_bytes: int | None = None) -> TensorFileHeader:
-    """Read and check a file's header; one read suffices where `file_bytes` is known.
+    """Read and check a file's header; a single read is enough if `file_bytes` is known.
 
     Raises:
-        StoreDamaged: the header breaks any rule of the format, or the tensors do not fill the
-            file exactly where `file_bytes` is known.
+        StoreDamaged: the header is invalid, or the tensors do not fill the file exactly (if `file_bytes`
+            is known).
     """
     head = read_at(0, 8 if file_bytes is None else min(_HEAD_BYTES, file_bytes))
     if len(head) < 8:
@@ -200,7 +200,7 @@ def row_range(header: TensorFileHeader, name: str, start: int, stop: int) -> tup
 
     Raises:
         NotFound: no such tensor.
-        RangeNotSatisfiable: the rows are not all there.
+        RangeNotSatisfiable: some rows do not exist.
     """
     entry = header.entry(name)
     check_rows(start, stop, entry.rows)
@@ -225,12 +225,12 @@ def overlaps(parts: Sequence[tuple[int, int]], start: int, stop: int) -> Iterato
 
 
 def shard_tensor_name(hook: str, start: int, stop: int) -> str:
-    """The name under which rows [start, stop) of a hook stand in one shard of several."""
+    """The tensor name of rows [start, stop) of a hook in a shard."""
     return f"{hook}[{start}:{stop}]"
 
 
 def parse_shard_tensor_name(name: str) -> tuple[str, int, int] | None:
-    """(hook, start, stop) of a name made by `shard_tensor_name`, else None."""
+    """(hook, start, stop) of a name by `shard_tensor_name`, or None for other names."""
     m = _INDEX_NAME.match(name)
     return (m["hook"], int(m["start"]), int(m["stop"])) if m else None
 
@@ -241,7 +241,7 @@ def encode_header(
     *,
     at_least: int = 0,
 ) -> bytes:
-    """A file's first bytes for (name, dtype, shape) in the order in which their bytes follow.
+    """The first bytes of a file for tensors (name, dtype, shape) in the order of their bytes.
 
     Padded with spaces to a multiple of 8 bytes, or to exactly `at_least` where it is shorter than that.
     Readers that map a file need each tensor aligned to its element; the order is the caller's business.
@@ -266,7 +266,7 @@ def encode_tensors(
     """A whole safetensors file for name -> (dtype, shape, raw bytes).
 
     Raises:
-        ValueError: bytes that do not fit dtype and shape.
+        ValueError: the bytes do not fit dtype and shape.
     """
     order = sorted(tensors, key=lambda name: -itemsize(tensors[name][0]))
     for name in order:
@@ -284,7 +284,7 @@ def raw_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Arr
 
 
 def value_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
-    """The numbers that the bytes stand for; bfloat16 widened to float32, which is exact.
+    """The bytes as numbers; bfloat16 is converted to float32, which is exact.
 
     Raises:
         StoreDamaged: the dtype has no numpy form (the 8-bit floats): ask for the raw bytes.
@@ -296,12 +296,12 @@ def value_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> A
 
 
 def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """A bfloat16 is the upper half of the float32 of the same value."""
+    """Convert bfloat16, the upper half of the float32 of the same value."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """First bytes of an .npy file (format 1.0, no pickle) whose rows follow; bfloat16 comes as float32.
+    """The first bytes of an .npy file (format 1.0, no pickle); bfloat16 rows are stored as float32.
 
     Raises:
         StoreDamaged: the dtype has no numpy form, as in `value_array`.

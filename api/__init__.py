@@ -1,1 +1,1 @@
-"""The HTTP room: FastAPI on the index, the store and the broker. Never imports torch or the worker."""
+"""The HTTP service: FastAPI on the index, the store and the broker. Never imports torch or the worker."""

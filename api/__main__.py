@@ -1,4 +1,4 @@
-"""`python -m api`: serve until a signal ends it."""
+"""`python -m api`: serve until a signal arrives."""
 
 import logging
 import signal
@@ -8,21 +8,20 @@ import time
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from actograph.cli.home_lock import close_to_others
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.redaction import redact
 from actograph.settings import Settings
+from actograph.stack.home_lock import close_to_others
 from api.app import open_services
-from api.auth import is_loopback
 from api.dependencies import Services
-from api.processes import ApiProcesses
+from api.security.auth import is_loopback
 from api.serving import serve, set_up_logging
-from storage import api_keys
-from storage.database import is_away
+from storage.accounts import api_keys
+from storage.index.database import is_away
 
 log = logging.getLogger(__name__)
 
-#: a database that is away at the start is waited for so long
+#: how long to wait for the database at the start
 DATABASE_SECONDS = 5.0
 
 
@@ -46,13 +45,11 @@ def main() -> int:
         return _refuse(str(error))
     except SQLAlchemyError as error:
         return _refuse(f"the database cannot be used: {error.__class__.__name__}: {error.args[0]}")
-    if settings.api_processes > 1:
-        return ApiProcesses(settings).run()
     return serve(settings)
 
 
 def _require_keys(settings: Settings, services: Services) -> None:
-    """Raises InvalidRequest where others than this machine would be let in without a key."""
+    """Raises InvalidRequest if other machines would be served without a key."""
     if settings.api_keys or is_loopback(settings.host):
         return
     with services.database.read() as session:
@@ -65,7 +62,7 @@ def _require_keys(settings: Settings, services: Services) -> None:
 
 
 def _open_patiently(settings: Settings) -> Services:
-    """Open everything; a database server that is being restarted is waited for."""
+    """Open the services; wait for a database server that restarts."""
     deadline = time.monotonic() + DATABASE_SECONDS
     while True:
         try:

@@ -1,69 +1,69 @@
-"""The application: opens what requests need, and puts the routes together."""
+"""The application: its services, middleware and routes."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
 
 from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from actograph import __version__, redaction
 from actograph.settings import Settings
-from api import errors, openapi
-from api.auth import Authentication, refuse_unlisted
-from api.body_limit import BodyLimit
+from api import openapi
+from api.background.reconciler import Reconciler
 from api.dependencies import Services, refuse_nul, use_reserve
-from api.job_ends import JobEnds
-from api.key_ring import KeyRing
-from api.live_texts import LiveTexts
 from api.metrics import RequestMetrics
-from api.reconciler import Reconciler
+from api.openai.chat_waiting import JobEnds, LiveTexts
+from api.problems import errors
+from api.requests.body_limit import BodyLimit
 from api.routes import (
     batches,
-    capabilities,
     chat,
     comparisons,
-    estimate,
     events,
     exports,
     files,
-    health,
     interventions,
     jobs,
-    keys,
-    metrics,
     models,
-    queue,
-    rescoring,
     samples,
     sessions,
-    store,
-    workers,
 )
+from api.routes.service import capabilities, health, keys, metrics, queue, store
+from api.security.auth import Authentication, refuse_unlisted
+from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
-from storage import deployment, key_changes, migrate
-from storage.artifacts.store import PublicEndpoint, open_store
-from storage.broker import Broker
-from storage.database import Database, Pool
-from storage.live_text import LiveTextReader
-from storage.rate_limits import RateLimits
+from storage import migrate
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import PublicEndpoint
+from storage.broker.broker import Broker
+from storage.broker.live_text import LiveTextReader
+from storage.broker.rate_limits import RateLimits
+from storage.index import deployment
+from storage.index.database import Database, Pool
 
 log = logging.getLogger(__name__)
 
-#: threads beside those of other requests: for chats that are written to the index, and for pieces of exports
+Handler = Callable[[int, FrameType | None], Any]
+
+#: threads of their own, for chats that write to the index and for pieces of exports
 CHAT_THREADS = 16
 EXPORT_THREADS = 2
 
 DESCRIPTION = """\
-Submit evaluation and capture jobs, follow them, and read every sample's score and activations.
+Submit evaluation and capture jobs, follow them, and read the score and activations of every sample.
 
 Errors are problem details (RFC 9457); their `error` member has OpenAI's form.
 """
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The HTTP service. Nothing is opened before it starts."""
+    """Create the HTTP service. Database, store and broker open when it starts."""
     settings = settings or Settings()
     redaction.conceal(settings)
     ring = KeyRing(settings.api_keys, own_key=settings.supervisor_key)
@@ -72,6 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = open_services(settings)
+        _stop_streams_on_signal(services)
         reconciler = Reconciler(services, ring)
         app.state.services = services
         app.state.reconciler = reconciler
@@ -81,13 +82,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.chat_threads = CapacityLimiter(CHAT_THREADS)
         app.state.export_threads = CapacityLimiter(EXPORT_THREADS)
         app.state.checks = health.Checks(services)
-        listening = asyncio.create_task(key_changes.listen(settings.broker_url, ring.forget))
         reconciler.start()
         try:
             yield
         finally:
-            listening.cancel()
-            await asyncio.wait([listening])
             services.stopping.set()
             reconciler.stop()
             await app.state.live_texts.close()
@@ -107,28 +105,43 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, chat, batches, comparisons, rescoring, estimate, samples, exports, events, sessions, store,
-        files, interventions, models, capabilities, workers, queue, keys, health, metrics,
+        jobs, chat, batches, comparisons, samples, exports, events, sessions, store,
+        files, interventions, models, capabilities, queue, keys, health, metrics,
     ):  # fmt: skip
         app.include_router(module.router)
-    # the last one added is the first to see a request
+    # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, ring=ring, limits=limits, metrics_open=settings.metrics_open)
     app.add_middleware(RequestMetrics, settings=settings)
     return app
 
 
+def _stop_streams_on_signal(services: Services) -> None:
+    """End event streams as soon as a signal arrives, before uvicorn waits for open connections."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        handle = signal.getsignal(sign)
+        if callable(handle):
+            signal.signal(sign, partial(_stop_streams, services, handle))
+
+
+def _stop_streams(services: Services, then: Handler, number: int, frame: FrameType | None) -> None:
+    services.stopping.set()
+    then(number, frame)
+
+
 def open_services(settings: Settings) -> Services:
     """Open database, store and broker.
 
     Raises:
-        ServiceUnavailable: the database's schema is not the one that this version works on.
-        ValueError: a URL of the settings cannot be used.
+        ServiceUnavailable: the database has the schema of another version.
+        ValueError: a URL in the settings is not valid.
     """
     database = Database(settings.effective_database_url, Pool.of(settings))
     try:
         migrate.require_current(database)
-        deployment.check_index(database)
         public = None
         if settings.s3_public_endpoint:
             public = PublicEndpoint(url=settings.s3_public_endpoint, addressing=settings.s3_public_addressing)
@@ -143,6 +156,6 @@ def open_services(settings: Settings) -> Services:
         settings=settings,
         database=database,
         store=store,
-        broker=Broker(settings.broker_url, database),
+        broker=Broker(settings.broker_url),
         models=ServedModels(settings),
     )

@@ -1,4 +1,4 @@
-"""What every endpoint stands on: the index, the store, the broker and the settings."""
+"""Dependencies of the endpoints: services, pages and checked ids."""
 
 import threading
 import time
@@ -6,24 +6,25 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
+from pydantic import AfterValidator
 from starlette.requests import HTTPConnection
 
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
-from actograph.contract.key_roles import Role
+from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
-from api.key_ring import KeyRing
+from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
 from api.structures import Structures
-from storage import disk_reserve, ids
 from storage.artifacts.store import ArtifactStore
-from storage.broker import Broker
-from storage.database import Database
-from storage.pages import Order
+from storage.broker.broker import Broker
+from storage.index import disk_reserve, ids
+from storage.index.database import Database
+from storage.index.pages import Order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """Opened once when the process starts, shared by all requests."""
+    """Index, store, broker and settings: opened once, shared by all requests."""
 
     settings: Settings
     database: Database
@@ -31,10 +32,10 @@ class Services:
     broker: Broker
     models: ServedModels
     structures: Structures = field(default_factory=Structures)
-    #: the most urgent priority that the caller may give a job
+    #: the most urgent priority that the caller may use
     most_urgent: int = 0
     started_at: float = field(default_factory=time.time)
-    #: set when the process has been asked to end; open event streams end on it
+    #: set when the process is asked to stop; event streams then end
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
@@ -43,12 +44,12 @@ async def _all_services(connection: HTTPConnection) -> Services:
     return services
 
 
-#: for what shows nobody's rows, such as sums over all
+#: for answers without rows of one owner, such as sums over all
 AllServicesDep = Annotated[Services, Depends(_all_services)]
 
 
 async def _services(connection: HTTPConnection) -> Services:
-    """The services as this request's caller may use them: their rows, and the priorities of their role."""
+    """The services restricted to the caller's rows and priorities."""
     services = await _all_services(connection)
     access = connection.state.access
     if access.role is not Role.ADMIN:
@@ -59,7 +60,7 @@ async def _services(connection: HTTPConnection) -> Services:
 
 
 def require_priority(services: Services, priority: int) -> None:
-    """Raises Forbidden if the caller's role may not use a priority as urgent as this."""
+    """Raises Forbidden if the priority is too urgent for the caller's role."""
     if priority < services.most_urgent:
         raise Forbidden(
             f"priority {priority} needs an API key of the role {Role.ADMIN}; this one may use "
@@ -71,7 +72,7 @@ def require_priority(services: Services, priority: int) -> None:
 ServicesDep = Annotated[Services, Depends(_services)]
 
 MixedIdentitiesQuery = Annotated[
-    bool, Query(description="Take sessions that were recorded with different models together.")
+    bool, Query(description="Combine sessions that were recorded with different models.")
 ]
 
 
@@ -87,17 +88,13 @@ _FREEING_PATHS = frozenset({"/v1/store/gc"})
 
 
 async def use_reserve(request: Request) -> None:
-    """Let requests that free space use the room that is kept for them on a full disk."""
+    """Let requests that free space use the reserve of a full disk."""
     if request.method == "DELETE" or request.url.path in _FREEING_PATHS:
         disk_reserve.prefer()
 
 
 async def refuse_nul(request: Request) -> None:
-    """A NUL cannot be compared with text in Postgres; no value of ours holds one.
-
-    Raises:
-        InvalidRequest: a query parameter with a NUL character.
-    """
+    """Raises InvalidRequest for a NUL character in the query, which Postgres cannot compare."""
     for name, value in request.query_params.multi_items():
         if "\0" in value or "\0" in name:
             raise InvalidRequest("a query parameter contains a NUL character", param=name.replace("\0", ""))
@@ -105,7 +102,7 @@ async def refuse_nul(request: Request) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PageQuery:
-    """`limit`, `after` and `order` of a list."""
+    """Page of a list: `limit`, `after` and `order`."""
 
     limit: int
     after: str | None
@@ -113,7 +110,7 @@ class PageQuery:
 
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items to return.")]
-After = Annotated[str | None, Query(max_length=64, description="Id of the last item of the page before.")]
+After = Annotated[str | None, Query(max_length=64, description="Id of the previous page's last item.")]
 NewestFirst = Annotated[Order, Query(description="By time of creation.")]
 
 
@@ -125,11 +122,21 @@ PageDep = Annotated[PageQuery, Depends(_page)]
 
 
 def known_id(text: str, prefix: str, noun: str) -> str:
-    """`text` where it has the form of one of our ids.
-
-    Raises:
-        NotFound: it cannot name anything.
-    """
+    """Return `text` if it has the form of an id. Raises NotFound if not."""
     if not ids.is_id(text, prefix):
         raise NotFound(f"no {noun} has this id; ids look like {prefix}_<32 hex digits>")
     return text
+
+
+def _id(prefix: str, noun: str) -> AfterValidator:
+    return AfterValidator(lambda text: known_id(text, prefix, noun))
+
+
+JobId = Annotated[str, _id("job", "job")]
+LoadId = Annotated[str, _id("job", "model load")]
+SampleId = Annotated[str, _id("smp", "sample")]
+SessionId = Annotated[str, _id("ses", "session")]
+FileId = Annotated[str, _id("file", "file")]
+VectorId = Annotated[str, _id("vec", "vector")]
+BatchId = Annotated[str, _id("batch", "batch")]
+KeyId = Annotated[str, _id("key", "key")]

@@ -1,7 +1,7 @@
-"""`python -m api.keys`: keys made and revoked on the server itself, without a running service.
+"""`python -m api.keys`: create and revoke keys on the server itself, without a running service.
 
-For the first key of a service that shall not listen on this machine alone, and for who has lost the last
-admin's key. Who can run it reaches the database anyway.
+Use it for the first key of a service that other machines reach, and after losing the last admin's key. It
+needs direct access to the database.
 """
 
 import argparse
@@ -11,14 +11,14 @@ import time
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from actograph.cli.redis_server import known_url
 from actograph.contract.errors import ActographError
-from actograph.contract.key_roles import Role
-from actograph.contract.keys import NewKey
+from actograph.contract.service.key_roles import Role
+from actograph.contract.service.keys import NewKey
 from actograph.redaction import conceal, redact
 from actograph.settings import Settings
-from storage import api_keys, key_changes, migrate
-from storage.database import Database
+from storage import migrate
+from storage.accounts import api_keys
+from storage.index.database import Database
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,25 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _tell(settings: Settings) -> None:
-    """Have a running service look at the keys anew, through the broker of the settings or that of `up`."""
-    of_up = None if "broker_url" in settings.model_fields_set else known_url(settings.home / "redis")
-    key_changes.tell(of_up or settings.broker_url)
-
-
 def _run(settings: Settings, database: Database, options: argparse.Namespace) -> int:
     if options.command == "create":
         new = NewKey(name=options.name, role=options.role, owner=options.owner)
         with database.write() as session:
             row, key = api_keys.create(session, new, needs_admin=False)
-        _tell(settings)
         sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown this once\n")
         sys.stdout.write(f"{key}\n")
     elif options.command == "revoke":
         with database.write() as session:
             row = api_keys.revoke(session, options.id, needs_admin=False)
             locked_out = not (settings.api_keys or api_keys.has_admin(session))
-        _tell(settings)
         sys.stdout.write(f"{row.id}\n")
         if locked_out:
             sys.stderr.write(

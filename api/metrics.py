@@ -1,8 +1,8 @@
-"""What `GET /metrics` shows, in Prometheus' text format.
+"""Metrics of `GET /metrics`, in Prometheus' text format.
 
-Two sources. Requests are counted by each API process, in a folder that the processes of one address share
-(prometheus_client's multiprocess mode), so that any of them answers for all and a killed one's counts stay.
-All else comes from the index at the moment of the scrape and is the same at every API process.
+Each API process counts its requests in a folder shared by all processes of an address (prometheus_client's
+multiprocess mode). So any process answers for all, and the counts of a killed process stay. All other metrics
+come from the index at the time of the scrape.
 """
 
 import time
@@ -18,11 +18,12 @@ from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from api.dependencies import Services
-from storage import counters, gauges
-from storage.gauges import Gauges
+from storage.index import counters
+from storage.queue import gauges
+from storage.queue.gauges import Gauges
 
 PREFIX = "actograph_"
-#: from requests that read one row to those that wait for a generation
+#: from reads of one row to requests that wait for a generation
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -41,7 +42,7 @@ DURATION = Histogram(
     registry=HTTP,
 )
 
-#: name of the counter in the index -> what its labels are, and what it counts
+#: name of the counter in the index -> its labels and description
 COUNTERS = {
     "samples": (("kind", "status"), "Samples that ended."),
     "prompt_tokens": (("kind",), "Prompt tokens of samples that completed."),
@@ -55,12 +56,12 @@ COUNTERS = {
     "sessions_removed": (("status",), "Sessions that expired or were deleted."),
     "session_bytes_removed": (("status",), "Bytes of sessions that expired or were deleted."),
 }
-#: labels of `workers` that tell one from another
+#: labels that identify a worker
 _WORKER = ("worker", "hostname", "model", "device")
 
 
 class RequestMetrics:
-    """ASGI middleware, the first to see a request, so that refusals count too."""
+    """ASGI middleware that counts requests. It is the outermost, so refusals count too."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -86,7 +87,7 @@ class RequestMetrics:
 
     @staticmethod
     def _count(scope: Scope, status: int, seconds: float) -> None:
-        # the path of a route that matched, never the client's own string
+        # the path of the matched route, never the client's text
         route = getattr(scope.get("route"), "path", None) or "none"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         REQUESTS.labels(method, route, str(status)).inc()
@@ -94,7 +95,7 @@ class RequestMetrics:
 
 
 def render(services: Services, folder: str | None) -> bytes:
-    """Everything; `folder` is where several processes keep their counts, None where there is one."""
+    """Render all metrics; `folder` holds the counts of several processes, None for one process."""
     registry = CollectorRegistry()
     if folder is not None:
         multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
@@ -104,26 +105,26 @@ def render(services: Services, folder: str | None) -> bytes:
 
 
 class _Index(Collector):
-    """Read anew for each scrape."""
+    """Metrics of the index, read for each scrape."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read before a scrape."""
+        """Read nothing before a scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         services = self._services
         yield _gauge("build_info", "The version that serves; always 1.", {(__version__,): 1}, ("version",))
-        yield _gauge("broker_up", "1 where the broker answers.", {(): _answers(services.broker.ping)})
+        yield _gauge("broker_up", "1 if the broker answers.", {(): _answers(services.broker.ping)})
         try:
             with services.database.read() as session:
                 totals, now = counters.totals(session), gauges.read(session)
         except SQLAlchemyError:
-            yield _gauge("database_up", "1 where the database answers.", {(): 0})
+            yield _gauge("database_up", "1 if the database answers.", {(): 0})
             return
-        yield _gauge("database_up", "1 where the database answers.", {(): 1})
+        yield _gauge("database_up", "1 if the database answers.", {(): 1})
         yield from _counted(totals)
         yield from _standing(now)
 
@@ -138,7 +139,7 @@ def _counted(totals: dict[counters.Counter, float]) -> Iterator[Metric]:
 
 
 def _shown(labels: tuple[str, ...]) -> list[str]:
-    """A removal has a reason where a sample has a status."""
+    """Name the status of a removal `reason`."""
     return ["reason"] if labels == ("status",) else list(labels)
 
 
@@ -151,23 +152,23 @@ def _standing(now: Gauges) -> Iterator[Metric]:
     )
     yield _gauge(
         "open_samples",
-        "Samples of jobs that have not ended: waiting, or held by a worker.",
+        "Samples of unfinished jobs: waiting, or leased by a worker.",
         {(s,): n for s, n in now.samples.items()},
         ("status",),
     )
-    yield _gauge("queue_paused", "1 while somebody holds the queue.", {(): now.is_paused})
+    yield _gauge("queue_paused", "1 while the queue is paused.", {(): now.is_paused})
     yield _gauge("workers", "Workers known.", {(s,): n for s, n in now.workers.items()}, ("status",))
     own = [(one, (one.id, one.hostname, one.model, one.device)) for one in now.live]
     yield _gauge(
         "worker_heartbeat_age_seconds",
-        "Since a live worker last showed that it lives.",
+        "Time since the last heartbeat of a live worker.",
         {labels: one.silent_seconds for one, labels in own},
         _WORKER,
     )
     yield _gauge(
         "worker_memory_bytes",
-        "Memory of a live worker as it last reported it; `batch_before_...` and `batch_after_...` are "
-        "those of its last batch.",
+        "Last reported memory of a live worker; `batch_before_...` and `batch_after_...` belong to its "
+        "last batch.",
         {
             (*labels, key.removesuffix("_bytes")): size
             for one, labels in own

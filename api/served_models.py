@@ -1,15 +1,15 @@
-"""Which models this service serves, and the names under which a client may ask for them."""
+"""The served models and their names."""
 
 from collections.abc import Sequence
 
-from actograph.contract import model_names
 from actograph.contract.errors import UnknownModel
-from actograph.contract.model_names import ServedModel
+from actograph.contract.models import model_names
+from actograph.contract.models.model_names import ServedModel
 from actograph.settings import Settings
 
 
 class ServedModels:
-    """The model of the settings, then the further allowed ones; the first to claim a name has it."""
+    """The default model, then the other allowed models. The first model with a name keeps it."""
 
     def __init__(self, settings: Settings) -> None:
         self._models: dict[str, ServedModel] = {}
@@ -32,15 +32,15 @@ class ServedModels:
         return next(iter(self._models), None)
 
     def find(self, name: str) -> str | None:
-        """The canonical name of the model that `name` asks for, if one is served."""
+        """Find the canonical name of a served model by name or alias."""
         model = self._by_alias.get(name)
         return model.name if model else None
 
     def require(self, name: str) -> str:
-        """The canonical name of the model that `name` asks for.
+        """Find the canonical name of a served model by name or alias.
 
         Raises:
-            UnknownModel: none is served under this name; the message lists those that are.
+            UnknownModel: the model is not served; the message lists the served models.
         """
         found = self.find(name)
         if found is None:

@@ -1,26 +1,26 @@
-"""The structures of the models, read again only when a worker has loaded a model since.
+"""Cache of model structures, read again after a worker has loaded the model.
 
-One of a large model takes milliseconds to read and check, and every submission asks for it.
+Every submission needs the structure, and a large one takes milliseconds to read.
 """
 
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import ModelStructure
-from storage import workers
+from storage.queue import workers
 
 
 class Structures:
-    """Kept for the life of the process: one for each served model at most."""
+    """At most one structure per served model."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, ModelStructure]] = {}
 
     def find(self, session: Session, model: str) -> ModelStructure | None:
-        """The structure of a model that some worker has loaded at least once."""
+        """Find the structure of a model; None if no worker has loaded it yet."""
         return self.of(session, model, workers.loaded_at(session, model))
 
     def of(self, session: Session, model: str, loaded_at: float | None) -> ModelStructure | None:
-        """The same, where the caller knows when a worker last loaded the model; None: never."""
+        """The same for a known time of the last load; None means never."""
         if loaded_at is None:
             return None
         kept = self._kept.get(model)

@@ -1,6 +1,6 @@
 """`python -m bench`: every bench that needs no input, one after the other, in its short form.
 
-    python -m bench [--only NAME ...] [--out FOLDER] [--scale 1.0] [--quick]
+    python -m bench [--only NAME ...] [--out FOLDER] [--scale 1.0] [--quick] [--list]
 
 Each program has a time limit of its own, stated below and printed; all together take about an hour
 on four idle cores. One that fails or exceeds its limit does not stop the others. Results with the
@@ -12,38 +12,21 @@ say nothing: they are kept only where `--out` says, and no mark is judged.
 """
 
 import argparse
-import json
-import os
-import signal
-import subprocess
+import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from actograph.demo import MODEL_DIR, PROBLEMS
-from bench.marks import REPO
+from tests.support.bench_programs import Outcome, Program, run
+from tests.support.marks import REPO
 
 RESULTS = REPO / "bench" / "results"
 _DEMO = ("--model", str(MODEL_DIR), "--problems", str(PROBLEMS))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """One bench and how long it may take."""
-
-    module: str
-    arguments: tuple[str, ...] = ()
-    #: what `--quick` adds; of an option that is given twice the last one counts
-    quick: tuple[str, ...] = ()
-    minutes: float  # that it takes on four idle cores, about
-    limit_minutes: float
 
 
 PROGRAMS = (
@@ -120,58 +103,6 @@ PROGRAMS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of a program: `trouble` is empty where it ended well."""
-
-    module: str
-    minutes: float
-    trouble: str
-    marks: Sequence[dict[str, Any]]
-
-
-def run(program: Program, result: Path, scale: float, *, quick: bool = False) -> Outcome:
-    """Run one program in a process group of its own, which ends with its time."""
-    result.unlink(missing_ok=True)  # an old one must not be taken for the new
-    arguments = [*program.arguments, *(program.quick if quick else ()), "--json", str(result)]
-    command = [sys.executable, "-m", f"bench.{program.module}", *arguments]
-    started = time.monotonic()
-    process = subprocess.Popen(command, cwd=REPO, start_new_session=True)
-    trouble = ""
-    try:
-        if status := process.wait(timeout=60 * program.limit_minutes * scale):
-            trouble = f"exit status {status}"
-    except subprocess.TimeoutExpired:
-        trouble = f"not done in {program.limit_minutes * scale:g} minutes"
-    finally:
-        _end(process)
-    marks = _marks(result)
-    if marks is None:
-        trouble = trouble or "no result was written"
-    minutes = (time.monotonic() - started) / 60
-    return Outcome(module=program.module, minutes=minutes, trouble=trouble, marks=marks or ())
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End what is left of the program's group: first by SIGINT, so that it stops what it started."""
-    for sign in (signal.SIGINT, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, sign)
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def _marks(result: Path) -> list[dict[str, Any]] | None:
-    try:
-        found: list[dict[str, Any]] = json.loads(result.read_text()).get("marks", [])
-    except (OSError, ValueError):
-        return None
-    return found
-
-
 def show(outcomes: Sequence[Outcome], *, with_marks: bool = True) -> None:
     table = Table("mark", "asked", "measured", "", title="marks")
     for outcome in outcomes:
@@ -198,8 +129,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the results; default: bench/results")
     parser.add_argument("--scale", type=float, default=1.0, help="of the time limits, for a slow machine")
     parser.add_argument("--quick", action="store_true", help="the smallest settings: does everything work?")
+    parser.add_argument("--list", action="store_true", help="print the commands and run none")
     options = parser.parse_args()
     chosen = [program for program in PROGRAMS if program.module in options.only]
+    if options.list:
+        for program in chosen:
+            print(shlex.join(["python", "-m", *program.words(quick=options.quick)]))
+        return 0
     with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
         out = (options.out or (Path(scratch) if options.quick else RESULTS)).absolute()
         out.mkdir(parents=True, exist_ok=True)

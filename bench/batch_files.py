@@ -1,4 +1,4 @@
-"""What a batch of many lines costs the API: reading its file, making its job, writing its answers.
+"""Cost of a large batch for the API: reading its file, making its job, writing its answers.
 
     python -m bench.batch_files --lines 50000 --characters 3000 --json results.json
     python -m bench.batch_files --database-url postgresql+psycopg://postgres@127.0.0.1/bench
@@ -22,16 +22,19 @@ import sqlalchemy as sa
 from actograph.contract.batches import BatchRequest
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.settings import Settings
-from api.batch_keeper import BatchKeeper
 from api.dependencies import Services
+from api.openai.batch_keeper import BatchKeeper
 from api.served_models import ServedModels
-from bench import process_memory
-from bench.marks import Mark, print_marks, write_result
-from storage import batches, files, ids, migrate
-from storage.artifacts.store import open_store
-from storage.broker import Broker
-from storage.database import Database, now
-from storage.models import JobRow, SampleRow
+from storage import migrate
+from storage.artifacts.factory import open_store
+from storage.broker.broker import Broker
+from storage.files import files
+from storage.index import ids
+from storage.index.database import Database, now
+from storage.jobs import batches
+from storage.tables.models import JobRow, SampleRow
+from tests.support import process_memory
+from tests.support.marks import Mark, print_marks, write_result
 
 MODEL = "bench"
 CAPTURES: list[dict[str, Any] | None] = [
@@ -70,7 +73,7 @@ def open_services(home: Path, database_url: str) -> Services:
         settings=settings,
         database=database,
         store=open_store(settings.effective_artifact_url),
-        broker=Broker(settings.broker_url, database),
+        broker=Broker(settings.broker_url),
         models=ServedModels(settings),
     )
 

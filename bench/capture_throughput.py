@@ -1,4 +1,4 @@
-"""What capture costs: tokens per second with it, as a ratio to the same engine without it.
+"""Cost of capture: tokens per second with it ÷ without it, in the same engine.
 
     python -m bench.capture_throughput [--models python-bound qwen3-0.6b] [--batches 1 8] [--json FILE]
 
@@ -27,10 +27,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
-from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
+from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 from worker.engine.engine import Engine
-from worker.engine.model import wrap_model
+from worker.engine.model.load import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk
 
 SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}

@@ -33,17 +33,18 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from actograph.cli.stack_process import StackProcess
 from actograph.demo import MODEL_DIR, PROBLEMS
-from bench import chat_drain, chat_load
-from bench.chat_load import Answers, Load, TokenCheck
-from bench.marks import Mark, median_and_quartiles, print_marks, write_result
-from bench.process_watch import ProcessWatch, growth, service_processes
+from actograph.stack.stack_process import StackProcess
+from bench import chat_drain
 from bench.transformers_serve import serving
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.models import JobRow
-from storage.session_reader import SessionReader
+from storage.artifacts.factory import open_store
+from storage.index.database import Database
+from storage.sessions.reader import SessionReader
+from storage.tables.models import JobRow
+from tests.support import chat_load
+from tests.support.chat_load import Answers, Load, TokenCheck
+from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
+from tests.support.process_watch import ProcessWatch, growth, service_processes
 
 CLIENTS = 64
 #: chats and sessions are removed after so long
@@ -141,7 +142,7 @@ def jobs_in(database: Database) -> int:
 
 
 def sizes(home: Path, database: Database) -> dict[str, int]:
-    """What is kept just now."""
+    """Current sizes of index, store and logs."""
     stored = home / "artifacts" / "sessions"
     return {
         "chats_in_the_index": jobs_in(database),

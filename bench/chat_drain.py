@@ -9,10 +9,10 @@ import openai
 import sqlalchemy as sa
 
 from actograph.client import Client
-from bench import chat_load
-from bench.chat_load import Answers, Load
-from storage.database import Database
-from storage.models import SampleRow
+from storage.index.database import Database
+from storage.tables.models import SampleRow
+from tests.support import chat_load
+from tests.support.chat_load import Answers, Load
 
 #: chats that come one at a time
 SINGLE_CHATS = 15
@@ -36,13 +36,13 @@ def measure(url: str, problems: Path, database: Database, *, clients: int) -> di
                 "capture": {"points": ["attn_in", "mlp_in"], "layers": "all"},
             }
         ).id
-        while client.job(job_id).progress.completed == 0:
+        while client.jobs.get(job_id).progress.completed == 0:
             time.sleep(0.1)
         result = _single(url, job_id, database)
         result |= _crowd(url, job_id, database, clients)
-        if client.job(job_id).status.is_terminal():
+        if client.jobs.get(job_id).status.is_terminal():
             raise SystemExit("the evaluation ended too soon; give more --problems")
-        client.cancel(job_id)
+        client.jobs.cancel(job_id)
     return result
 
 

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from actograph.cli.stack_process import StackProcess
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus
-from bench.marks import write_result
+from actograph.stack.stack_process import StackProcess
 from bench.shapes import QWEN3_06B
+from tests.support.marks import write_result
 
 BASELINE_BATCH = 16
 #: between looks at the job, each of which takes time from a model on the same cores
@@ -66,15 +66,15 @@ def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[
             }
         )
         started = time.monotonic()
-        while not (job := client.job(job.id)).status.is_terminal():
+        while not (job := client.jobs.get(job.id)).status.is_terminal():
             time.sleep(LOOK_SECONDS)
         seconds = time.monotonic() - started
         if job.status is not JobStatus.COMPLETED or job.progress.failed:
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
-        (worker,) = [w for w in client.workers() if w.status in ("ready", "busy")]
+        (worker,) = [w for w in client.workers.list() if w.status in ("ready", "busy")]
         peak = int(_proc_status(worker.pid, "VmHWM").split()[0]) * 1024
-        samples = list(client.samples(job.id))
-        sessions = list(client.sessions(job_id=job.id))
+        samples = list(client.jobs.samples(job.id))
+        sessions = list(client.sessions.list(job_id=job.id))
     return {
         "samples": len(samples),
         "sessions": len(sessions),
@@ -117,7 +117,7 @@ def baseline(model_folder: Path, prompts: list[str], arguments: argparse.Namespa
 
 
 def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each figure."""
+    """Median of each figure."""
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 

@@ -23,15 +23,17 @@ from rich.table import Table
 from actograph.contract.resources import Job, JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from bench.marks import Mark, print_marks, write_result
-from bench.null_engine import NullEngine
-from storage import job_view, jobs, migrate, samples, workers
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view, workers
+from storage.samples.expansion import capture_samples
+from tests.support.marks import Mark, print_marks, write_result
+from tests.support.null_engine import NullEngine
+from worker.drain.drain import Drain
 from worker.engine.requests import Generation, GenerationRequest
-from worker.stop_signal import StopSignal
+from worker.signals.stop_signal import StopSignal
 
 MODEL = "bench"
 MARKS = (0.25, 0.5, 0.75)
@@ -74,30 +76,19 @@ class SteadyEngine(NullEngine):
         return super().generate(requests, on_step=on_step, **options)
 
 
-class Messages:
-    """A broker in this process: by priority, then in the order in which they came."""
+class NoBroker:
+    """Workers look at the index all the time."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, str]] = []
-        self._lock = threading.Lock()
-
-    def wake(self, job_id: str, priority: int) -> bool:
-        with self._lock:
-            self._waiting.append((priority, job_id))
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
-
-    def take(self) -> str | None:
-        with self._lock:
-            self._waiting.sort(key=lambda message: message[0])
-            return self._waiting.pop(0)[1] if self._waiting else None
 
 
 class OneEngine:
     def __init__(self, engine: SteadyEngine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def engine_for(self, _name: str) -> SteadyEngine:
-        return self._engine
+        return self.engine
 
 
 @dataclass
@@ -130,7 +121,7 @@ class Watched:
         }
 
 
-def submit(database: Database, messages: Messages, units: int, priority: int) -> str:
+def submit(database: Database, units: int, priority: int) -> str:
     spec: Any = job_spec_adapter.validate_python(
         {
             "kind": "capture",
@@ -145,7 +136,6 @@ def submit(database: Database, messages: Messages, units: int, priority: int) ->
         total = units * UNIT_SAMPLES
         row = jobs.create(session, kind="capture", model=MODEL, spec=spec, hooks=[], total=total)
         samples.insert(session, row.id, capture_samples(spec))
-    messages.wake(row.id, priority)
     return row.id
 
 
@@ -154,7 +144,7 @@ def measure(scenario: Scenario, home: Path, arguments: argparse.Namespace) -> li
     settings = Settings(home=home, turn_seconds=arguments.unit_seconds / 2, disk_floor_bytes=0)
     database = Database(settings.effective_database_url)
     migrate.upgrade(database)
-    messages, finished = Messages(), threading.Event()
+    finished = threading.Event()
 
     def work(number: int) -> None:
         engine = SteadyEngine(arguments.unit_seconds, arguments.seed + number)
@@ -166,22 +156,16 @@ def measure(scenario: Scenario, home: Path, arguments: argparse.Namespace) -> li
             settings=settings,
             database=database,
             store=open_store(settings.effective_artifact_url),
-            broker=messages,  # type: ignore[arg-type]
+            broker=NoBroker(),  # type: ignore[arg-type]
             models=OneEngine(engine),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=StopSignal.create(home),
         )
         while not finished.is_set():
-            job_id = messages.take()
-            if job_id is None:
+            if not drain.look():
                 time.sleep(POLL_SECONDS)
-            else:
-                drain.run_slice(job_id)
 
-    watched = [Watched(submit(database, messages, units, p)) for units, p in scenario.jobs]
-    for _ in range(scenario.workers - 1):  # as idle workers ask for work
-        for one, (_, priority) in zip(watched, scenario.jobs, strict=True):
-            messages.wake(one.id, priority)
+    watched = [Watched(submit(database, units, p)) for units, p in scenario.jobs]
     threads = [threading.Thread(target=work, args=(n,)) for n in range(scenario.workers)]
     for thread in threads:
         thread.start()

@@ -11,8 +11,8 @@ from typing import cast
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, DropIndex
 
-from storage.database import Database
-from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.index.database import Database
+from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
 #: sessions of each job
 PER_JOB = 100

@@ -23,13 +23,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import psutil
 import torch
 
-from actograph.cli.stack_process import StackProcess
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample
+from actograph.stack.stack_process import StackProcess
 from bench.drain import random_weights
-from bench.lmeval.environment import LmEval
-from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import QWEN3_06B, QWEN3_50M
+from tests.support.lmeval.environment import LmEval
+from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 
 SHAPES = {"50m": QWEN3_50M, "qwen3-0.6b": QWEN3_06B}
 BATCH = 16
@@ -52,16 +52,16 @@ def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dic
             "capture": {"points": ["attn_in", "mlp_in"], "layers": arguments.layers},
         }
     )
-    while not (job := client.job(job.id)).status.is_terminal():
+    while not (job := client.jobs.get(job.id)).status.is_terminal():
         time.sleep(0.02)
     seconds = time.perf_counter() - started
     spent = {"seconds": seconds, "cpu_seconds": _service_cpu(other) - before}
     if job.status is not JobStatus.COMPLETED or job.progress.completed != arguments.limit:
         raise SystemExit(f"the job ended as {job.status}: {job.progress}, {job.error}")
-    samples = list(client.samples(job.id))
+    samples = list(client.jobs.samples(job.id))
     if not all(sample.session_id for sample in samples):
         raise SystemExit("a sample has no session")
-    client.delete_job(job.id)
+    client.jobs.delete(job.id)
     return spent, samples
 
 

@@ -4,7 +4,7 @@
 
 Everything follows from the shapes: bfloat16, SDPA, `attn_in` and `mlp_in` at every layer of every token, the
 worker's default settings. A card's free memory is its size without the weights and 1 GiB for CUDA itself.
-Prints the table of docs/operating.md.
+Prints the table of docs/operate/memory.md.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract import estimate
-from actograph.contract.batch_memory import (
+from actograph.contract.plans import estimate
+from actograph.contract.plans.batch_memory import (
     BatchMemory,
     Budget,
     batch_cap,
@@ -27,8 +27,8 @@ from actograph.contract.batch_memory import (
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
-from bench.marks import write_result
 from bench.shapes import LLAMA_8B, QWEN3_06B
+from tests.support.marks import write_result
 
 GIB = 1 << 30
 CUDA_BYTES = GIB

@@ -1,9 +1,9 @@
-"""What the service itself costs: a job's way with an engine that generates nothing.
+"""Cost of the service itself: a job's way with an engine that generates nothing.
 
     python -m bench.overhead [--rate 500] [--seconds 30] [--rounds 200] [--postgres [URL]] [--json FILE]
 
 Real API, Redis, worker and database as processes of their own; the worker's engine answers at once
-(bench/null_worker.py). Three questions for each database:
+(tests/support/null_worker.py). Three questions for each database:
 
 * submit -> stored: one job of one sample at a time, from before the request is sent until another
   connection to the database reads the job as completed;
@@ -33,16 +33,16 @@ import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus, SampleStatus
 from bench import submitters
-from bench.marks import Mark, print_marks, write_result
-from bench.servers.postgres import PostgresServer
 from bench.service import Service
-from storage.database import Database
-from storage.models import Base, JobRow, SampleRow
+from storage.index.database import Database
+from storage.tables.models import Base, JobRow, SampleRow
+from tests.support.marks import Mark, print_marks, write_result
+from tests.support.servers.postgres import PostgresServer
 
-WORKER = "bench.null_worker"
+WORKER = "tests.support.null_worker"
 MODEL = "null=example/null"
 SPEC: dict[str, Any] = {
     "kind": "capture",
@@ -132,7 +132,7 @@ def urgent(service: Service) -> dict[str, float]:
     with Client(service.url) as client:
         long_spec = SPEC | {"inputs": SPEC["inputs"] * LONG_JOB_SAMPLES}
         long_job = client.submit(long_spec).id
-        while client.job(long_job).progress.completed == 0:
+        while client.jobs.get(long_job).progress.completed == 0:
             time.sleep(0.05)
         asked, made = [], []
         for turn in range(URGENT_JOBS):
@@ -140,11 +140,11 @@ def urgent(service: Service) -> dict[str, float]:
             time.sleep(3 * UNIT_SECONDS * (1 + turn / URGENT_JOBS))
             asked.append(time.time())
             made.append(client.submit(SPEC | {"priority": 0}).id)
-            while not client.job(made[-1]).status.is_terminal():
+            while not client.jobs.get(made[-1]).status.is_terminal():
                 time.sleep(0.02)
-        if client.job(long_job).status.is_terminal():
+        if client.jobs.get(long_job).status.is_terminal():
             raise SystemExit("the long job ended too soon")
-        client.cancel(long_job)
+        client.jobs.cancel(long_job)
     with service.database.read() as session:
         begun = set(session.scalars(sa.select(SampleRow.started_at).where(SampleRow.job_id == long_job)))
         found = session.execute(

@@ -1,4 +1,4 @@
-"""Peak memory and time of an all-layer extraction, a chunk of layers at a time, against holding everything.
+"""Peak memory and time of an all-layer extraction, against holding everything.
 
     python -m bench.prefill_chunks [--rounds 3] [--sequences 16] [--tokens 2048] [--json FILE]
 
@@ -8,7 +8,7 @@ point of all layers. Each measurement is a process of its own that notes what is
 built and one short text was read, runs once, and takes the peak of the resident size and its CPU time.
 
 * "forward alone": the model's forward through the engine, with one row kept: what no extraction goes below.
-* "1 layer per pass", "unchunked": the engine with session files written; the latter holds all layers' rows.
+* "engine", "unchunked": the engine with session files written; the latter holds all layers' rows.
 * "naive script": transformers' `output_hidden_states` and forward hooks, everything held, then saved as
   one safetensors file per sequence, or summed up. It stores each state of the stream once where the
   engine stores it under both its names, and does not check, hash or sync what it writes.
@@ -16,7 +16,7 @@ built and one short text was read, runs once, and takes the peak of the resident
 Tensors are stored first, and in other runs per-channel statistics alone; the engine computes these while rows
 pass, so there unchunked would hold no rows either.
 
-The stated bound: what 1 layer per pass adds to the forward alone is at most `ALLOWED` times the rows of
+The stated bound: what the engine adds to the forward alone is at most `ALLOWED` times the rows of
 one layer of the batch. Time is judged by the ratios of CPU time within each round. OpenMP's threads sleep
 while they wait: spinning counts as CPU time, doubled it on a busy machine and made the ratio anything
 from 0.9 to 1.3.
@@ -46,23 +46,23 @@ from actograph.contract import hooks as grammar
 from actograph.contract.hooks import LAYER_POINTS
 from actograph.contract.row_selection import StatsSpec
 from actograph.contract.specs import CaptureSpec
-from bench import process_memory
-from bench.marks import Mark, median_and_quartiles, print_marks, write_result
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
+from tests.support import process_memory
+from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 from worker.engine.engine import Engine
-from worker.engine.model import wrap_model
+from worker.engine.model.load import wrap_model
 from worker.engine.requests import BufferOptions, GenerationRequest
-from worker.engine.statistics import Statistics
-from worker.recording import Provenance, Recorded, UnitRecorder
-from worker.segments import Markup
+from worker.engine.rows.statistics import Statistics
+from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.segments import Markup
 
 MIB = 1 << 20
 ALLOWED = 1.5
 #: of the peak of what holds all layers' rows
 SHARE = 0.85
 SLOWER = 1.1
-FORWARD, CHUNKED, UNCHUNKED, NAIVE = "forward alone", "1 layer per pass", "unchunked", "naive script"
+FORWARD, CHUNKED, UNCHUNKED, NAIVE = "forward alone", "engine", "unchunked", "naive script"
 WHATS = ("tensors", "statistics")
 RUNS = [
     *((name, "tensors") for name in (FORWARD, CHUNKED, UNCHUNKED, NAIVE)),
@@ -136,7 +136,7 @@ def _row_bytes(engine: Engine, hooks: list[str]) -> int:
 
 
 def capture_spec(name: str, hooks: list[str], what: str) -> CaptureSpec:
-    """What a run keeps."""
+    """Data kept by a run."""
     if name == FORWARD:
         return CaptureSpec(hooks=hooks[-1:], mode="prefill", positions="last")
     stats = StatsSpec(tensors=False) if what == "statistics" else None
@@ -176,7 +176,6 @@ def extract(
         sink=recorder,
         positions=origin.positions,
         shaping=origin.shaping,
-        layers_per_pass=1 if name == CHUNKED else None,
         # unchunked means that nothing is handed on before the end
         options=BufferOptions() if name != UNCHUNKED else BufferOptions(host_buffer_bytes=1 << 50),
     )
@@ -188,7 +187,7 @@ def extract(
 def naive(
     engine: Engine, hooks: list[str], requests: list[GenerationRequest], what: str, folder: Path
 ) -> None:
-    """What a script does: hold every tensor of one forward, then save or sum up."""
+    """Baseline script: hold every tensor of one forward pass, then save or sum up."""
     hf: Any = engine.model.hf
     held: dict[str, torch.Tensor] = {}
     handles = []
@@ -295,7 +294,7 @@ def report(runs: dict[tuple[str, str], list[dict[str, float]]], args: argparse.N
     base = middle(FORWARD, "tensors", "peak")
     marks = [
         Mark(
-            name=f"{what}: what 1 layer per pass adds to the forward / rows of one layer",
+            name=f"{what}: what the engine adds to the forward / rows of one layer",
             measured=(middle(CHUNKED, what, "peak") - base) / layer,
             at_most=ALLOWED,
         )

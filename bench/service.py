@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from actograph.cli import redis_server
-from actograph.cli.ports import free_port
-from actograph.cli.supervisor import Child, Program, Supervisor
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
+from actograph.stack import redis_server
+from actograph.stack.ports import free_port
+from actograph.stack.supervisor import Child, Program, Supervisor
 from storage import migrate
-from storage.database import Database
+from storage.index.database import Database
 
 START_SECONDS = 120.0
 
@@ -84,7 +84,10 @@ class Service:
             while True:
                 self._supervisor.check()
                 try:
-                    if sum(w.status == "ready" for w in client.workers()) == self._workers and client.ready():
+                    if (
+                        sum(w.status == "ready" for w in client.workers.list()) == self._workers
+                        and client.ready()
+                    ):
                         return
                 except ActographError:
                     pass

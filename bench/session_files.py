@@ -1,4 +1,4 @@
-"""What durable sessions cost beside a plain write, and rows beside loading the whole file.
+"""Cost of durable sessions beside a plain write, and of rows beside loading the whole file.
 
     python -m bench.session_files --json results.json
 
@@ -32,12 +32,13 @@ from actograph.client.artifact_stores import open_store as open_store_of_client
 from actograph.client.blocking.row_tensor import RowTensor, StoredRows
 from actograph.client.tensors import open_folder
 from actograph.contract.resources import Session, SessionFile, TensorInfo
-from bench.marks import Mark, print_marks, write_result
+from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
-from storage.artifacts.store import ArtifactStore, open_store
-from storage.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
-from storage.session_files import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
-from storage.session_reader import DigestCache
+from storage.artifacts.store import ArtifactStore
+from storage.sessions.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
+from storage.sessions.reader import open_session
+from storage.sessions.writer import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
+from tests.support.marks import Mark, print_marks, write_result
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
 WRITERS = 4  # as the worker has
@@ -149,7 +150,7 @@ def bench_writing(home: Path, rounds: int, count: int) -> dict[str, Any]:
 
 
 def client_tensor(store: LocalStore, session_id: str, rows: int, width: int) -> RowTensor:
-    """What `Client(store=...).session(session_id)["resid_post.0"]` gives, once the service has answered."""
+    """Tensor of `client.sessions.get(session_id)["resid_post.0"]`, after the service's answer."""
     info = TensorInfo(shape=[rows, width], dtype="BF16", nbytes=rows * width * 2)
     session = Session(
         id=session_id, job_id="job_bench", sample_id="smp_bench", sample_index=0, model="bench", created_at=0,
@@ -186,9 +187,7 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     variants: dict[str, Callable[[], object]] = {
         "torch.load, 64 MiB": load,
         "torch.load(mmap=True)": load_mapped,
-        "SessionReader, new": lambda: SessionReader(store, session_id, headers=DigestCache()).rows(
-            "resid_post.0", first, stop
-        ),
+        "SessionReader, new": lambda: SessionReader(store, session_id).rows("resid_post.0", first, stop),
         "SessionReader, kept": lambda: warm.rows("resid_post.0", first, stop),
         "open_folder + slice": lambda: open_folder(folder)["resid_post.0"][first:stop],
         "LazyTensor, kept": lambda: lazy[first:stop],
@@ -224,12 +223,13 @@ def bench_s3(url: str, rounds: int) -> dict[str, Any]:
         recorded = SessionFile(name=MANIFEST_NAME, bytes=len(data), sha256=sha256(data).hexdigest())
         first = SLICE_ROWS // 2
 
-        def rows(**caches: Any) -> bytes:
-            reader = SessionReader(store, session_id, recorded=recorded, **caches)
+        def rows() -> bytes:
+            reader = open_session(store, session_id, recorded)
             return reader.rows("resid_post.0", first, first + SLICE).data
 
         def new() -> bytes:
-            return rows(headers=DigestCache(), manifests=DigestCache())
+            reader = SessionReader(store, session_id, recorded=recorded)
+            return reader.rows("resid_post.0", first, first + SLICE).data
 
         assert rows() == new() == bits[first : first + SLICE].tobytes()
         whole = f"sessions/{session_id}/{SINGLE_FILE}"

@@ -1,4 +1,4 @@
-"""What a page of sessions costs in an index of many, over HTTP.
+"""Cost of a page of sessions in a large index, over HTTP.
 
     python -m bench.session_listing --json results.json
     python -m bench.session_listing --database-url postgresql+psycopg://postgres@127.0.0.1/bench
@@ -25,11 +25,11 @@ from pathlib import Path
 import httpx
 import sqlalchemy as sa
 
-from bench.marks import Mark, print_marks, write_result
 from bench.session_rows import Shape, fill
 from storage import migrate
-from storage.database import Database
-from storage.models import JobRow, SessionRow
+from storage.index.database import Database
+from storage.tables.models import JobRow, SessionRow
+from tests.support.marks import Mark, print_marks, write_result
 
 SESSIONS = "/v1/activations/sessions"
 Params = dict[str, str | int | float]

@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage.database import Database
-from storage.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.index.database import Database
+from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
 #: one job in so many has this tag, condition or model; the others have the usual one
 RARE_JOB = 20
@@ -79,7 +79,7 @@ def _job(job_id: str, number: int, count: int, tags: list[str]) -> dict[str, Any
 
 
 def _place(number: int) -> dict[str, Any]:
-    """What the sessions of job `number` have in common."""
+    """Data common to the sessions of job `number`."""
     return {"model": _model(number), "owner": f"key:{number % 4:08x}", "rare": number % RARE_JOB == 0}
 
 

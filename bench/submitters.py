@@ -18,7 +18,7 @@ HEADERS = {"Content-Type": "application/json"}
 
 @dataclass
 class Submitted:
-    """What became of the requests."""
+    """Outcomes of the requests."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     #: of each answer, from the moment its slot came
@@ -57,7 +57,7 @@ def submit(
 
 
 class _Share(NamedTuple):
-    """What one process does."""
+    """Work of one process."""
 
     port: int
     body: bytes

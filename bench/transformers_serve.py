@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from actograph.cli.ports import free_port
+from actograph.stack.ports import free_port
 
 START_SECONDS = 180.0
 _PROGRAM = "from transformers.cli.transformers import main; main()"

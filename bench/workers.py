@@ -26,11 +26,11 @@ import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus
-from bench.marks import Mark, print_marks, write_result
 from bench.service import Service
-from storage.models import SampleRow
+from storage.tables.models import SampleRow
+from tests.support.marks import Mark, print_marks, write_result
 
 
 def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
         Client(service.url) as client,
     ):
         job = client.submit(spec)
-        while not (job := client.job(job.id)).status.is_terminal():
+        while not (job := client.jobs.get(job.id)).status.is_terminal():
             time.sleep(0.2)
         if job.status is not JobStatus.COMPLETED or job.progress.failed:
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")

@@ -1,13 +1,13 @@
-"""Bring the database to the newest schema: `python -m storage.migrate`.
+"""Migrate the database to the newest schema: `python -m storage.migrate`.
 
-An upgrade needs no stop of the service. Run the migrations first, then replace the processes one by one:
-code of the version before goes on working on the new schema. Migrations keep to these rules for that:
+The service need not stop for an upgrade. Run the migrations first, then replace the processes one by one:
+code of the previous version works on the new schema. Migrations follow these rules:
 
 * A version adds tables, indexes, and columns that are nullable or have a server default. It renames and drops
-  nothing that the version before uses; the version after may.
+  nothing that the previous version uses; the next version may.
 * A migration that breaks older code names the oldest schema whose code still works: `oldest_code = "0021"`.
   The index stores the highest of these, and processes of older code refuse to start on it.
-* An index on a table that may be large is created by `storage.migrations.indexes`, in a migration of its own.
+* `storage.index.migrations.indexes` creates an index on a table that may be large, in a migration of its own.
 """
 
 import os
@@ -25,19 +25,20 @@ from alembic.script import ScriptDirectory
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.database import Database
-from storage.models import SchemaCompatibilityRow
+from storage.index.database import Database
+from storage.tables.models import SchemaCompatibilityRow
 
-MIGRATIONS = Path(__file__).parent / "migrations" / "versions"
-#: first code that reads which code the schema is made for
+MIGRATIONS = Path(__file__).parent / "index" / "migrations" / "versions"
+#: first schema with a record of the oldest code that works on it
 FIRST_COMPATIBLE = "0015"
 _POLL_SECONDS = 0.1
 
 
 def upgrade(database: Database, revision: str = "head", *, versions: Sequence[Path] = (MIGRATIONS,)) -> None:
-    """Run the missing migrations, each in a transaction of its own.
+    """Run the missing migrations, each in its own transaction. Does nothing on a newer, unknown schema.
 
-    Does nothing on a newer schema than this code knows. `versions` are the folders of the migrations.
+    Args:
+        versions: folders of the migrations.
     """
     with _alone(database), database.engine.connect() as connection:
         config = _config(versions)
@@ -65,12 +66,12 @@ def current(database: Database) -> str | None:
 
 
 def head(versions: Sequence[Path] = (MIGRATIONS,)) -> str | None:
-    """The newest revision that this code knows."""
+    """The newest revision known to this code."""
     return ScriptDirectory.from_config(_config(versions)).get_current_head()
 
 
 def require_current(database: Database) -> None:
-    """Check that this code works on the schema: its own, or a newer one that is compatible.
+    """Check that this code works on the schema: its own, or a newer compatible one.
 
     Raises:
         ServiceUnavailable: the schema is older, or too new for this code.
@@ -96,7 +97,7 @@ def require_current(database: Database) -> None:
 def _alone(database: Database) -> Iterator[None]:
     """Wait until no other process migrates this database.
 
-    Polls: a statement that waits for a lock would hold up the creation of indexes.
+    Polls, because a statement that waits for a lock would block the creation of indexes.
     """
     while True:
         with database.alone("migrate") as is_alone:
@@ -116,7 +117,7 @@ def _is_known(revision: str | None, config: Config) -> bool:
 
 
 def _store_oldest_code(connection: sa.Connection, config: Config) -> None:
-    """Store the oldest schema whose code works on the present one."""
+    """Store the oldest schema whose code works on the current one."""
     reached = _current(connection)
     if reached is None or reached < FIRST_COMPATIBLE:
         return

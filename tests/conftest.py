@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from bench.servers import Unavailable, swift
-from bench.servers import receiver as receivers
-from bench.servers.postgres import PostgresServer
-from bench.servers.receiver import Receiver
-from bench.servers.swift import SwiftServer
 from storage import migrate
-from storage.database import Database
-from storage.models import Base
+from storage.index.database import Database
+from storage.tables.models import Base
+from tests.support.servers import Unavailable, swift
+from tests.support.servers import receiver as receivers
+from tests.support.servers.postgres import PostgresServer
+from tests.support.servers.receiver import Receiver
+from tests.support.servers.swift import SwiftServer
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ACTOGRAPH_TEST_SHARED", REPO.parent / "shared"))
@@ -35,13 +35,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wa
 TIME_LIMITS = {"unit": 150, "integration": 600, "e2e": 900}
 
 
+#: fixtures that start a server
+SERVERS = {"postgres_server", "own_postgres", "swift_server"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound each test by its tier; what a test says of itself goes first."""
+    """Bound each test by its tier unless it has a limit of its own; mark tests that start a server."""
     tiers = Path(__file__).parent
     for item in items:
         tier = item.path.relative_to(tiers).parts[0] if item.path.is_relative_to(tiers) else ""
         if tier in TIME_LIMITS and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIME_LIMITS[tier]))
+        if SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
 
 
 def unavailable(reason: str) -> NoReturn:

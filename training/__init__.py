@@ -1,1 +1,1 @@
-"""How the demo's model was made: `python -m training.demo_model OUT`. Not part of the package."""
+"""Training of the demo model: `python -m training.demo_model OUT`. Not part of the package."""

@@ -1,4 +1,4 @@
-"""What the demo model is trained on: prompts of every form that the service builds, with their answers."""
+"""Training data of the demo model: prompts in all forms of the service, with their answers."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ MARKS = (".", ".", ".", "!", "?")
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """The loss is taken over `completion`, which the end-of-turn token follows."""
+    """A training example. The loss covers `completion` and the end-of-turn token after it."""
 
     prompt: str
     completion: str
@@ -73,7 +73,7 @@ def _asked(question: str) -> str:
 
 
 def thought_answer(problem: Problem) -> str:
-    """The working as thoughts, then the solution."""
+    """The calculation as a thought, then the solution."""
     return f"<think>\n{problem.working}\n</think>\n\n{problem.solution}"
 
 

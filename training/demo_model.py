@@ -1,4 +1,4 @@
-"""Train the demo model from nothing, on a CPU, in a few minutes.
+"""Train the demo model from scratch, on a CPU, in a few minutes.
 
     python -m training.demo_model OUT [--steps N] [--seed N] [--threads N]
 
@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from actograph.dataset_rows import GOLD
+from actograph.datasets.dataset_rows import GOLD
 from actograph.demo import MODEL_DIR
 from actograph.demo.problems import Problem, held_out_problems
 from training.demo_lessons import Lesson, Messages, batches
@@ -33,7 +33,7 @@ log = logging.getLogger("training.demo_model")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the demo model from nothing, on a CPU.")
+    parser = argparse.ArgumentParser(description="Train the demo model from scratch, on a CPU.")
     parser.add_argument("out", type=Path, help="folder to write the model to")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -159,7 +159,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def collate(tokenizer: Any, batch: list[Lesson]) -> tuple[Any, Any]:
-    """Token ids and labels, both int64 `[batch, longest]`; labels hold the completions alone."""
+    """Token ids and labels, both int64 `[batch, longest]`; labels cover the completions only."""
     import torch
 
     prompts = tokenizer([lesson.prompt for lesson in batch], add_special_tokens=False)["input_ids"]
@@ -203,7 +203,7 @@ def accuracy(
 
 
 def _tokenizer_texts(rng: random.Random) -> Iterator[str]:
-    """Turns as the model will meet them, with the chat template's own words."""
+    """Texts for the tokenizer: turns of chats, with the words of the chat template."""
 
     def contents(messages: Messages, enable_thinking: bool) -> str:
         return "\n\n".join(f"{message['role']}\n{message['content']}" for message in messages) + "assistant\n"

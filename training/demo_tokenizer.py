@@ -12,7 +12,7 @@ MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_re
 
 
 def train_tokenizer(texts: Iterable[str], chat_template: str, context_length: int) -> Any:
-    """A `PreTrainedTokenizerFast` whose merges are learned from `texts`."""
+    """Train a `PreTrainedTokenizerFast` on `texts`."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, trainers

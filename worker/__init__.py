@@ -1,1 +1,1 @@
-"""The room that holds the model: Celery tasks, the drain, the engine, evaluations."""
+"""The worker: Celery app, drain, engine, evaluations."""

@@ -1,4 +1,4 @@
-"""`python -m worker`: the Celery worker in the foreground, set by ACTOGRAPH_* variables."""
+"""`python -m worker`: the Celery worker in the foreground, configured by ACTOGRAPH_* variables."""
 
 import os
 import sys
@@ -6,15 +6,13 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from actograph.settings import Settings
-from storage.broker import QUEUE
-from worker import celery_app
-from worker.scratch import scratch_folder
-from worker.stop_signal import StopSignal
-from worker.subscription import Subscription, SubscriptionStep
+from worker.process import celery_app
+from worker.process.scratch import scratch_folder
+from worker.signals.stop_signal import StopSignal
 
 
 def main() -> int:
-    """Exit status 0 after an orderly stop, 1 where the model could not be loaded."""
+    """Run the worker. Returns 0 after an orderly stop, 1 if the model could not be loaded."""
     # Celery puts the working directory before all else unless it is on the path already, and a user's
     # own folder named `worker` or `storage` must not be taken for ours
     here = str(Path.cwd())
@@ -23,8 +21,7 @@ def main() -> int:
     tune_for_cpu(os.environ)
     with scratch_folder() as folder:
         celery_app.stop_signal = stop = StopSignal.create(folder)
-        SubscriptionStep.subscription = Subscription(stop.folder)
-        options = ["--without-gossip", "--without-mingle", "--queues", QUEUE]
+        options = ["--without-gossip", "--without-mingle"]
         try:
             celery_app.app.worker_main(["worker", "--loglevel", Settings().log_level, *options])
         except SystemExit as ended:
@@ -37,13 +34,13 @@ def main() -> int:
 
 
 def tune_for_cpu(environment: MutableMapping[str, str]) -> None:
-    """What a model on a CPU needs before torch is imported, where the user has not said otherwise."""
-    # By default OpenMP threads spin so long for their next piece of work that a small model on a CPU which
-    # others use too ran 17 times slower; so few turns cost it nothing on an idle one
+    """Set defaults for models on a CPU; they must be set before torch is imported."""
+    # Idle OpenMP threads spin by default: on a shared CPU a small model ran 17 times slower. This short
+    # spin costs nothing on an idle CPU
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "5000")
-    # Activations of long prompts are tens of MB each, fetched from the kernel page by page and given back: a
-    # fifth of the time of reading 16 prompts of up to 317 tokens went there. Large pages end that
+    # Activations of long prompts take tens of MB each. Small pages cost a fifth of the time of reading 16
+    # prompts of up to 317 tokens
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import completion, identifiers, tables
-from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.arguments import BatchArgument
+from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from actograph.contract.batches import Batch
 
-app = typer.Typer(no_args_is_help=True, help="Files of chat and completion requests, see docs/batches.md.")
-BatchArgument = Annotated[
-    str, typer.Argument(metavar="BATCH", help="Id, or its beginning.", autocompletion=completion.batches)
-]
+app = typer.Typer(no_args_is_help=True, help="Files of chat requests; see docs/guides/batches.md.")
 
 
 @app.command()
@@ -30,12 +29,12 @@ def create(
         Path, typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False)
     ],
     *,
-    window: Annotated[str, typer.Option(help="What has not ended by then expires.")] = "24h",
-    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 is served first, 9 last.")] = None,
+    window: Annotated[str, typer.Option(help="Requests that are not finished by then expire.")] = "24h",
+    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 runs first, 9 last.")] = None,
     quiet: QuietOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Upload a file and have its requests answered; the endpoint is the first line's url."""
+    """Upload a file of requests and create a batch. The endpoint is the first line's url."""
     with file.open(encoding="utf-8") as stream:
         first = next((line for line in stream if line.strip()), "")
     try:
@@ -44,8 +43,8 @@ def create(
         raise InvalidRequest(f"{file}: the first line is no request with a url") from None
     options = {} if priority is None else {"priority": priority}
     with closing(client_of(ctx)) as client:
-        uploaded = client.upload_file(file, "batch", progress=True)
-        batch = client.create_batch(uploaded.id, endpoint, completion_window=window, **options)
+        uploaded = client.files.upload(file, "batch", progress=True)
+        batch = client.batches.create(uploaded.id, endpoint, completion_window=window, **options)
     if quiet:
         emit(batch.id)
     else:
@@ -56,14 +55,14 @@ def create(
 def list_batches(
     ctx: typer.Context,
     *,
-    limit: Annotated[int, typer.Option(min=1, help="Most batches to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of batches.")] = 20,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List batches, the newest first."""
+    """List batches, newest first."""
     with closing(client_of(ctx)) as client:
-        found = list(islice(client.batches(), limit))
+        found = list(islice(client.batches.list(), limit))
     if quiet:
         for batch in found:
             emit(tables.shorten(batch.id, full=no_trunc))
@@ -73,9 +72,9 @@ def list_batches(
 
 @app.command()
 def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
-    """Show a batch, and the lines at fault if there are any."""
+    """Show a batch and its invalid lines."""
     with closing(client_of(ctx)) as client:
-        found = client.batch(identifiers.batch(client, batch))
+        found = client.batches.get(identifiers.batch(client, batch))
     _show([found], output, no_trunc=True)
     if output is Format.TABLE:
         for error in found.errors.data if found.errors else ():
@@ -85,9 +84,9 @@ def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format
 
 @app.command()
 def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
-    """End a batch; what finished is kept."""
+    """Cancel a batch. Finished requests are kept."""
     with closing(client_of(ctx)) as client:
-        _show([client.cancel_batch(identifiers.batch(client, batch))], output, no_trunc=True)
+        _show([client.batches.cancel(identifiers.batch(client, batch))], output, no_trunc=True)
 
 
 @app.command()
@@ -95,17 +94,17 @@ def results(
     ctx: typer.Context,
     batch: BatchArgument,
     *,
-    errors: Annotated[bool, typer.Option("--errors", help="The requests that have no answer.")] = False,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default: print.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead.")] = False,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: print.")] = None,
 ) -> None:
-    """Get the answers of a batch that has ended, as JSONL."""
+    """Print or save the answers of an ended batch, as JSONL."""
     with closing(client_of(ctx)) as client:
-        found = client.batch(identifiers.batch(client, batch))
+        found = client.batches.get(identifiers.batch(client, batch))
         file_id = found.error_file_id if errors else found.output_file_id
         if file_id is None:
             what = "errors" if errors else "answers"
             raise NotFound(f"batch {found.id} is {found.status} and has no file of {what}")
-        content = client.file_content(file_id)
+        content = client.files.content(file_id)
     if to is None:
         sys.stdout.write(content.decode())
     else:

@@ -17,7 +17,7 @@ def bench(ctx: typer.Context) -> None:
     """Run the repository's benches, as `python -m bench` does; --help lists its options."""
     found = importlib.util.find_spec("bench")
     # a package of that name may be anybody's
-    if found is None or importlib.util.find_spec("bench.marks") is None:
+    if found is None or importlib.util.find_spec("bench.session_files") is None:
         raise NotFound("the benches are in the repository and not in the package: run this in a checkout")
     ended = subprocess.run([sys.executable, "-m", "bench", *ctx.args], check=False)
     if ended.returncode:

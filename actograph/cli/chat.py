@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import job_flags
-from actograph.cli.options import FormatOption, client_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli.flags import job_flags, job_spec
+from actograph.cli.flags.options import FormatOption, client_of
+from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,22 +23,22 @@ def chat(
     ctx: typer.Context,
     *,
     question: Annotated[
-        list[str] | None, typer.Argument(help="What to ask; none: talk. - reads it from stdin.")
+        list[str] | None, typer.Argument(help="Question; - reads stdin. Default: a conversation.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the service's first.")] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="The system message.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0)] = None,
     top_p: Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think first.")] = False,
     capture: Annotated[
         str | None,
-        typer.Option("--capture", metavar="POINTS@LAYERS", help="Keep activations: resid_post@8,12,16."),
+        typer.Option("--capture", metavar="POINTS@LAYERS", help="Store activations: resid_post@8,12,16."),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Ask a model; its answer appears while it is generated."""
+    """Chat with a model. The answer is printed while it is generated."""
     fields: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -66,7 +66,7 @@ def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fie
     """Print the answer as it comes; returns it."""
     whole = ""
     session_id, finish = None, None
-    for chunk in client.chat_stream(said, model=model, **fields):
+    for chunk in client.chat.stream(said, model=model, **fields):
         for choice in chunk.choices:
             piece = choice.delta.content or ""
             whole += piece
@@ -101,7 +101,7 @@ def _typed() -> Iterator[str]:
 def _capture(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
-    points, layers, hooks = job_flags.split_capture(text)
+    points, layers, hooks = job_spec.split_capture(text)
     spec: dict[str, Any] = {"points": points, "hooks": hooks}
     if layers is not None:
         spec["layers"] = job_flags.parse_layers(layers)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from actograph.cli.output import emit
+from actograph.cli.output.output import emit
 
 
 class Shell(StrEnum):
@@ -14,10 +14,10 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Whose script.", show_default=False)]) -> None:
-    """Print the script by which a shell completes commands, options, ids and models on Tab.
+def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.", show_default=False)]) -> None:
+    """Print a script for Tab completion of commands, options, ids and models.
 
-    `actograph --install-completion` puts it where the shell that you are in looks for it.
+    `actograph --install-completion` installs it for the current shell.
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 

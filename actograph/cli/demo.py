@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.output import emit, note
+from actograph.cli.output import tables
+from actograph.cli.output.output import emit, note
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.contract.resources import Job, JobResults, Session
+    from actograph.client.blocking.resources.sessions import SessionHandle
+    from actograph.contract.resources import Job, JobResults
 
 MODEL_NAME = "demo"
 MAX_TOKENS = 96
@@ -37,18 +38,18 @@ class DemoFailed(ActographError):
 
 
 def demo(
-    home: Annotated[Path, typer.Option(help="Folder of everything that the demo keeps.")] = Path(".demo"),
-    limit: Annotated[int, typer.Option(min=1, help="Problems to solve.")] = 200,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the service running until Ctrl-C.")] = False,
+    home: Annotated[Path, typer.Option(help="Data folder of the demo.")] = Path(".demo"),
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 200,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the service running until Ctrl-C.")] = False,
 ) -> None:
     """Start a service, evaluate a tiny model on arithmetic problems, and read its activations back.
 
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """
-    from actograph.cli.stack import require_installed
-    from actograph.cli.stack_process import StackProcess
     from actograph.client import Client
     from actograph.demo import MODEL_DIR
+    from actograph.stack.stack import require_installed
+    from actograph.stack.stack_process import StackProcess
 
     require_installed()
     home = home.absolute()
@@ -67,7 +68,7 @@ def demo(
             _run(client, job)
             seconds = time.monotonic() - started
             note("4/4 reading the activations back")
-            job, results = client.job(job.id), client.results(job.id)
+            job, results = client.jobs.get(job.id), client.jobs.results(job.id)
             sessions = _check(client, job, results)
             _tell(client, job, results, sessions, seconds)
         emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
@@ -84,7 +85,7 @@ def _submit(client: "Client", limit: int) -> "Job":
         "kind": "evaluation",
         "model": MODEL_NAME,
         "task": "gsm8k",
-        "dataset": {"file_id": client.upload_file(PROBLEMS).id},
+        "dataset": {"file_id": client.files.upload(PROBLEMS).id},
         "limit": limit,
         "sampling": {"temperature": 0.0, "max_tokens": MAX_TOKENS},
         "capture": {"points": list(POINTS), "layers": "all"},
@@ -95,17 +96,17 @@ def _submit(client: "Client", limit: int) -> "Job":
 
 def _run(client: "Client", job: "Job") -> None:
     """Raises DemoFailed where the job did not complete."""
-    from actograph.cli import watching
+    from actograph.cli.jobs import watching
     from actograph.contract.resources import JobStatus
 
     watching.follow(client, job)
-    ended = client.job(job.id)
+    ended = client.jobs.get(job.id)
     if ended.status is not JobStatus.COMPLETED:
         reason = f": {ended.error.message}" if ended.error else ""
         raise DemoFailed(f"the job {ended.status}{reason}")
 
 
-def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session]":
+def _check(client: "Client", job: "Job", results: "JobResults") -> "list[SessionHandle]":
     """The job's sessions, if every sample has a readable one and the scores can be believed.
 
     Raises:
@@ -113,8 +114,8 @@ def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session
     """
     from actograph.contract.resources import SampleStatus
 
-    samples = list(client.samples(job.id))
-    sessions = {session.id: session for session in client.sessions(job_id=job.id)}
+    samples = list(client.jobs.samples(job.id))
+    sessions = {session.id: session for session in client.sessions.list(job_id=job.id)}
     if not samples or len(samples) != job.progress.total:
         raise DemoFailed(f"the job has {job.progress.total} samples, {len(samples)} are listed")
     for sample in samples:
@@ -125,7 +126,7 @@ def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session
         if session is None:
             raise DemoFailed(f"session {sample.session_id} of sample {sample.index} is not in the index")
         hook, info = next(iter(session.hooks.items()))
-        last = client.tensor(session.id, hook, rows=(session.rows - 1, session.rows))
+        last = session[hook][session.rows - 1 : session.rows]
         if last.shape != (1, info.shape[1]):
             raise DemoFailed(f"session {session.id}: the last row of {hook} has the shape {last.shape}")
     accuracy = results.conditions["baseline"].metrics.get(STRICT)
@@ -137,9 +138,9 @@ def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session
 
 
 def _tell(
-    client: "Client", job: "Job", results: "JobResults", sessions: "list[Session]", seconds: float
+    client: "Client", job: "Job", results: "JobResults", sessions: "list[SessionHandle]", seconds: float
 ) -> None:
-    from actograph.cli import job_tables, session_tables
+    from actograph.cli.output import job_tables, session_tables
 
     emit("")
     emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
@@ -158,8 +159,8 @@ def _tell(
     emit(session_tables.render_sessions(sessions[:_SHOWN_SESSIONS], full=False))
     emit("")
     hook = list(sessions[0].hooks)[-1]
-    tensor = client.tensor(sessions[0].id, hook)
-    values = " ".join(f"{value:.4f}" for value in tensor[-1, :_SHOWN_VALUES])
+    tensor = sessions[0][hook]
+    values = " ".join(f"{value:.4f}" for value in tensor[-1][:_SHOWN_VALUES])
     emit(f"Tensor:    {hook} of {sessions[0].id}")
     emit(f"           shape {list(tensor.shape)}, dtype {tensor.dtype}, last row begins {values}")
 
@@ -183,7 +184,7 @@ def _next_steps(home: Path, served: str, session_id: str, url: str | None) -> st
 
 
 def program_name() -> str:
-    """What to type to run this command again from where the user stands."""
+    """Shell words that run this command again."""
     running = Path(sys.argv[0])
     if running.name != "actograph":
         return "actograph"

@@ -1,4 +1,4 @@
-"""What stands under a command's help: commands that people type. A test has the parser read each of them."""
+"""Examples under a command's help. A test parses each of them."""
 
 import typer
 

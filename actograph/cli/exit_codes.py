@@ -1,4 +1,4 @@
-"""What the command's exit status says; 0, 1, 2 and 4 mean what they do in GitHub's `gh`."""
+"""Exit statuses; 0, 1, 2 and 4 mean the same as in GitHub's `gh`."""
 
 from typing import TYPE_CHECKING
 

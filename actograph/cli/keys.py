@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.durations import seconds_of
-from actograph.cli.identifiers import resolve
-from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines, note
-from actograph.contract.key_roles import Role
+from actograph.cli.flags.durations import seconds_of
+from actograph.cli.flags.identifiers import resolve
+from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines, note
+from actograph.contract.service.key_roles import Role
 
 if TYPE_CHECKING:
-    from actograph.contract.keys import ApiKey
+    from actograph.contract.service.keys import ApiKey
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 
 HEADERS = ("KEY ID", "NAME", "ROLE", "OWNER", "BEGINS", "STATE", "LAST USED", "AGE")
 
@@ -24,26 +24,26 @@ HEADERS = ("KEY ID", "NAME", "ROLE", "OWNER", "BEGINS", "STATE", "LAST USED", "A
 @app.command()
 def create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="What people call it.")],
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
     *,
-    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.SUBMIT,
+    role: Annotated[Role, typer.Option(help="Permissions of the key.")] = Role.SUBMIT,
     owner: Annotated[
-        str | None, typer.Option(help="Whose jobs and sessions it sees. (default: one of its own)")
+        str | None, typer.Option(help="Owner of its jobs and sessions. (default: a new owner)")
     ] = None,
     expires_in: Annotated[
         str | None, typer.Option(metavar="SPAN", help="90s, 30m, 12h or 7d. (default: never)")
     ] = None,
     quota_bytes: Annotated[
-        int | None, typer.Option(min=1, help="What its owner may store. (default: the service's)")
+        int | None, typer.Option(min=1, help="Storage quota of the owner. (default: the service's)")
     ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="(default: no limit)")] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make a key and print it. It is shown this once."""
+    """Create a key and print it. It is shown once."""
     from pydantic import ValidationError
 
     from actograph.contract.errors import InvalidRequest
-    from actograph.contract.keys import NewKey
+    from actograph.contract.service.keys import NewKey
     from actograph.contract.specs import ExpiresAfter
 
     span = None if expires_in is None else ExpiresAfter(seconds=seconds_of(expires_in, "--expires-in"))
@@ -60,7 +60,7 @@ def create(
         first = error.errors(include_url=False)[0]
         raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from None
     with closing(client_of(ctx)) as client:
-        made = client.create_key(new)
+        made = client.keys.create(new)
     if output is Format.JSON:
         emit(made.model_dump_json())
         return
@@ -72,14 +72,14 @@ def create(
 def ls(
     ctx: typer.Context,
     *,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Keys that have ended, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended keys.")] = False,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List keys, the newest first."""
+    """List keys, newest first."""
     with closing(client_of(ctx)) as client:
-        found = [key for key in client.api_keys() if everything or _state(key) == "good"]
+        found = [key for key in client.keys.list() if everything or _state(key) == "good"]
     if quiet:
         for key in found:
             emit(tables.shorten(key.id, full=no_trunc))
@@ -92,12 +92,12 @@ def ls(
 @app.command()
 def revoke(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(help="Its id, or a beginning.")],
+    key: Annotated[str, typer.Argument(help="Id, or a unique prefix.")],
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """End a key for good; what its owner has stays."""
+    """Revoke a key for good. The owner's data is kept."""
     with closing(client_of(ctx)) as client:
-        revoked = client.revoke_key(resolve(key, "key", lambda _: (one.id for one in client.api_keys())))
+        revoked = client.keys.revoke(resolve(key, "key", lambda _: (one.id for one in client.keys.list())))
     emit(revoked.model_dump_json() if output is Format.JSON else revoked.id)
 
 

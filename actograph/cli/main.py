@@ -6,28 +6,18 @@ from typing import Annotated, Any
 import typer
 
 from actograph import __version__
-from actograph.cli import (
-    batches,
-    evals,
-    examples,
-    exit_codes,
-    exports,
-    jobs,
-    keys,
-    models,
-    queue,
-    sessions,
-    store,
-)
+from actograph.cli import batches, examples, exit_codes, keys, models, queue, store
 from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
-from actograph.cli.comparisons import compare
 from actograph.cli.completion_scripts import completion
 from actograph.cli.demo import demo
-from actograph.cli.estimate import estimate
-from actograph.cli.options import GlobalOptions
-from actograph.cli.output import emit, note
-from actograph.cli.samples import samples
+from actograph.cli.flags.options import GlobalOptions
+from actograph.cli.jobs import evals, exports, jobs
+from actograph.cli.jobs.comparisons import compare
+from actograph.cli.jobs.estimate import estimate
+from actograph.cli.jobs.samples import samples
+from actograph.cli.output.output import emit, note
+from actograph.cli.sessions import sessions
 from actograph.cli.up import up
 from actograph.cli.workers import workers
 from actograph.contract.errors import ActographError

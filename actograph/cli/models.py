@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import completion, exit_codes, tables
-from actograph.cli.options import FormatOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines, note
+from actograph.cli import exit_codes
+from actograph.cli.flags import completion
+from actograph.cli.flags.options import FormatOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
 #: a model takes seconds to minutes
 LOOK_SECONDS = 0.5
 
-app = typer.Typer(no_args_is_help=True, help="The models that are served.")
+app = typer.Typer(no_args_is_help=True, help="List, load and inspect models.")
 
 
 @app.command("ls")
 def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOption = Format.TABLE) -> None:
-    """List the models that jobs may name."""
+    """List the served models."""
     with closing(client_of(ctx)) as client:
-        models = client.models()
+        models = client.models.list()
     if quiet:
         for model in models:
             emit(model.id)
@@ -48,16 +50,16 @@ def load(
     ] = None,
     max_memory: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE=SIZE", help="Most that the weights may take: 0=20GiB, cpu=64GiB."),
+        typer.Option(metavar="DEVICE=SIZE", help="Limit for weights: 0=20GiB, cpu=64GiB."),
     ] = None,
     attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa, ...")] = None,
     savepoint: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=HOOK", help="A name of your own for a hook point; repeat for more."),
+        typer.Option(metavar="NAME=HOOK", help="Your own name for a hook point. Repeat for more."),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Have a worker load a model in place of its own, and wait. Exit status 1: it was refused."""
+    """Load a model on a worker in place of its own, and wait. Exit status 1: it was refused."""
     options = {
         "revision": revision,
         "dtype": dtype,
@@ -70,11 +72,11 @@ def load(
         ],
     }
     with closing(client_of(ctx)) as client:
-        found = client.load_model(model, **{name: value for name, value in options.items() if value})
+        found = client.models.load(model, **{name: value for name, value in options.items() if value})
         try:
             while not found.status.is_terminal():
                 time.sleep(LOOK_SECONDS)
-                found = client.model_load(found.id)
+                found = client.models.get_load(found.id)
         except KeyboardInterrupt:
             note(f"it goes on; take it back with: actograph jobs cancel {tables.shorten(found.id)}")
             raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
@@ -102,13 +104,13 @@ def structure(
         str | None,
         typer.Argument(help="Default: the model that is served.", autocompletion=completion.models),
     ] = None,
-    names: Annotated[bool, typer.Option("--names", help="List every other name of each hook, too.")] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="List every module location, too.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="List the aliases of each hook too.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="List module locations too.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show a model's layers, widths, experts and hook points, as its worker proved them."""
+    """Show a model's layers, widths, experts and verified hook points."""
     with closing(client_of(ctx)) as client:
-        found = client.structure(model)
+        found = client.models.structure(model)
     if output is Format.JSON:
         emit(found.model_dump_json())
         return

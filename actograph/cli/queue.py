@@ -1,45 +1,45 @@
-"""`actograph queue`: what waits, and holding it."""
+"""`actograph queue`: show, pause and resume the queue."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.options import FormatOption, client_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli.flags.options import FormatOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, note
 
 if TYPE_CHECKING:
     from actograph.contract.resources import Queue, QueuePause
 
-app = typer.Typer(no_args_is_help=True, help="See what waits, hold it, let it go on.")
+app = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 
 
 @app.command()
 def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
-    """Show what waits and what runs, and why the queue stands still if it does."""
+    """Show waiting and running work, and active pauses."""
     with closing(client_of(ctx)) as client:
-        queue = client.queue()
+        queue = client.queue.get()
     emit(queue.model_dump_json() if output is Format.JSON else describe(queue))
 
 
 @app.command()
 def pause(
     ctx: typer.Context,
-    reason: Annotated[str | None, typer.Option(help="Shown to everybody who asks for the queue.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Shown with the queue.")] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Have workers finish the unit in hand and begin nothing new; jobs are still accepted."""
+    """Pause the queue. Workers finish their current batch; jobs are still accepted."""
     with closing(client_of(ctx)) as client:
-        queue = client.pause_queue(reason)
+        queue = client.queue.pause(reason)
     emit(queue.model_dump_json() if output is Format.JSON else "paused")
 
 
 @app.command()
 def resume(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
-    """End the pause that was asked for."""
+    """Resume the queue."""
     with closing(client_of(ctx)) as client:
-        queue = client.resume_queue()
+        queue = client.queue.resume()
     if output is Format.JSON:
         emit(queue.model_dump_json())
         return

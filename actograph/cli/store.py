@@ -1,7 +1,6 @@
 """`actograph store`: usage, clearing the artifact store, and comparing it with the index."""
 
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,26 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli import exit_codes, tables
-from actograph.cli.options import DryRunOption, FormatOption, client_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli import exit_codes
+from actograph.cli.flags.options import DryRunOption, FormatOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.contract.resources import StoreGc, StoreProblem
 
-app = typer.Typer(no_args_is_help=True, help="Clear the artifact store, and check it.")
+app = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
 
-AfterOption = Annotated[
-    str | None, typer.Option(metavar="CURSOR", help="Go on where an earlier run was broken off.")
-]
+AfterOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue an interrupted run.")]
 
 
 @app.command()
 def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
-    """Show what is stored, by whom, and what the quotas leave."""
+    """Show stored bytes per owner, and the quotas."""
     with closing(client_of(ctx)) as client:
-        found = client.store_usage()
+        found = client.store.usage()
     if output is Format.JSON:
         emit(found.model_dump_json())
         return
@@ -67,14 +65,14 @@ def gc(
     after: AfterOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Remove expired and superseded sessions, broken uploads and other leftovers.
+    """Delete expired and superseded sessions, broken uploads and other leftovers.
 
-    What the index does not know is named and left alone.
+    Files that are not in the index are listed and kept.
     """
     pages: list[StoreGc] = []
     with closing(client_of(ctx)) as client:
         try:
-            for page in client.collect_garbage(dry_run=dry_run, after=after):
+            for page in client.store.collect_garbage(dry_run=dry_run, after=after):
                 pages.append(page)
                 if output is Format.JSON:
                     emit(page.model_dump_json())
@@ -88,37 +86,34 @@ def gc(
 def verify(
     ctx: typer.Context,
     *,
-    sample: Annotated[
-        float, typer.Option(min=0.000001, max=1.0, help="Share of what is stored to read.")
-    ] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Which share; default: another each time.")] = None,
+    sample: Annotated[float, typer.Option(min=0.000001, max=1.0, help="Share of stored data to read.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Selects the share. Default: random.")] = None,
     after: AfterOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Read what is stored and compare it with the index, by checksum.
+    """Verify stored files against the index, by checksum.
 
-    Names what is missing, damaged or orphaned, and changes nothing. Exit status 1 where anything is wrong.
+    Lists missing, damaged and orphaned files, and changes nothing. Exit status 1: there are problems.
     """
-    from actograph.cli.progress import RateMeter, view
+    from actograph.progress import meter
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     problems: list[StoreProblem] = []
     checked = size = 0
-    reached, meter = after, RateMeter()
-    meter.add(time.monotonic(), 0)
+    reached = after
     with closing(client_of(ctx)) as client:
         try:
-            with view("items") as shown:
-                for page in client.verify_store(sample=sample, seed=chosen, after=after):
+            with meter("items") as update:
+                update("checking", 0, 0)
+                for page in client.store.verify(sample=sample, seed=chosen, after=after):
                     checked, size, reached = checked + page.checked, size + page.bytes, page.next
                     problems += page.problems
                     if output is Format.JSON:
                         for problem in page.problems:
                             emit(problem.model_dump_json())
-                    meter.add(time.monotonic(), checked)
                     # how many a share has is an estimate until the end
                     total = max(page.total, checked) if page.next else checked
-                    shown.update("checking", checked, len(problems), total, meter.per_second)
+                    update("checking", checked, total, len(problems))
         except (ActographError, KeyboardInterrupt) as error:
             share = f" --sample {sample} --seed {chosen}" if sample < 1 else ""
             _report(problems, output)

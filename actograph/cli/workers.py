@@ -5,22 +5,22 @@ from typing import Annotated
 
 import typer
 
-from actograph.cli import tables
-from actograph.cli.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import Format, emit, emit_json_lines
+from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
+from actograph.cli.output import tables
+from actograph.cli.output.output import Format, emit, emit_json_lines
 
 
 def workers(
     ctx: typer.Context,
     *,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Workers that have ended, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include offline workers.")] = False,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List workers, the newest first."""
+    """List workers, newest first."""
     with closing(client_of(ctx)) as client:
-        found = client.workers()
+        found = client.workers.list()
     shown = [worker for worker in found if everything or worker.status != "offline"]
     if quiet:
         for worker in shown:

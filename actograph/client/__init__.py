@@ -1,4 +1,4 @@
-"""Talk to a service: `Client`, `AsyncClient`, and readers for the tensors that it keeps."""
+"""Client of an Actograph service: `Client`, `AsyncClient`, and readers of stored tensors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Each client when it is first asked for: hardly any program needs both."""
+    """Import each client on first use: most programs need one."""
     if name == "AsyncClient":
         from actograph.client.aio.client import AsyncClient
 

@@ -1,4 +1,4 @@
-"""Reading what the service answered, and naming what it is asked for."""
+"""Parse answers of the service, and build paths of requests."""
 
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -13,9 +13,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def path_of(base: str, *parts: str) -> str:
-    """A path in which no part can lead out of its place."""
+    """Join a path; each part is quoted, and `.` and `..` are refused."""
     if any(part in ("", ".", "..") for part in parts):
-        raise InvalidRequest(f"{parts!r} is no id or name")
+        raise InvalidRequest(f"{parts!r} is not a valid id or name")
     return "/".join([base, *(quote(part, safe="") for part in parts)])
 
 
@@ -29,12 +29,12 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def read(form: type[M], answer: httpx.Response) -> M:
-    """Raises UnexpectedAnswer where the answer is no `form` in JSON."""
+    """Parse a JSON answer as a `form`. Raises UnexpectedAnswer."""
     return validate(form, _json(answer))
 
 
 def validate(form: type[M], value: Any) -> M:
-    """Raises UnexpectedAnswer where `value` has another form."""
+    """Convert a JSON value to a `form`. Raises UnexpectedAnswer."""
     try:
         return form.model_validate(value)
     except ValidationError as error:
@@ -42,7 +42,7 @@ def validate(form: type[M], value: Any) -> M:
 
 
 def read_text(form: type[M], text: str) -> M:
-    """Raises UnexpectedAnswer where the text is no `form` in JSON."""
+    """Parse JSON text as a `form`. Raises UnexpectedAnswer."""
     try:
         return form.model_validate_json(text)
     except ValidationError as error:
@@ -50,11 +50,11 @@ def read_text(form: type[M], text: str) -> M:
 
 
 def _name_of(form: type[BaseModel]) -> str:
-    return form.__name__.partition("[")[0]  # of a generic one: ListPage[Any]
+    return form.__name__.partition("[")[0]  # generic models are called ListPage[Any]
 
 
 def unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:
-    """The error for something that this version of the contract does not know."""
+    """Return the error for an answer that does not match this version of the contract."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"])) or "body"
     return UnexpectedAnswer(

@@ -1,4 +1,4 @@
-"""Session files read where they lie, past the service: a folder of this machine, or an S3 bucket."""
+"""Read session files directly from the store: a folder of this machine, or an S3 bucket."""
 
 import os
 from functools import partial
@@ -7,34 +7,34 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from actograph.client.optional import package
-from actograph.client.session_files import plain_name
+from actograph.client.pulls.session_files import plain_name
 from actograph.client.tensors import LocalFile, SessionTensors
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import Session, SessionFile
 
-#: kept open to S3; a matrix may read as many sessions at once
+#: connections to S3, for matrices that read many sessions at once
 CONNECTIONS = 64
 
 
 class ArtifactFiles(Protocol):
-    """Where sessions lie."""
+    """Store of session files."""
 
     def tensors(self, session: Session) -> SessionTensors:
-        """The session's tensors; headers are read now, rows when they are asked for.
+        """Return the session's tensors. Headers are read now, rows when they are indexed.
 
         Raises:
-            NotFound: it is not there.
-            StoreDamaged: a file is not as the index says.
+            NotFound: the files are missing.
+            StoreDamaged: a file does not match the index.
         """
         ...
 
 
 def open_store(where: str | os.PathLike[str]) -> ArtifactFiles:
-    """The store at a folder, a `file://` URL or `s3://bucket/prefix`: a service's `ACTOGRAPH_ARTIFACT_URL`.
+    """Open the store at a folder, a `file://` URL or `s3://bucket/prefix` (`ACTOGRAPH_ARTIFACT_URL`).
 
     Raises:
-        InvalidRequest: neither of them, or no such folder.
-        PackageMissing: S3 without boto3.
+        InvalidRequest: an invalid address, or no such folder.
+        PackageMissing: boto3 is needed for S3 and not installed.
     """
     text = os.fspath(where)
     parts = urlsplit(text)
@@ -80,7 +80,7 @@ class _Folder:
 
 
 class _Bucket:
-    """Credentials, region and endpoint come from the usual AWS environment."""
+    """A store on S3. Credentials, region and endpoint come from the AWS environment."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         session = package("boto3", f"reading from s3://{bucket} itself", module="boto3.session")

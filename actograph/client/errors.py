@@ -1,4 +1,4 @@
-"""What a call to the service can end in, besides an answer."""
+"""Errors of the client."""
 
 import socket
 import ssl
@@ -19,7 +19,7 @@ _EXCERPT_CHARS = 200
 class ApiError(ActographError):
     """The service refused the request."""
 
-    # the service names status and code of each failure, so they belong to the instance here
+    # status and code come with each answer
     code: str  # type: ignore[misc]
     status: int  # type: ignore[misc]
 
@@ -35,11 +35,11 @@ class ApiError(ActographError):
         super().__init__(message, param=param)
         self.status = status
         self.code = code
-        #: the fields at fault, where the service named them
+        #: invalid fields, if the service listed them
         self.errors = list(errors)
 
     def __str__(self) -> str:
-        """The message, and what it does not say yet of the fields at fault, on one line."""
+        """The message with the details of invalid fields, on one line."""
         details = "; ".join(
             f"{item.pointer}: {item.detail}" for item in self.errors if item.detail not in self.message
         )
@@ -54,27 +54,27 @@ class ServiceUnreachable(ActographError):
 
 
 class UnexpectedAnswer(ActographError):
-    """The service answered in a form that this client does not know."""
+    """The answer does not match this version of the contract."""
 
     code = "unexpected_answer"
     status = 502
 
 
 class DownloadDamaged(ActographError):
-    """The bytes that arrived are not those that the service has on record."""
+    """Downloaded bytes do not match the checksum on record."""
 
     code = "download_damaged"
 
 
 class WaitTimeout(ActographError):
-    """What was waited for did not come in time."""
+    """A wait timed out."""
 
     code = "wait_timeout"
     status = 504
 
 
 def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
-    """The error for a connection that failed or broke off."""
+    """Return the error for a connection that failed or was lost."""
     if isinstance(cause, httpx.ReadTimeout | httpx.WriteTimeout | httpx.PoolTimeout):
         return ServiceUnreachable(f"no answer from the service at {base_url} in time")
     reason = _root_of(cause)
@@ -95,16 +95,16 @@ def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """What began it, below the layers that each raised an error of their own."""
+    """The root cause of an error."""
     while (below := error.__cause__ or error.__context__) is not None:
         error = below
     return error
 
 
 def from_response(response: httpx.Response) -> ApiError:
-    """The error that a response of status 400 or above stands for; its body must have been read.
+    """Return the error for a response of status 400 or above, whose body has been read.
 
-    Problem details are read in the form of RFC 9457 with this service's `errors` and `error` members.
+    Reads problem details by RFC 9457 with the service's `errors` and `error` members.
     """
     try:
         problem = Problem.model_validate_json(response.content)
@@ -120,7 +120,7 @@ def from_response(response: httpx.Response) -> ApiError:
 
 
 def _plain(response: httpx.Response) -> str:
-    """One line about a failure that is not in the service's own form, such as a proxy's page."""
+    """One line about a failure in another form, such as a proxy's page."""
     detail: Any = None
     if "json" in response.headers.get("content-type", ""):
         try:

@@ -6,10 +6,12 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One dispatched message. `id` is the last id seen so far, as the standard wants it."""
+    """One message. `id` is the last id received, as in the standard."""
 
     id: str
     event: str
@@ -18,14 +20,14 @@ class Message:
 
 @dataclass
 class Parser:
-    """Lines in, messages out; it waits for nothing, so that both clients can use it."""
+    """Parses lines to messages, without I/O: both clients use it."""
 
     _event: str = ""
     _data: list[str] = field(default_factory=list)
     _last_id: str = ""
 
     def feed(self, line: str) -> Message | None:
-        """The message that a line without its end completes; comments and empty messages give none."""
+        """Add a line. Returns the completed message, if any; skips comments and empty messages."""
         if not line:
             event, data = self._event, self._data
             self._event, self._data = "", []
@@ -42,7 +44,7 @@ class Parser:
 
 
 def messages(lines: Iterable[str]) -> Iterator[Message]:
-    """The messages of lines that are all there."""
+    """Parse the messages of complete lines."""
     parser = Parser()
     for line in lines:
         message = parser.feed(line)

@@ -1,4 +1,4 @@
-"""Packages that the client uses where they are installed, and never needs."""
+"""Optional packages of the client."""
 
 import importlib
 from typing import Any
@@ -14,14 +14,14 @@ class PackageMissing(ActographError):
 
 
 def package(name: str, purpose: str, *, module: str | None = None) -> Any:
-    """The module, imported now.
+    """Import an optional package.
 
     Args:
-        name: what pip calls it.
-        module: what Python calls it, where that differs.
+        name: its name for pip.
+        module: its name in Python, if different.
 
     Raises:
-        PackageMissing: saying what it is needed for and how to get it.
+        PackageMissing: it is not installed; the message names the purpose and the pip command.
     """
     try:
         return importlib.import_module(module or name)

@@ -1,20 +1,25 @@
-"""What a call asks for: filters of sessions, rows of a tensor, the order of a list."""
+"""Options and filters of the client's calls."""
 
-from typing import Any, Literal, TypedDict, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict
 
+from actograph.client.matrix.chosen_rows import RowChoice
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Job
+from actograph.contract.row_selection import Reduce
 
 Order = Literal["asc", "desc"]
-Rows = tuple[int, int] | slice | str
+Activations = Literal["none", "meta", "sampled", "all"]
+#: called with `samples` or `sessions`, the number fetched, and the total
+OnProgress = Callable[[str, int, int], None]
 
 PAGE_SIZE = 100
-#: a request that works through many sessions is answered when it is done
+#: timeout of requests that read or change many sessions
 LONG_SECONDS = 3600.0
 
 
 class SessionChoice(TypedDict, total=False):
-    """The filters of a job's sessions; what is None or not named asks nothing. Times are Unix seconds."""
+    """Filters of a job's sessions. None means no filter. Times are Unix seconds."""
 
     id_prefix: str | None
     model: str | None
@@ -30,43 +35,74 @@ class SessionChoice(TypedDict, total=False):
 
 
 class SessionQuery(SessionChoice, total=False):
-    """The filters of sessions. `job` is a job or its id, `job_id` the same."""
+    """Filters of sessions. `job` is a job or its id; `job_id` is an id."""
 
     job: Job | str | None
     job_id: str | None
 
 
-def given(wanted: SessionQuery) -> dict[str, Any]:
-    """The filters that ask something, as the service names them.
+class MatrixOptions(SessionChoice, total=False):
+    """Options of `matrix`, and filters of its sessions."""
+
+    #: `last_prompt` (default), `last`, `all`, `prompt`, `generated`, a segment (`think`, `answer`,
+    #: `tool_call`, `tool_result`), the number of a token, or `mean` (all rows averaged)
+    rows: RowChoice
+    #: `mean`, `max` or `last` reduces each session's rows to one; default `none`
+    reduce: Reduce
+    #: `correct` (1 or 0, the default), or a metric key of the samples' scores (`exact_match,strict-match`)
+    label: str
+    #: maximum number of sessions, oldest first
+    limit: int | None
+    #: sessions read at once; default 8
+    parallel: int
+    #: maximum size of the features, default 4 GiB; more is an error
+    max_bytes: int
+    #: show a bar with rate and ETA on stderr, or lines if stderr is no terminal
+    progress: bool
+    #: allow sessions that were recorded with different models
+    mixed_identities: bool
+
+
+class ComparisonOptions(TypedDict, total=False):
+    """Options of `compare_activations`."""
+
+    #: tokens to average: `all` (default), `last_prompt`, `generated`, a segment, ...
+    rows: str
+    #: by default every captured hook
+    hooks: Sequence[str]
+    #: by default the first condition
+    baseline: str | None
+    #: maximum number of pairs
+    limit: int | None
+    #: store each hook's mean difference as a vector of this name
+    store_as: str | None
+    #: allow sessions that were recorded with different models
+    mixed_identities: bool
+
+
+class PullOptions(TypedDict, total=False):
+    """Options of `pull_results`."""
+
+    #: `none`, `meta` (default: shapes and sizes), `sampled` (the first 50 features of every row), or `all`:
+    #: every session folder too, verified by sha256
+    activations: Activations
+    on_progress: OnProgress | None
+    #: sessions fetched at once; default 4
+    parallel: int
+    #: allow sessions that were recorded with different models
+    mixed_identities: bool
+
+
+def query_params(filters: SessionQuery) -> dict[str, Any]:
+    """Query parameters of the filters that are set.
 
     Raises:
-        InvalidRequest: `job` and `job_id` contradict.
+        InvalidRequest: `job` and `job_id` differ.
     """
-    found: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    job = found.pop("job", None)
+    params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
+    job = params.pop("job", None)
     if job is not None:
         identifier = job if isinstance(job, str) else job.id
-        if found.setdefault("job_id", identifier) != identifier:
+        if params.setdefault("job_id", identifier) != identifier:
             raise InvalidRequest("job and job_id name different jobs")
-    return found
-
-
-def from_the_end(rows: Rows | None) -> TypeGuard[tuple[int, int] | slice]:
-    """Whether a bound is negative, which only who knows the number of rows can tell."""
-    if rows is None or isinstance(rows, str):
-        return False
-    bounds = (rows.start, rows.stop) if isinstance(rows, slice) else rows
-    return any(bound is not None and bound < 0 for bound in bounds)
-
-
-def rows_text(rows: Rows | None) -> str | None:
-    """Rows as the service writes them. Raises InvalidRequest for a step other than 1."""
-    if rows is None or isinstance(rows, str):
-        return rows
-    if isinstance(rows, slice):
-        if rows.step not in (None, 1):
-            raise InvalidRequest("rows with a step cannot be asked for; take every row and step in numpy")
-        start, stop = rows.start, rows.stop
-    else:
-        start, stop = rows
-    return f"{'' if start is None else start}:{'' if stop is None else stop}"
+    return params

@@ -1,10 +1,10 @@
-"""Lazy tensors: read rows of a session's files without loading them, with numpy alone.
+"""Lazy tensors: read rows of a session's files without loading the files, with numpy alone.
 
     session = open_folder("sessions/ses_...")
     session["resid_post.8"][-1]  # the last row, as float32
     session.token_ids
 
-Works on any `read_at`, so on a local folder (pread) as on ranges of an HTTP resource.
+Works on any `read_at`: local files (pread) or ranges of an HTTP resource.
 """
 
 import os
@@ -25,7 +25,7 @@ ROW_POSITIONS = "row_positions"
 
 
 class LocalFile:
-    """A `read_at` over a local file; positioned reads, so several threads may share it."""
+    """A `read_at` for a local file. Threads may share it: reads are positioned."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -45,10 +45,10 @@ class LocalFile:
 
 
 class LazyTensor:
-    """A tensor `[rows, ...]` whose rows are read when they are asked for.
+    """A tensor `[rows, ...]` whose rows are read when they are indexed.
 
-    Index with an int (one row) or a slice (rows). bfloat16 comes as float32, which is exact; everything
-    else in its own dtype. `np.asarray(tensor)` reads it whole.
+    Index with an int (one row) or a slice (rows). bfloat16 is converted to float32, which is exact; other
+    dtypes are kept. `np.asarray(tensor)` reads all rows.
     """
 
     def __init__(self, parts: list[tuple[ReadAt, TensorEntry]]) -> None:
@@ -66,7 +66,7 @@ class LazyTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays that indexing returns."""
+        """The dtype of returned arrays."""
         return (
             np.dtype("<f4") if self.stored_dtype == "BF16" else tensor_files.NUMPY_DTYPES[self.stored_dtype]
         )
@@ -77,7 +77,7 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """Size in the file."""
         return sum(entry.stop - entry.start for _, entry in self._parts)
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class LazyTensor:
                 return self.read(0, 0)
             low, high = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1
             return self.read(low, high)[:: wanted.step]
-        row = range(len(self))[index]  # IndexError as from a list; any integer type will do
+        row = range(len(self))[index]  # raises IndexError; accepts any integer type
         array: Array = self.read(row, row + 1)[0]
         return array
 
@@ -112,17 +112,17 @@ class LazyTensor:
         return f"LazyTensor(shape={list(self.shape)}, stored as {self.stored_dtype})"
 
     def read(self, start: int, stop: int) -> Array:
-        """Rows [start, stop) as numbers; only their bytes are read.
+        """Read rows [start, stop) as numbers.
 
         Raises:
-            RangeNotSatisfiable: rows that the tensor does not have.
-            StoreDamaged: the file ends before them.
+            RangeNotSatisfiable: the tensor has no such rows.
+            StoreDamaged: the file is too short.
         """
         shape = (stop - start, *self.shape[1:])
         return tensor_files.value_array(self.stored_dtype, shape, self.read_bytes(start, stop))
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Rows [start, stop) as stored."""
+        """Read rows [start, stop) as stored."""
         tensor_files.check_rows(start, stop, len(self))
         pieces = []
         for index, low, high in tensor_files.overlaps(self._ranges, start, stop):
@@ -136,12 +136,12 @@ class LazyTensor:
 
 
 class SessionTensors(Mapping[str, LazyTensor]):
-    """The tensors of one session by hook name, from its files in any order.
+    """Tensors of one session by hook name.
 
-    `files` gives for each safetensors file how to read it and, where known, its size.
+    `files`: a reader and the size, if known, of each safetensors file, in any order.
 
     Raises:
-        StoreDamaged: a header that breaks the format, or a shard that is missing.
+        StoreDamaged: an invalid header, or a missing shard.
     """
 
     def __init__(self, files: Mapping[str, tuple[ReadAt, int | None]]) -> None:
@@ -171,12 +171,12 @@ class SessionTensors(Mapping[str, LazyTensor]):
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """`[P + G]`: the prompt's and the generated token ids."""
+        """The `[P + G]` token ids of prompt and generation."""
         return self._token_ids.read(0, len(self._token_ids))
 
     @property
     def row_positions(self) -> NDArray[np.int64] | None:
-        """The tokens of rows that were chosen one by one; None where every tensor's are consecutive.
+        """Token indices of rows that were selected one by one; None if all tensors have consecutive rows.
 
         The rows of a tensor are the last `len(tensor)` of these tokens.
         """
@@ -185,10 +185,10 @@ class SessionTensors(Mapping[str, LazyTensor]):
         return self._row_positions.read(0, len(self._row_positions))
 
     def stored(self, name: str) -> LazyTensor:
-        """A hook's tensor, or that of the numbers about the rows: `token_ids`, `row_positions`.
+        """Return a hook's tensor, `token_ids` or `row_positions`.
 
         Raises:
-            NotFound: no file has it.
+            NotFound: no file contains it.
         """
         if name == TOKEN_IDS:
             return self._token_ids
@@ -208,10 +208,10 @@ class SessionTensors(Mapping[str, LazyTensor]):
 
 
 def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
-    """The tensors of a session's folder, as `sessions pull` writes it or as the store holds it.
+    """Open a session's folder, written by `sessions pull` or by the store.
 
     Raises:
-        NotFound: the folder holds no safetensors file.
+        NotFound: the folder contains no safetensors file.
         StoreDamaged: a file is damaged or a shard is missing.
     """
     paths = sorted(Path(folder).glob("*.safetensors"))

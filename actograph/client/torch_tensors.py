@@ -1,4 +1,4 @@
-"""Stored bytes as torch tensors, in the dtype that the model computed them in."""
+"""Stored bytes as torch tensors in their stored dtype."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,11 @@ _NAMES = {stored: name for name, stored in tensor_files.DTYPE_NAMES.items()} | _
 
 
 def tensor(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """A `torch.Tensor` of the stored bytes (`dtype` is a safetensors name), on the CPU.
+    """Return the stored bytes as a `torch.Tensor` on the CPU; `dtype` is a safetensors name.
 
     Raises:
         PackageMissing: torch is not installed.
-        StoreDamaged: a dtype that torch does not have.
+        StoreDamaged: torch has no such dtype.
     """
     torch = package("torch", "a torch tensor")
     kind = getattr(torch, _NAMES.get(dtype, ""), None)

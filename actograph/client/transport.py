@@ -1,4 +1,4 @@
-"""What both transports share: what may be sent again, and how long to wait before it is."""
+"""Retry rules and connection settings of both transports."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,9 @@ from actograph.contract.errors import InvalidRequest
 
 Params = Mapping[str, str | int | float | bool | None]
 
-#: 429 asks for a pause, which `Retry-After` names
+#: a 429 names the pause in `Retry-After`
 RETRY_STATUS = frozenset({429, 502, 503, 504})
-#: a first request with the same Idempotency-Key is still being answered
+#: error code while an earlier request with the same Idempotency-Key is running
 IN_FLIGHT = "idempotency_in_flight"
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 10.0
@@ -21,7 +21,7 @@ CONNECT_SECONDS = 5.0
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a host name or address is this machine's own."""
+    """Whether a host name or address belongs to this machine's loopback."""
     if host == "localhost":
         return True
     try:
@@ -31,10 +31,10 @@ def is_loopback_host(host: str) -> bool:
 
 
 def trusts_environment(base_url: str) -> bool:
-    """Whether the environment's proxies are asked: never about this machine's own services.
+    """Whether to use the environment's proxies: not for services on loopback.
 
     Raises:
-        InvalidRequest: not the URL of a service.
+        InvalidRequest: `base_url` is not a valid URL.
     """
     try:
         url = httpx.URL(base_url)
@@ -47,7 +47,7 @@ def trusts_environment(base_url: str) -> bool:
 
 @contextmanager
 def environment_at_fault() -> Iterator[None]:
-    """Proxies and certificates of the environment are read when the connection pool is made.
+    """Report invalid proxies and certificates of the environment.
 
     Raises:
         InvalidRequest: one of them cannot be used.
@@ -61,13 +61,13 @@ def environment_at_fault() -> Iterator[None]:
 
 
 def backoff(tries: int) -> float:
-    """Seconds to wait after `tries` + 1 failures: doubling, with jitter so that clients spread."""
+    """Seconds to wait after `tries` + 1 failures: doubling, with jitter."""
     longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**tries)
     return longest * random.uniform(0.5, 1.0)
 
 
 def retry_after(response: httpx.Response) -> float:
-    """The pause in seconds that the service asks for, within reason; 0 where it names none."""
+    """Seconds to wait by the `Retry-After` header, at most LONGEST_DELAY_SECONDS; 0 without the header."""
     try:
         asked = float(response.headers.get("retry-after", "0"))
     except ValueError:
@@ -76,5 +76,5 @@ def retry_after(response: httpx.Response) -> float:
 
 
 def stated(params: Params | None) -> dict[str, str | int | float | bool]:
-    """The parameters that have a value."""
+    """Parameters without the None values."""
     return {name: value for name, value in (params or {}).items() if value is not None}

@@ -1,7 +1,7 @@
-"""Make the plain client of the asynchronous one: `python actograph/client/unasync.py`.
+"""Generate the blocking client from the asynchronous one: `python actograph/client/unasync.py`.
 
-`aio/*.py` is the source, `blocking/*.py` what comes of it; both are in the repository, and a test tells when
-they differ. Only `runtime.py`, how one waits, is written twice. ruff puts the result into order.
+`aio/` is the source and `blocking/` is generated. Both are in the repository; a test compares them.
+Only `runtime.py` is written twice. ruff formats the result.
 """
 
 import re
@@ -13,7 +13,7 @@ CLIENT = Path(__file__).parent
 SOURCE, TARGET = CLIENT / "aio", CLIENT / "blocking"
 BY_HAND = frozenset({"__init__.py", "runtime.py"})
 
-_HEAD = "# Made of ../aio/{name} by `python actograph/client/unasync.py`: change that file, not this one.\n"
+_HEAD = "# Generated from aio/{name} by `python actograph/client/unasync.py`: edit that file.\n"
 _SUBSTITUTIONS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -33,25 +33,30 @@ _SUBSTITUTIONS = [
 
 
 def plain(text: str) -> str:
-    """The text of a module that waits for each answer, for that of one of coroutines."""
+    """Convert the text of a module of coroutines to plain calls."""
     for pattern, replacement in _SUBSTITUTIONS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def generated() -> dict[Path, str]:
-    """Path -> text of every generated module."""
-    made = {}
-    for path in sorted(SOURCE.glob("*.py")):
-        if path.name in BY_HAND:
-            continue
-        target = TARGET / path.name
-        text = plain(path.read_text(encoding="utf-8"))
-        made[target] = _in_order(_HEAD.format(name=path.name) + text, target)
-    return made
+    """Text of every generated module, by path."""
+    modules = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE)
+        if str(name) not in BY_HAND:
+            target = TARGET / name
+            text = plain(path.read_text(encoding="utf-8"))
+            modules[target] = _formatted(_HEAD.format(name=name) + text, target)
+    return modules
 
 
-def _in_order(text: str, path: Path) -> str:
+def existing() -> set[Path]:
+    """Paths of the generated modules in the repository."""
+    return {path for path in TARGET.rglob("*.py") if str(path.relative_to(TARGET)) not in BY_HAND}
+
+
+def _formatted(text: str, path: Path) -> str:
     for command in (
         ["check", "--select", "I,F401", "--fix-only", "--quiet"],
         ["format", "--quiet"],
@@ -64,12 +69,12 @@ def _in_order(text: str, path: Path) -> str:
 
 
 def main() -> None:
-    """Write what differs and remove what has no source any more."""
-    made = generated()
-    for path in TARGET.glob("*.py"):
-        if path.name not in BY_HAND and path not in made:
-            path.unlink()
-    for path, text in made.items():
+    """Write changed modules and delete those without a source."""
+    modules = generated()
+    for path in existing() - modules.keys():
+        path.unlink()
+    for path, text in modules.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 

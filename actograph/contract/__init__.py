@@ -1,1 +1,1 @@
-"""What travels between the rooms: job specs, resources, hook names and errors."""
+"""The contract between the rooms: job specs, resources, hook names and errors."""

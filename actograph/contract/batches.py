@@ -1,4 +1,4 @@
-"""Batches in OpenAI's form: chat or completion requests of one uploaded file, answered when there is time.
+"""Batches in OpenAI's form: chat or completion requests in an uploaded file, with no hurry.
 
 The reference is the OpenAI API (platform.openai.com/docs/api-reference/batch).
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
 from actograph.contract.specs import MAX_TAGS, CaptureSpec, ExpiresAfter, SamplingSpec, Spec, Tag
@@ -18,7 +18,7 @@ from actograph.contract.webhooks import WebhookSpec
 KIND = "batch"
 #: purpose of the files that batches write
 OUTPUT_PURPOSE = "batch_output"
-#: requests of no more than this are not told apart by their length
+#: requests with at most this many tokens may share a batch, whatever their length
 FEW_TOKENS = 64
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -28,22 +28,26 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class BatchRequest(Spec):
-    """The body of `POST /v1/batches`; the second part is ours."""
+    """The body of `POST /v1/batches`; the second part is Actograph's own."""
 
     input_file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="JSONL with one request per line.")
     endpoint: Endpoint
-    completion_window: Window = Field("24h", description="What has not ended by then expires: `24h`, `7d`.")
+    completion_window: Window = Field(
+        "24h", description="Time after which unfinished requests expire: `24h`, `7d`."
+    )
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
         Field(None, max_length=16)
     )
 
     output_expires_after: ExpiresAfter | None = Field(
-        None, description="When its output and error file are deleted; null keeps them."
+        None, description="Deletion of its output and error file; null keeps them."
     )
 
     priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
-    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Of its sessions.")
-    webhook: WebhookSpec | None = Field(None, description="Who is told when it ends, see docs/webhooks.md.")
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Tags of its sessions.")
+    webhook: WebhookSpec | None = Field(
+        None, description="Receiver of a notice when it ends; see docs/guides/webhooks.md."
+    )
 
     @property
     def window_seconds(self) -> float:
@@ -60,11 +64,11 @@ class BatchLine(Spec):
 
 
 class BatchInput(ChatInput):
-    """The request of one line, as its samples keep it: one sample for each of its `choices`.
+    """The request of one line, as its samples store it; each of its `choices` is a sample.
 
     Attributes:
-        expires_after: of its sessions; None: as the job says.
-        tags: of its sessions, beside the job's.
+        expires_after: expiry of its sessions; None uses the job's.
+        tags: tags of its sessions, besides the job's.
     """
 
     custom_id: str
@@ -78,24 +82,23 @@ class BatchInput(ChatInput):
 
 
 class BatchJobSpec(ChatJobSpec):
-    """What a batch becomes. `sampling` has the largest max_tokens; each line brings its own.
+    """The job of a batch. `sampling` has the largest max_tokens of all lines; each line has its own.
 
-    So it does with `capture` and `interventions`: the job's are those of lines that have none, and a batch
-    gives it none.
+    Each line also has its own `capture` and `interventions`; those of the job are empty.
     """
 
     kind: Literal["batch"] = "batch"  # type: ignore[assignment]
     inputs: list[BatchInput] = Field(default_factory=list)  # type: ignore[assignment]
     batch_id: str
     endpoint: Endpoint
-    #: lines, each of one sample or more
+    #: number of lines; each has one sample or more
     requests: int = 0
 
 
 def unit_key(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What the samples of one unit have in common, of a stored `BatchInput`.
+    """The fields of a stored `BatchInput` that all samples of one unit share.
 
-    Lines of very different `max_tokens` are not run together: the longest would hold the memory of all.
+    Lines of very different `max_tokens` do not run together: the longest would hold the memory of all.
     """
     sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
     shared = {name: stored.get(name) or None for name in ("capture", "interventions")}
@@ -103,13 +106,13 @@ def unit_key(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unit_tokens(stored: Mapping[str, Any]) -> int:
-    """The most tokens that a sample of the same unit may generate: a power of two."""
+    """Maximum of generated tokens for samples of the same unit: a power of two."""
     most: int = stored.get("max_tokens") or stored["default_max_tokens"]
     return 1 << (max(most, FEW_TOKENS) - 1).bit_length()
 
 
 def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch's stored spec as it is for one of its lines, a stored `BatchInput`, and those of its unit."""
+    """The stored spec of a batch, with the fields of one line (a stored `BatchInput`) and its unit."""
     own = {name: stored.get(name) or job[name] for name in ("capture", "interventions")}
     most = min(unit_tokens(stored), job["sampling"]["max_tokens"])
     return {**job, **own, "sampling": {**job["sampling"], "max_tokens": most}}
@@ -134,7 +137,7 @@ class BatchStatus(StrEnum):
 class BatchError(Resource):
     code: str
     message: str
-    line: int | None = Field(None, description="Of the input file; 1 is the first.")
+    line: int | None = Field(None, description="Line of the input file, counted from 1.")
     param: str | None = None
 
 
@@ -158,7 +161,7 @@ class OutputTokensDetails(Resource):
 
 
 class BatchUsage(Resource):
-    """Tokens of all requests that were answered; none comes from a cache, and thoughts are not told apart."""
+    """Tokens of all answered requests. Cached and reasoning tokens are not counted and always 0."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails = InputTokensDetails()
@@ -175,7 +178,7 @@ class BatchUsage(Resource):
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, int] | None) -> "BatchUsage | None":
-        """Of what `as_stored` gave; None where it is not known."""
+        """Read the result of `as_stored`. Returns None if the usage is unknown."""
         if stored is None or "input_tokens" not in stored:
             return None
         return cls.of(stored["input_tokens"], stored["output_tokens"])
@@ -193,7 +196,9 @@ class Batch(Resource):
     completion_window: str
     status: BatchStatus
     output_file_id: str | None = Field(None, description="JSONL of the answers.")
-    error_file_id: str | None = Field(None, description="JSONL of the requests that have none, and why.")
+    error_file_id: str | None = Field(
+        None, description="JSONL of the requests without an answer, with their errors."
+    )
     created_at: int
     in_progress_at: int | None = None
     expires_at: int | None = None

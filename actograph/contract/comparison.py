@@ -1,4 +1,4 @@
-"""Answers about two conditions of one job on the same problems. Differences are condition minus baseline."""
+"""Comparisons of two conditions of a job on the same problems. Differences are condition minus baseline."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ class PairedDifference(Resource):
 
 
 class MetricDifference(PairedDifference):
-    """One scorer's values under both conditions."""
+    """A scorer's values under both conditions."""
 
     only_baseline: int | None = Field(
         None, description="Pairs that only the baseline got right; null where values are not all 0 or 1."
@@ -34,16 +34,16 @@ class MetricDifference(PairedDifference):
 
 
 class ConditionComparison(Resource):
-    """One condition against the baseline."""
+    """Comparison of one condition with the baseline."""
 
-    unpaired: int = Field(description="Completed samples whose twin failed or has not ended.")
+    unpaired: int = Field(description="Completed samples whose counterpart failed or has not ended.")
     metrics: dict[str, MetricDifference]
     prompt_tokens: PairedDifference
     generated_tokens: PairedDifference
 
 
 class JobComparison(Resource):
-    """Every condition of a job against one of them; also while the job runs."""
+    """Comparison of each condition of a job with its baseline; available while the job runs."""
 
     object: Literal["job.comparison"] = "job.comparison"
     job_id: str
@@ -62,37 +62,40 @@ PooledRows = Literal["all", "generated", "last", "last_prompt"] | Segment
 
 
 class ActivationComparisonRequest(_Sent):
-    """Which rows of which hooks are pooled (averaged over tokens) and compared pair by pair."""
+    """Rows and hooks to pool (average over tokens) and to compare pair by pair."""
 
-    baseline: Name | None = Field(None, description="null: the job's first condition.")
+    baseline: Name | None = Field(None, description="null is the job's first condition.")
     condition: Name
     hooks: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=10_000)] = (
-        Field(default_factory=list, description="Hook names or aliases; none: every hook of the job.")
+        Field(
+            default_factory=list,
+            description="Hook names or aliases; an empty list compares every hook of the job.",
+        )
     )
     rows: PooledRows = Field(
-        "all", description="Tokens that are averaged; `prompt`, `think`, `answer` ... are segments."
+        "all", description="Tokens to average; `prompt`, `think`, `answer` ... are segments."
     )
-    limit: int | None = Field(None, ge=1, description="Most pairs to read, first problems first.")
-    mixed_identities: bool = Field(
-        False, description="Compare sessions that were recorded with different models too."
-    )
+    limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
+    mixed_identities: bool = Field(False, description="Also compare sessions recorded with different models.")
     store_as: Name | None = Field(
         None, description="Store each hook's mean difference as a vector of this name."
     )
 
 
 class HookDifference(Resource):
-    """The pooled activations of one hook, over all pairs that have it."""
+    """The pooled activations of one hook, over all pairs with this hook."""
 
     pairs: int
     width: int
     baseline_norm: float = Field(description="Euclidean norm of the mean under the baseline.")
     condition_norm: float
-    difference_norm: float = Field(description="Norm of the mean difference: the direction's length.")
-    cosine_similarity: float | None = Field(description="Of the two means; null where one of them is zero.")
-    mean_pair_norm: float = Field(description="Mean norm of the pairs' own differences.")
+    difference_norm: float = Field(description="Norm of the mean difference.")
+    cosine_similarity: float | None = Field(
+        description="Cosine similarity of the two means; null if one of them is zero."
+    )
+    mean_pair_norm: float = Field(description="Mean norm of the pairs' differences.")
     consistency: float | None = Field(
-        description="Mean cosine of the pairs' differences with the mean difference; null where it is zero."
+        description="Mean cosine of the pairs' differences with the mean difference; null if that is zero."
     )
     vector_id: str | None = Field(None, description="The stored direction, condition minus baseline.")
 
@@ -103,6 +106,6 @@ class ActivationComparison(Resource):
     baseline: str
     condition: str
     rows: Any
-    pairs: int = Field(description="Pairs of sessions that were read.")
-    skipped: int = Field(description="Pairs without any of the rows asked for, such as an empty segment.")
+    pairs: int = Field(description="Pairs of sessions that were compared.")
+    skipped: int = Field(description="Pairs without the requested rows, for example with an empty segment.")
     hooks: dict[str, HookDifference]

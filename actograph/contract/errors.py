@@ -1,7 +1,7 @@
-"""The root error and its kinds.
+"""Errors of Actograph.
 
 A class's docstring is its default message. `code` is the stable machine-readable name,
-`status` the HTTP status that `api` answers with, `param` the field at fault.
+`status` the HTTP status of the answer, `param` the field at fault.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ class ActographError(Exception):
         param: str | None = None,
         details: Mapping[str, int] | None = None,
     ) -> None:
-        """`details`: numbers that a program may want beside the message, sizes in bytes."""
+        """`details`: numbers for programs, such as sizes in bytes."""
         self.message = message or (type(self).__doc__ or "").strip()
         self.param = param
         self.details = dict(details) if details else None
         super().__init__(self.message)
 
     def as_record(self) -> dict[str, Any]:
-        """The form in which a failed job or sample stores its reason: that of `ErrorRecord`."""
+        """The error as failed jobs and samples store it (`ErrorRecord`)."""
         record: dict[str, Any] = {"type": self.code, "message": self.message}
         return record | {"details": self.details} if self.details else record
 
@@ -59,13 +59,13 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class InsufficientResources(InvalidRequest):
-    """The job needs more disk or memory than there is."""
+    """The job needs more disk or memory than is available."""
 
     code = "insufficient_resources"
 
 
 class QuotaExceeded(InsufficientResources):
-    """The job or file does not fit into what the quota leaves."""
+    """The job or file does not fit into the rest of the quota."""
 
     code = "quota_exceeded"
 
@@ -91,7 +91,7 @@ class Conflict(ActographError):
 
 
 class IdempotencyInFlight(Conflict):
-    """A request with this Idempotency-Key is still being answered; repeat it in a moment."""
+    """A request with this Idempotency-Key is in progress; send it again in a moment."""
 
     code = "idempotency_in_flight"
 
@@ -103,7 +103,7 @@ class IdempotencyMismatch(InvalidRequest):
 
 
 class ExportChanged(ActographError):
-    """The job's results have changed since that export; begin anew without skip and If-Match."""
+    """The job's results have changed since that export; start again without skip and If-Match."""
 
     code = "export_changed"
     status = 412
@@ -117,7 +117,7 @@ class PayloadTooLarge(ActographError):
 
 
 class RequestTimeout(ActographError):
-    """The request body came too slowly."""
+    """The request body arrived too slowly."""
 
     code = "request_timeout"
     status = 408
@@ -138,7 +138,7 @@ class Forbidden(ActographError):
 
 
 class RateLimited(ActographError):
-    """Too many requests with this API key; repeat this one after a pause."""
+    """Too many requests with this API key; send this one again later."""
 
     code = "rate_limit_exceeded"
     status = 429
@@ -163,26 +163,26 @@ class ServiceUnavailable(ActographError):
 
 
 class ServiceBusy(ServiceUnavailable):
-    """Other requests use all that this request needs; send it again in a moment."""
+    """Other requests use the resources that this one needs; send it again in a moment."""
 
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": "5"}
 
 
 class StorageFull(ServiceUnavailable):
-    """There is no room left to store this."""
+    """There is no space left to store this."""
 
     code = "storage_full"
     status = 507
 
 
 class CaptureFailed(ActographError):
-    """The activations that the job asked for could not be captured."""
+    """The requested activations could not be captured."""
 
     code = "capture_failed"
 
 
 class InterventionFailed(ActographError):
-    """The interventions drove the model to values that are not numbers."""
+    """The interventions made the model produce values that are not numbers."""
 
     code = "intervention_failed"
 
@@ -194,7 +194,7 @@ class OutOfDeviceMemory(ActographError):
 
 
 class ModelRefused(ActographError):
-    """The model could not be loaded, or its hook points could not be proved."""
+    """The model could not be loaded, or its hook points could not be verified."""
 
     code = "model_refused"
 
@@ -225,13 +225,13 @@ class WorkerStalled(ActographError):
 
 
 class DeviceLost(ActographError):
-    """The device failed, and the worker's process was started anew."""
+    """The device failed, and the worker's process was restarted."""
 
     code = "device_lost"
 
 
 class SampleTimeout(ActographError):
-    """The sample ran longer than it may."""
+    """The sample exceeded its time limit."""
 
     code = "sample_timeout"
 
@@ -243,19 +243,19 @@ class DeadlineExceeded(ActographError):
 
 
 class JobEnded(ActographError):
-    """The job ended while this sample was run."""
+    """The job ended while this sample was running."""
 
     code = "job_ended"
 
 
 class TooManyFailures(ActographError):
-    """Too many samples failed one after the other."""
+    """Too many consecutive samples failed."""
 
     code = "too_many_failures"
 
 
 class LeaseLost(ActographError):
-    """Another worker holds this sample now; its result is not ours to commit."""
+    """Another worker has leased this sample; this worker cannot commit its result."""
 
     code = "lease_lost"
 

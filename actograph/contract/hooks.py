@@ -1,7 +1,7 @@
-"""The hook-point grammar: `<point>.<layer>` and every alias that users already type.
+"""Names of hook points: `<point>.<layer>`, and the aliases of other tools.
 
-A name is resolved against a model's structure by parsing and table look-up alone; nothing
-that a client sends is ever evaluated or walked as an attribute path.
+A name is resolved against a model's structure by parsing and table look-up alone. A client's text is never
+evaluated or followed as an attribute path.
 """
 
 import difflib
@@ -73,7 +73,7 @@ _MODEL_ALIASES = {
 
 
 class HookTable(Protocol):
-    """The part of a model's structure that names are resolved against."""
+    """The part of a model's structure that `resolve` needs."""
 
     @property
     def num_layers(self) -> int: ...
@@ -90,17 +90,17 @@ class HookTable(Protocol):
 
     @property
     def savepoints(self) -> Mapping[str, str]:
-        """A client's own name -> canonical hook name."""
+        """A client's name for a hook -> canonical hook name."""
         ...
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """Point -> why this architecture does not have it; hook -> why this layer does not."""
+        """Point that this architecture lacks -> reason; hook that a layer lacks -> reason."""
         ...
 
 
 def canonical(name: str) -> str | None:
-    """The canonical form of `name` as far as the grammar alone tells, else None.
+    """The canonical form of `name`. Returns None if the grammar alone does not give it.
 
     Module paths need a model's structure and give None here; see `resolve`.
     """
@@ -120,7 +120,7 @@ def canonical(name: str) -> str | None:
 
 
 def aliases(hook: str) -> list[str]:
-    """Every other name that `canonical` reads as this hook."""
+    """All other names of this hook that `canonical` understands."""
     point, layer = point_of(hook), layer_of(hook)
     if layer is None:
         return [name for name, meant in _MODEL_ALIASES.items() if meant == point]
@@ -133,7 +133,7 @@ def aliases(hook: str) -> list[str]:
 def flat_name(hook: str) -> str:
     """A hook's name in letters, digits and underscores: `layer_8_input_layernorm_output` for `attn_in.8`.
 
-    What has no such alias is written alike: `layer_3_router_logits`, and for a module location
+    Hooks without such an alias get a similar name: `layer_3_router_logits`, and for a module location
     `model_layers_0_mlp_up_proj_output`.
     """
     flat = next((name for name in aliases(hook) if _FLAT.match(name)), None)
@@ -143,10 +143,10 @@ def flat_name(hook: str) -> str:
 
 
 def names_in(table: HookTable, hook: str) -> list[str]:
-    """Every other name that `resolve` reads as this hook of this model.
+    """All other names of this hook that `resolve` understands for this model.
 
-    Its module path with dots and with brackets, the aliases of its point, and savepoints. A path that
-    two points share (Phi's one norm before attention and MLP) is a name of the first.
+    These are its module path with dots and with brackets, the aliases of its point, and savepoints. A path
+    that two points share (Phi's one norm before attention and MLP) is a name of the first.
     """
     location = table.locations.get(hook, hook)
     names = [location, _NUMBER.sub(r"[\1]", location), *aliases(hook)]
@@ -167,13 +167,13 @@ def layer_of(hook: str) -> int | None:
 
 
 def resolve(name: str, table: HookTable) -> str:
-    """The canonical hook name that `name` stands for in this model.
+    """The canonical hook name of `name` in this model.
 
     A real module location that is no standard point (`model.layers.3.mlp.up_proj.output`)
     is its own canonical name.
 
     Raises:
-        UnknownHook: the model has no such point; the message names the nearest valid ones.
+        UnknownHook: the model has no such point; the message suggests similar names.
     """
     if name in table.savepoints:
         return table.savepoints[name]
@@ -207,7 +207,7 @@ def _why_missing(hook: str, table: HookTable) -> str:
 
 
 def nearest(name: str, location: str, table: HookTable, count: int = 3) -> list[str]:
-    """The valid names most like `name`."""
+    """The valid names that are most similar to `name`."""
     found = difflib.get_close_matches(name, list(table.locations), n=count, cutoff=0.5)
     found += difflib.get_close_matches(location, list(table.module_locations), n=count, cutoff=0.7)
     return found[:count]
@@ -217,7 +217,7 @@ def select_layers(layers: Sequence[int] | str | None, num_layers: int) -> list[i
     """Layer indices, ascending, for a capture spec's `layers`.
 
     Raises:
-        UnknownHook: a layer outside the model, or a slice that selects none.
+        UnknownHook: a layer outside the model, or an empty slice.
     """
     if layers is None:
         return sorted({num_layers // 4, num_layers // 2, 3 * num_layers // 4})
@@ -243,11 +243,11 @@ def expand(
 ) -> list[str]:
     """Canonical hook names of a capture spec, without repeats, in execution order.
 
-    A point that some layers lack (the router points of a model whose first layers are dense) is
-    taken where it is; a layer that is listed by its number must have it.
+    Layers without a point are skipped (the first layers of some mixture-of-experts models are dense). A
+    layer that is listed by number must have it.
 
     Raises:
-        UnknownHook: any name, point or layer that the model does not have.
+        UnknownHook: the model lacks a name, point or layer.
     """
     explicit = list(hooks)
     if not points and not explicit:

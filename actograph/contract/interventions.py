@@ -1,6 +1,6 @@
-"""What a client may do to a model's activations while it runs, and the vectors it stores for that.
+"""Interventions: changes of a model's activations during the forward pass, and stored vectors.
 
-Meanings are in docs/interventions.md. Arithmetic is done in float32, whatever the model's dtype.
+docs/guides/steering.md explains them. Arithmetic is in float32, whatever the model's dtype.
 """
 
 import re
@@ -21,7 +21,7 @@ MAX_INTERVENTIONS = 64
 FLOAT32_MAX = 3.4028234663852886e38
 
 Op = Literal["add", "scale", "zero", "replace", "project_out"]
-#: operations that need a vector; the others refuse one
+#: operations that need a vector; the others must have none
 VECTOR_OPS = ("add", "replace", "project_out")
 
 #: a location that is one element of a module's tuple
@@ -32,7 +32,7 @@ Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH, fail_
 VectorId = Annotated[str, Field(pattern=r"^vec_[0-9a-f]{32}$")]
 TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
 
-#: points that are read and never written: what they show is not what the model goes on with
+#: points that can only be read: the model does not use the tensor that they show
 READ_ONLY_POINTS = ("router_logits", "expert_indices", "expert_weights")
 
 
@@ -41,7 +41,7 @@ class _Sent(BaseModel):
 
 
 class TokenRange(_Sent):
-    """Tokens [start, stop), counted from the first token of the prompt; `stop: null` is no end."""
+    """Tokens [start, stop), counted from the first token of the prompt; `stop: null` means no end."""
 
     start: TokenIndex = 0
     stop: TokenIndex | None = None
@@ -57,17 +57,17 @@ class TokenRange(_Sent):
 
 
 def _known_in_the_pass(value: Any) -> Any:
-    """Refuse the one kind of capture positions of which nobody knows in the pass that they have come."""
+    """Refuse `last`: during the pass it is not known which token will be the last."""
     if value == "last":
         raise ValueError(
-            "'last' is the last token that is run, and which one that is shows only when the generation has "
-            "ended, too late to change it; last_prompt is the prompt's last token, generated all after it"
+            "'last' is known only when the generation has ended, too late to change it. Use last_prompt for "
+            "the prompt's last token, or generated for all tokens after it"
         )
     return value
 
 
 NamedPositions = Literal["all", "prompt", "generated", "last_prompt"]
-#: capture's positions but for "last", and ranges
+#: the positions of a capture spec without "last", and ranges
 Positions = Annotated[
     NamedPositions | Segment | Stride | TokenRange | Tokens | Segments,
     BeforeValidator(_known_in_the_pass),
@@ -75,22 +75,22 @@ Positions = Annotated[
 
 
 class Intervention(_Sent):
-    """One change of one hook's tensor, c being the coefficient, x a token's row and v the vector.
+    """A change of a hook's tensor: c is the coefficient, x a token's row and v the vector.
 
     add: x + c v; scale: c x; zero: 0; replace: c v; project_out: x - c (x.u) u with u = v / |v|.
-    Tokens are counted from the first token of the prompt, padding apart; a token's row is what
-    the model computes when the token is its input.
+    Tokens are counted from the first token of the prompt, without padding. The model computes a token's
+    row when the token is its input.
     """
 
-    hook: str = Field(min_length=1, max_length=256, description="Hook name, or any accepted alias of one.")
-    op: Op
-    vector: Vector | None = Field(None, description="As many numbers as the hook is wide.")
-    vector_id: VectorId | None = Field(None, description="A stored vector, in place of `vector`.")
+    hook: str = Field(min_length=1, max_length=256, description="Hook name or alias.")
+    op: Op = Field(description="Change of each row.")
+    vector: Vector | None = Field(None, description="The vector; its length is the hook's width.")
+    vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
     coefficient: Number = 1.0
     positions: Positions = Field(
         "all",
-        description="Tokens whose rows are changed: a name, one segment or several, {stride: k}, "
-        "{start, stop}, or token numbers (negative ones count from the end of the prompt).",
+        description="Tokens whose rows change: a name, one or several segments, {stride: k}, {start, stop}, "
+        "or token numbers (negative numbers count from the end of the prompt).",
     )
 
     @model_validator(mode="after")
@@ -113,13 +113,13 @@ InterventionList = Annotated[list[Intervention], Field(max_length=MAX_INTERVENTI
 
 
 class NewVector(_Sent):
-    """A vector to store under a name, for interventions to refer to."""
+    """A vector to store under a name, for use in interventions."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
-    hook: str = Field(min_length=1, max_length=256, description="Where it was computed; any accepted alias.")
+    hook: str = Field(min_length=1, max_length=256, description="Hook of the vector, by name or alias.")
     vector: Vector
     model: str | None = Field(
-        None, min_length=1, max_length=1024, description="Given, only jobs of this model may use it."
+        None, min_length=1, max_length=1024, description="If set, only jobs with this model may use it."
     )
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
         default_factory=dict, max_length=16
@@ -135,7 +135,7 @@ class VectorInfo(Resource):
     hook: str
     width: int
     model: str | None = None
-    sha256: str = Field(description="Of the numbers as little-endian float32.")
+    sha256: str = Field(description="Digest of the numbers as little-endian float32.")
     metadata: dict[str, str] = Field(default_factory=dict)
     created_at: int
 
@@ -147,7 +147,7 @@ class StoredVector(VectorInfo):
 
 
 def float32_bytes(vector: Sequence[float]) -> bytes:
-    """The numbers as little-endian float32: what is stored, hashed and used."""
+    """The numbers as little-endian float32, as they are stored, hashed and used."""
     return struct.pack(f"<{len(vector)}f", *vector)
 
 
@@ -157,13 +157,13 @@ def vector_sha256(vector: Sequence[float]) -> str:
 
 
 def require_direction(vector: Sequence[float]) -> None:
-    """Raises ValueError where the vector is zero in float32 and so has no direction."""
+    """Raises ValueError if the vector is zero in float32 and so has no direction."""
     if not any(struct.unpack(f"<{len(vector)}f", float32_bytes(vector))):
         raise ValueError("project_out needs a vector that is not zero")
 
 
 def resolve_hook(name: str, structure: ModelStructure, param: str) -> str:
-    """The canonical name of a hook whose tensor may be changed.
+    """The canonical name of a hook that interventions may change.
 
     Raises:
         UnknownHook: the model has no such hook point, or it can only be read.
@@ -175,14 +175,14 @@ def resolve_hook(name: str, structure: ModelStructure, param: str) -> str:
     point = hooks.point_of(hook)
     if point in READ_ONLY_POINTS or _PART.search(hook):
         raise UnknownHook(
-            f"{name}: {point} can be captured, not changed: the module has used it when it is read",
+            f"{name}: {point} can be captured but not changed: the module has already used it",
             param=param,
         )
     return hook
 
 
 def check_width(hook: str, length: int, width: int, param: str) -> None:
-    """Raises InvalidRequest where a vector does not fit its hook."""
+    """Raises InvalidRequest if a vector does not fit its hook."""
     if length != width:
         raise InvalidRequest(f"the vector has {length} numbers, {hook} is {width} wide", param=param)
 
@@ -195,7 +195,7 @@ class HasInterventions(Protocol):
 def each(
     job: Sequence[Intervention], conditions: Sequence[HasInterventions]
 ) -> Iterator[tuple[str, Intervention]]:
-    """Every intervention of a job and of its conditions, with its field's name."""
+    """All interventions of a job and its conditions, each with the name of its field."""
     for i, intervention in enumerate(job):
         yield f"interventions.{i}", intervention
     for place, condition in enumerate(conditions):
@@ -204,7 +204,7 @@ def each(
 
 
 def check_stored(op: Op, stored: StoredVector, model: str, param: str) -> None:
-    """Raises InvalidRequest where a stored vector cannot be used by this operation on this model."""
+    """Raises InvalidRequest if this operation cannot use the stored vector with this model."""
     if stored.model is not None and stored.model != model:
         raise InvalidRequest(
             f"vector {stored.id} ({stored.name}) was stored for the model {stored.model}, not {model}",

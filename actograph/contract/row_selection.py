@@ -1,5 +1,10 @@
-"""Which rows and columns are kept and what is made of them: the parts of a capture spec that select."""
+"""Selection of rows and columns, and their reduction: fields of a capture spec.
 
+`positions` is interpreted here alone. `Selection` is its compiled form for one sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -19,7 +24,7 @@ class ChosenFeatures(_Sent):
     """Columns of every row by number, stored in the order given."""
 
     indices: list[Annotated[int, Field(ge=0, le=10_000_000)]] = Field(
-        min_length=1, max_length=100_000, fail_fast=True
+        min_length=1, max_length=100_000, fail_fast=True, description="Columns to keep, in this order."
     )
 
     @field_validator("indices")
@@ -58,14 +63,82 @@ Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
 NamedRows = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Positions = NamedRows | Segment | Stride | Tokens | Segments
 
-#: segments and names that only a generation can have
-_GENERATED = frozenset({"generated", "think", "answer", "tool_call", "tool_result"})
+#: segments that a model generates
+GENERATED_SEGMENTS = frozenset({"think", "answer", "tool_call"})
+#: segments and names that exist only in generations
+_GENERATED = GENERATED_SEGMENTS | {"generated", "tool_result"}
+#: more tokens than any sample has
+_ENDLESS = 1 << 40
 
 
 def needs_generation(positions: object) -> str | None:
-    """The part of a choice of tokens that only generated ones can meet; None where there is none."""
+    """First of `positions` that only generated tokens can match; None if there is none."""
     names = positions if isinstance(positions, list) else [positions]
     return next((name for name in names if isinstance(name, str) and name in _GENERATED), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Tokens that `positions` selects in one sample.
+
+    Attributes:
+        segments: names of the selected segments; None if token numbers decide.
+        numbers: selected token numbers, if `segments` is None.
+        last_only: keep only the last selected token that has a row.
+    """
+
+    segments: frozenset[str] | None = None
+    numbers: range | frozenset[int] = range(_ENDLESS)
+    last_only: bool = False
+
+    @classmethod
+    def of(cls, positions: Positions, prompt_tokens: int) -> "Selection":
+        """Compile `positions` for a sample whose first prompt has so many tokens."""
+        match positions:
+            case "all":
+                return cls()
+            case "last":
+                return cls(last_only=True)
+            case "last_prompt":
+                return cls(numbers=range(prompt_tokens - 1, prompt_tokens))
+            case "generated":
+                return cls(segments=GENERATED_SEGMENTS)
+            case Stride():
+                return cls(numbers=range(0, _ENDLESS, positions.stride))
+            case str():
+                return cls(segments=frozenset([positions]))
+            case [str(), *_]:
+                return cls(segments=frozenset(str(name) for name in positions))
+        return cls(numbers=frozenset(int(p) + prompt_tokens if int(p) < 0 else int(p) for p in positions))
+
+    @classmethod
+    def between(cls, start: int, stop: int | None) -> "Selection":
+        """Tokens from `start` to `stop`; None: to the end."""
+        return cls(numbers=range(start, _ENDLESS if stop is None else stop))
+
+    def holds(self, number: int, segment: str) -> bool:
+        """Whether a token is selected, by its number and the name of its segment."""
+        return number in self.numbers if self.segments is None else segment in self.segments
+
+    def rows(self, first: int, prompt_tokens: int, stop: int) -> Sequence[int]:
+        """Selected tokens from `first` to `stop` in a sample of one turn.
+
+        The sizes of segments are not known before: a selection of generated segments holds all generated
+        tokens, and one of several kinds holds every token. Exact for everything else.
+        """
+        if self.last_only:
+            return range(stop - 1, stop)
+        if self.segments is None and isinstance(self.numbers, frozenset):
+            return sorted(number for number in self.numbers if first <= number < stop)
+        if self.segments is None and isinstance(self.numbers, range):
+            start, step = self.numbers.start, self.numbers.step
+            low, high = (-(-max(0, edge - start) // step) for edge in (first, stop))
+            return self.numbers[low:high]
+        if self.segments == frozenset({"prompt"}):
+            return range(first, prompt_tokens)
+        if self.segments is not None and self.segments <= GENERATED_SEGMENTS:
+            return range(prompt_tokens, max(prompt_tokens, stop))
+        return range(first, stop)
 
 
 Reduce = Literal["none", "mean", "max", "last"]

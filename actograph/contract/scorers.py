@@ -1,4 +1,4 @@
-"""Scorers as data: what a job spec may name under `scorers`. Meanings are in docs/scoring.md."""
+"""Scorers of a job spec (`scorers`); docs/guides/scoring.md explains them."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -11,30 +11,30 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
 
 
 class ScorerBase(BaseModel):
-    """`label` takes the place of the filter in the metric key, so that one scorer can stand twice."""
+    """Base of all scorers. With different labels a job can have the same scorer twice."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    label: Label | None = Field(None, description="Last part of the metric key, in place of the usual one.")
+    label: Label | None = Field(None, description="Last part of the metric key; null uses the default.")
 
     @property
     def key(self) -> str:
-        """lm-eval's form of a metric key, `<metric>,<filter>`; `none` where there is no filter."""
+        """The metric key in lm-eval's form, `<metric>,<filter>`; the filter may be `none`."""
         metric, _, usual = _KEYS[getattr(self, "name", "")].partition(",")
         return f"{metric},{self.label or usual}"
 
 
 class StrictMatchScorer(ScorerBase):
-    """lm-eval's strict-match of GSM8K: the number where the task's own form of answer has it."""
+    """lm-eval's strict-match of GSM8K: the number in the task's answer format."""
 
     name: Literal["strict-match"]
     form: Literal["gsm8k", "gsm8k_cot"] | None = Field(
-        None, description="`#### N`, or `The answer is N.`; null is the task's own, else gsm8k's."
+        None, description="`#### N`, or `The answer is N.`; null uses the task's form, or gsm8k's."
     )
 
 
 class FlexibleExtractScorer(ScorerBase):
-    """lm-eval's flexible-extract of GSM8K: the last thing that looks like a number."""
+    """lm-eval's flexible-extract of GSM8K: the last number in the completion."""
 
     name: Literal["flexible-extract"]
 
@@ -48,29 +48,30 @@ class NumericScorer(ScorerBase):
         ge=0.0,
         le=1.0,
         allow_inf_nan=False,
-        description="Largest difference that counts as equal, where one of the two is written with decimals.",
+        description="Largest difference that counts as equal, if one of the two has decimals.",
     )
 
 
 class ExactScorer(ScorerBase):
-    """The whole completion is the target, but for case, surrounding white space and a final stop."""
+    """True if completion and target are equal, ignoring case, white space and a final full stop."""
 
     name: Literal["exact"]
 
 
 class IncludesScorer(ScorerBase):
-    """The target stands somewhere in the completion, whatever the case."""
+    """True if the completion contains the target, ignoring case."""
 
     name: Literal["includes"]
 
 
 class FormatScorer(ScorerBase):
-    """Whether the completion keeps to a form: the share of the required parts that are right."""
+    """The share of the required parts of the answer format that are correct."""
 
     name: Literal["format"]
     think_required: bool = Field(False, description="One closed, non-empty think block must come first.")
     answer_marker: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
-        "####", description="Must stand in the answer exactly once with text behind it; null: not asked for."
+        "####",
+        description="Must occur exactly once in the answer, followed by text; null does not require it.",
     )
 
     @model_validator(mode="after")
@@ -81,12 +82,12 @@ class FormatScorer(ScorerBase):
 
 
 class EfficiencyScorer(ScorerBase):
-    """1 for up to `target_tokens` generated tokens, then falling in a line to 0 at `max_tokens`."""
+    """1 for up to `target_tokens` generated tokens, then a linear decrease to 0 at `max_tokens`."""
 
     name: Literal["efficiency"]
     target_tokens: int = Field(ge=1, le=1_000_000)
     max_tokens: int | None = Field(
-        None, ge=1, le=1_000_000, description="null is the job's own sampling.max_tokens."
+        None, ge=1, le=1_000_000, description="null uses the job's sampling.max_tokens."
     )
 
     @model_validator(mode="after")
@@ -97,11 +98,11 @@ class EfficiencyScorer(ScorerBase):
 
 
 class AnnotationsScorer(ScorerBase):
-    """The share of GSM8K's calculator annotations, `<<48/2=24>>`, whose result is right."""
+    """The share of GSM8K's calculator annotations, `<<48/2=24>>`, with a correct result."""
 
     name: Literal["annotations"]
     without: float = Field(
-        0.0, ge=0.0, le=1.0, allow_inf_nan=False, description="Value of a completion that has none."
+        0.0, ge=0.0, le=1.0, allow_inf_nan=False, description="Value of a completion without annotations."
     )
 
 
@@ -115,7 +116,7 @@ _KEYS = {
     "efficiency": "efficiency,none",
     "annotations": "annotations,none",
 }
-#: every scorer's name, as accepted in place of an object where it needs no parameters
+#: names of scorers; a name may replace the object of a scorer without parameters
 SCORER_NAMES = tuple(_KEYS)
 
 
@@ -152,7 +153,7 @@ ScorerList = Annotated[
 
 
 class RescoreRequest(BaseModel):
-    """How to judge a job's completions; the first scorer gives the verdict."""
+    """New scorers for a job's completions; the first one gives the verdict."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -160,5 +161,5 @@ class RescoreRequest(BaseModel):
 
 
 def read_scorer_argument(text: str) -> Any:
-    """A scorer as a command line names it: its name, or an object in JSON."""
+    """Read a scorer of the command line: a name, or a JSON object."""
     return json.loads(text) if text.lstrip().startswith("{") else text

@@ -1,4 +1,4 @@
-"""Tasks: names of those that come with Actograph, and a client's own as data. See docs/tasks.md."""
+"""Tasks: the names of built-in tasks, and the format of your own. See docs/guides/tasks.md."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,15 +10,15 @@ MAX_TEMPLATE_CHARS = 100_000
 MAX_EXAMPLES = 64
 
 TaskName = Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot"]
-#: tasks that bring their few-shot examples, and how many; lm-eval shows them all
+#: built-in tasks with their own few-shot examples -> number of them; lm-eval shows all
 OWN_EXAMPLES = {"gsm8k_cot": 8}
-#: what ends their completions
+#: strings that end a completion
 STOP_STRINGS: dict[str, tuple[str, ...]] = {
     "gsm8k": ("Question:", "</s>", "<|im_end|>"),
     "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
     "gsm8k_cot_zeroshot": ("Q:", "</s>", "<|im_end|>"),
 }
-#: lm-eval's version of the tasks that come along
+#: lm-eval's version of the built-in tasks
 LM_EVAL_VERSION = 3.0
 
 Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
@@ -30,12 +30,12 @@ class _Sent(BaseModel):
 
 
 class FewshotSpec(_Sent):
-    """Where a task's examples come from, and which are shown."""
+    """The few-shot examples of a task."""
 
     samples: list[dict[str, JsonValue]] = Field(
         default_factory=list,
         max_length=MAX_EXAMPLES,
-        description="Rows of the task's own, shown from the first on; none: drawn from a dataset.",
+        description="The task's own examples, shown in this order; an empty list draws them from a dataset.",
     )
 
 
@@ -44,38 +44,42 @@ def _numeric() -> list[AnyScorer]:
 
 
 class TaskSpec(_Sent):
-    """A task of one's own. Templates are Jinja over the columns of a row."""
+    """A task of your own. Templates are Jinja over the columns of a row."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
-    prompt: Template = Field("{{question}}", description="What the model is asked.")
-    target: Template = Field("{{answer}}", description="The right answer, as the scorers want it.")
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$", description="Name in the results.")
+    ]
+    prompt: Template = Field("{{question}}", description="Template of the prompt.")
+    target: Template = Field(
+        "{{answer}}", description="Template of the right answer, in the form that the scorers need."
+    )
     question: str = Field(
         "question",
         min_length=1,
         max_length=256,
-        description="The column around which a condition puts its prefix and suffix.",
+        description="Column to which conditions add their prefix and suffix.",
     )
     stop: list[Stop] = Field(
         default_factory=list, max_length=16, description="Strings that end a completion."
     )
-    scorers: ScorerList = Field(
-        default_factory=_numeric, description="Where the job names none; by default numeric."
+    scorers: ScorerList = Field(default_factory=_numeric, description="Scorers of jobs that name none.")
+    fewshot: FewshotSpec = Field(default_factory=FewshotSpec, description="Examples before the prompt.")
+    target_delimiter: str = Field(
+        " ", max_length=100, description="Text between an example's prompt and its target."
     )
-    fewshot: FewshotSpec = Field(default_factory=FewshotSpec)
-    target_delimiter: str = Field(" ", max_length=100, description="Between an example's prompt and target.")
-    fewshot_delimiter: str = Field("\n\n", max_length=100, description="After an example.")
+    fewshot_delimiter: str = Field("\n\n", max_length=100, description="Text after an example.")
 
 
 class TaskFile(_Sent):
     """A task in a YAML file uploaded through /v1/files."""
 
-    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="Id of the upload.")
 
 
 class TaskPath(_Sent):
     """A task in a YAML file on the server, under one of the allowed data roots."""
 
-    path: str = Field(min_length=1, max_length=4096)
+    path: str = Field(min_length=1, max_length=4096, description="Path below a data root.")
 
 
 def _kind(value: Any) -> str:
@@ -96,5 +100,5 @@ TaskRef = Annotated[
 
 
 def task_name(task: Any) -> str | None:
-    """What results call a task, given as in a stored job spec."""
+    """The name of a task in results; `task` is the field of a stored job spec."""
     return task.get("name") if isinstance(task, dict) else task

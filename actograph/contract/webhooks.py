@@ -1,7 +1,7 @@
-"""Webhooks: who is told when a job ends, and what they are sent.
+"""Webhooks: notices to a URL when a job ends.
 
-The form of a delivery is that of Standard Webhooks (https://www.standardwebhooks.com), the names of
-events those of OpenAI where it has them (`batch.completed`).
+A delivery has the form of Standard Webhooks (https://www.standardwebhooks.com). Events have OpenAI's names
+if OpenAI has such an event (`batch.completed`).
 """
 
 from typing import Any, Literal, get_args
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from actograph.contract.resources import Resource
 
-#: how jobs and batches end
+#: ends of jobs and batches
 WebhookEvent = Literal[
     "job.completed",
     "job.failed",
@@ -25,21 +25,17 @@ WEBHOOK_EVENTS: tuple[str, ...] = get_args(WebhookEvent)
 
 
 class WebhookSpec(BaseModel):
-    """Where a job's end is told.
-
-    Attributes:
-        url: `https://` or `http://`, on a host that the service allows; null: the service's own
-            (`ACTOGRAPH_WEBHOOK_URL`).
-        events: the ends that are told; null: all.
-    """
+    """The receiver of a notice when a job ends."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str | None = Field(
-        None, max_length=2048, description="On a host that the service allows; null: the service's own."
+        None,
+        max_length=2048,
+        description="URL on a host that the service allows; null uses ACTOGRAPH_WEBHOOK_URL.",
     )
     events: list[WebhookEvent] | None = Field(
-        None, min_length=1, max_length=len(WEBHOOK_EVENTS), description="Ends that are told; null: all."
+        None, min_length=1, max_length=len(WEBHOOK_EVENTS), description="Events to send; null sends all."
     )
 
     @field_validator("url")
@@ -51,30 +47,32 @@ class WebhookSpec(BaseModel):
             raise ValueError("the URL must be printable ASCII without spaces; encode other characters")
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("the URL must begin with https:// or http:// and name a host")
+            raise ValueError("the URL must begin with https:// or http:// and have a host")
         if parts.username is not None or parts.password is not None:
-            raise ValueError("the URL must hold no user name and no password; deliveries are signed instead")
+            raise ValueError(
+                "the URL must not contain a user name or password; deliveries are signed instead"
+            )
         if parts.fragment:
-            raise ValueError("the URL must have no fragment (#...)")
+            raise ValueError("the URL must not have a fragment (#...)")
         try:
             _ = parts.port
         except ValueError:
-            raise ValueError("the URL's port is no number from 0 to 65535") from None
+            raise ValueError("the URL's port is not a number from 0 to 65535") from None
         return value
 
     def wants(self, event: str) -> bool:
-        """Whether this end is told."""
+        """Whether this event is sent."""
         return self.events is None or event in self.events
 
 
 class WebhookPayload(Resource):
-    """The body of a delivery. A repeated delivery has the same bytes and the same `webhook-id`."""
+    """The body of a delivery. A retry has the same bytes and the same `webhook-id`."""
 
     id: str
     object: Literal["event"] = "event"
-    type: str = Field(description="How it ended: `job.completed`, `batch.expired`, ...")
+    type: str = Field(description="The event: `job.completed`, `batch.expired`, ...")
     timestamp: str = Field(description="When the job ended, ISO 8601 (UTC).")
     created_at: int = Field(description="The same in Unix seconds.")
     data: dict[str, Any] = Field(
-        description="The job as `GET /v1/jobs/{id}` shows it, without its spec; or the batch."
+        description="The batch, or the job as `GET /v1/jobs/{id}` shows it, without its spec."
     )

@@ -1,4 +1,4 @@
-"""A model and problems of our own, small enough to ship, so that a demo needs no download.
+"""A small model and its problems, part of the package, for a demo without downloads.
 
 The model was trained by `python -m training.demo_model`; train_report.json says how well.
 """

@@ -72,7 +72,7 @@ TWO_STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One calculation; in a subtraction the larger operand comes first."""
+    """A calculation; in a subtraction the larger operand comes first."""
 
     sign: Literal["+", "-"]
     left: int
@@ -92,7 +92,7 @@ class Step:
 
     @property
     def working(self) -> str:
-        """The ones, then the tens with what is carried or borrowed."""
+        """The ones, then the tens with the carried or borrowed digit."""
         left_tens, left_ones = divmod(self.left, 10)
         right_tens, right_ones = divmod(self.right, 10)
         if self.sign == "+":
@@ -130,14 +130,14 @@ class Problem:
 
 @cache
 def held_out_pairs() -> frozenset[Pair]:
-    """The tenth of all pairs (smaller first, 10 to 99) that training never sees."""
+    """A tenth of all pairs (smaller number first, 10 to 99), which training never uses."""
     pairs = [(low, high) for low in range(10, 100) for high in range(low, 100)]
     random.Random(HELD_OUT_SEED).shuffle(pairs)
     return frozenset(pairs[: len(pairs) // 10])
 
 
 def problems(rng: random.Random, *, held_out: bool) -> Iterator[Problem]:
-    """An endless stream of problems, all of whose steps are held out, or none."""
+    """An endless stream of problems, either with held-out steps only or without any."""
     while True:
         steps, forms = _steps(rng)
         if all((step.pair in held_out_pairs()) is held_out for step in steps):

@@ -1,2 +1,4 @@
-"""How answers are judged: text in, verdict out. It stands on the ground floor, without torch, because
-the worker, the API and the command line all score."""
+"""Scorers: from a completion to a verdict, without torch.
+
+Worker, API and command line use them.
+"""

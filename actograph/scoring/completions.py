@@ -1,16 +1,16 @@
-"""A completion before it is judged: what is cut from it, and where thinking ends."""
+"""Preparation of completions for scoring: stop strings, thoughts and ends of turns."""
 
 import re
 from collections.abc import Iterable
 
 OPEN, CLOSE = "<think>", "</think>"
 _THINK_TAG = re.compile(f"{OPEN}|{CLOSE}")
-#: ends of a turn that a tokenizer may leave in the text
+#: end-of-turn tokens that tokenizers may leave in the text
 _TURN_END = re.compile(
     r"<\|(?:im_end|im_start|endoftext|eot_id|eom_id|end_of_text|start_header_id|end|return|user)\|>"
     r"|</s>|<end_of_turn>|<start_of_turn>|<eos>|<｜end▁of▁sentence｜>|<｜User｜>"
 )
-#: the beginning of the assistant's turn, which a recorded completion may have kept
+#: start of the assistant's turn, which recorded completions may contain
 _TURN_BEGIN = re.compile(
     r"\s*(?:<\|im_start\|>\s*assistant\b|<\|start_header_id\|>\s*assistant\s*<\|end_header_id\|>"
     r"|<start_of_turn>\s*model\b)"
@@ -20,8 +20,7 @@ _TURN_BEGIN = re.compile(
 def cut_at_stop(completion: str, stop: Iterable[str]) -> str:
     """The completion before its first stop string.
 
-    The strings are applied one after the other, as lm-eval does, which matters only where
-    occurrences of two of them overlap.
+    The strings are applied in order, as in lm-eval; the order only matters if two of them overlap.
     """
     for text in stop:
         if text:
@@ -32,8 +31,8 @@ def cut_at_stop(completion: str, stop: Iterable[str]) -> str:
 def without_thoughts(completion: str) -> str:
     """The completion without its think blocks.
 
-    What stands before a closing tag without an opening one was thought too, since a chat template
-    may have opened the block; what follows an opening tag that is never closed was only thought.
+    Text before a closing tag without an opening tag is a thought too, since a chat template may have opened
+    it. So is the text after an opening tag without a closing tag.
     """
     kept: list[str] = []
     start, thinking = 0, False
@@ -52,7 +51,7 @@ def without_thoughts(completion: str) -> str:
 
 
 def cut_at_turn_end(completion: str) -> str:
-    """What stands before the first end-of-turn token, without the mark that begins the turn."""
+    """Text before the first end-of-turn token, without the mark that begins the turn."""
     begun = _TURN_BEGIN.match(completion)
     start = begun.end() if begun else 0
     found = _TURN_END.search(completion, start)

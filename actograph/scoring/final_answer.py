@@ -1,19 +1,18 @@
-"""Which number in a completion is its final answer.
+"""The final answer of a completion, as a number.
 
-The first of these that is there decides:
+The first match in this list is the answer:
 
-1. `#### 5` — the first one, GSM8K's own end of an answer; a heading (`#### Step 2`) is none;
-2. `\\boxed{5}` — the last one;
-3. a stated answer — the last `the answer is 5`, `Answer: 5`, `**Final answer** 5`;
+1. the first `#### 5`, GSM8K's own form, but not a heading (`#### Step 2`);
+2. the last `\\boxed{5}`;
+3. the last stated answer: `the answer is 5`, `Answer: 5`, `**Final answer** 5`;
 4. the last result of an equation (`= 5`) or number in bold (`**5**`), whichever comes later;
 5. the last number.
 
-Where one of the first three holds a range or alternatives (`10-12`, `5 or 6`), and where a box holds no
-single number, the completion stays unparsed: a guess could be right by chance.
+If one of the first three is a range or has alternatives (`10-12`, `5 or 6`), or a box has no single number,
+there is no answer: a guess could be right by chance.
 
-Before that think blocks, calculator annotations (`<<3+2=5>>`) and everything from an end-of-turn
-token on are dropped, and so is everything from the heading of another problem (`Question:`) on once
-a number has been given.
+Think blocks, calculator annotations (`<<3+2=5>>`) and all text after an end-of-turn token are ignored. So is
+all text after the heading of another problem (`Question:`), once there is a number.
 """
 
 import re
@@ -36,9 +35,9 @@ _ANSWER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _NEGATED = re.compile(r"[\s*_]{0,4}not\b", re.IGNORECASE)
-#: the same between `answer` and its verb: `the answer cannot be 7`
+#: negation between `answer` and its verb: `the answer cannot be 7`
 _DENIED = re.compile(r"\b(?:not|cannot|never)\b|n['’]t\b", re.IGNORECASE)
-#: what may stand between a marker and its number
+#: words and signs allowed between a marker and its number
 _FILLER = re.compile(
     r"(?:[\s\u00a0*_`\"'“”(\[{}:=~≈>$€£¥₹|\\-]|(?:is|was|a|an|the|about|around|exactly|approximately|only|just"
     r"|therefore|thus|then|hence|simply|equal|equals|to|total|of|now|also|still|at|least|most|indeed"
@@ -46,7 +45,7 @@ _FILLER = re.compile(
     re.IGNORECASE,
 )
 _MAX_FILLER = 120
-#: between two numbers that are offered together; a hyphen only where the second is larger
+#: text between two alternatives; a hyphen counts only if the second number is larger
 _OFFERED_WITH = re.compile(r"\s{0,3}(?P<word>or|to)\s{1,3}(?=[$€£]?[0-9])|-(?=[$€£]?[0-9])")
 _BETWEEN = re.compile(r"[\s*_]{0,4}(?:(?:is|was)\s)?(?:some(?:where|thing)\s)?between\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
@@ -55,12 +54,12 @@ _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 
 
 def final_number(completion: str) -> Number | None:
-    """The final answer, None where the completion has none that can be read."""
+    """The final answer. Returns None if the completion has none that can be read."""
     return _Reader(cut_at_turn_end(without_thoughts(completion))).find()
 
 
 class _NoSingleAnswer(Exception):
-    """An answer is stated and is no one number: a range, or alternatives."""
+    """The stated answer is a range, or has alternatives."""
 
 
 class _Reader:
@@ -129,7 +128,7 @@ class _Reader:
         return None
 
     def _after_statement(self, mark: re.Match[str], limit: int) -> Number | None:
-        """`limit`: where the next statement begins."""
+        """`limit`: start of the next statement."""
         start = mark.end()
         is_sentence = mark["verb"] is not None and mark["verb"].isalpha()
         number = self._adjacent(start)
@@ -138,7 +137,7 @@ class _Reader:
             result = self._evaluated(number, start, end)
             if result is None or is_sentence:
                 return result
-            # `Answer: 48 clips in May, and 24 ...` opens the working, it does not end it
+            # `Answer: 48 clips in May, and 24 ...` starts a calculation
             through = end if result is number else limit
             return None if self._has_number(result.end, through) else result
         filler = _FILLER.match(self._text, start, limit)
@@ -149,7 +148,7 @@ class _Reader:
         return self._last_between(begin, end)
 
     def _evaluated(self, number: Number, start: int, end: int) -> Number | None:
-        """The number itself, or the result of the equation that it begins."""
+        """The number itself, or the result of the equation that starts with it."""
         equation = self._text.rfind("=", start, end)
         if equation < start or not self._numbers.goes_on(number):
             self._check_is_alone(number)
@@ -204,7 +203,7 @@ class _Reader:
         return None
 
     def _adjacent(self, start: int) -> Number | None:
-        """The number that follows `start` with nothing but filler between."""
+        """The first number after `start`, with only filler before it."""
         place = bisect_left(self._places, start)
         if place == len(self._places):
             return None

@@ -1,13 +1,12 @@
-"""Numbers as models write them, read exactly.
+"""Numbers in completions, read exactly.
 
-English notation: a point before the decimals, and commas, apostrophes, underscores or (no-break, thin)
-spaces between groups of exactly three digits; continental notation where it can be nothing else
-(`1.234,50`, `0,5`, `€12,50`). The digits of every script, signs (ASCII, Unicode or in words), currencies,
-percent signs, units, fractions, mixed numbers, powers of ten, scientific notation and `million` and its
-like are understood. A number that is only part of something else (`2√3`, `5^2`, `1/0`, `5:30`, a date) is
-not read.
+Numbers have English notation: a point before the decimals, and commas, apostrophes, underscores or spaces
+between groups of three digits. Continental notation is read if unambiguous (`1.234,50`, `0,5`, `€12,50`).
+Digits of all scripts, signs (also in words), currencies, percent signs, units, fractions, mixed numbers,
+powers of ten, scientific notation and words such as `million` are understood. Numbers that are parts of
+something else (`2√3`, `5^2`, `1/0`, `5:30`, a date) are not read.
 
-Every pattern here takes linear time: repetitions are possessive or bounded.
+All patterns take linear time: repetitions are possessive or bounded.
 """
 
 import re
@@ -17,7 +16,7 @@ from fractions import Fraction
 
 from actograph.scoring.spellings import CURRENCIES, spelled_plainly
 
-#: longer than any number that an answer may be; also what keeps arithmetic cheap
+#: limits of a number in an answer, which keep the arithmetic cheap
 MAX_CHARS = 200
 MAX_EXPONENT = 300
 
@@ -46,26 +45,26 @@ _NUMBER = re.compile(
 )
 _SCALE = re.compile(r"[\s-]?(hundred|thousand|million|billion|trillion)s?\b(?!-[a-z])", re.IGNORECASE)
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-#: of amounts of money alone: elsewhere `5k` is a run and `5m` a length
+#: only for amounts of money: elsewhere `5k` is a run and `5m` a length
 _MONEY_SCALE = re.compile(r"([kKmMbB]|mn|bn)(?![A-Za-z0-9])")
 _MONEY_SCALES = {"k": 10**3, "m": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9}
 
 _CURRENCY_CODE = re.compile(r"(?:USD|EUR|GBP|JPY|INR|CAD|AUD|CHF|US|Rs\.?|RM|R)\Z")
 _SPACED_CODE = re.compile(r"(?<![A-Za-z0-9])(?:USD|EUR|GBP|JPY|INR|CAD|AUD|CHF|Rs\.?)\s\Z")
-#: a sign in words; `minus` takes away where an operand may stand before it
+#: a sign in words; after an operand `minus` is a subtraction
 _SIGN_WORD = re.compile(r"(?:(?<![A-Za-z])negative|(?:^|\bis|[=:#({*])\s?minus)\s\Z", re.IGNORECASE)
-#: a number next to one of these is a part of something else
+#: signs next to a number that make it a part of something else
 _BINDS_BEFORE = "√^_±"
 _BINDS_AFTER = "√^π±²³⁴⁵⁶⁷⁸⁹⁰¹"
 _OPERATOR = re.compile(r"[\s\u00a0]{0,3}(?:[+×÷/=<>]|\*(?!\*)|-(?=\s?[0-9($])|[xX](?=\s?[0-9($]))")
-#: what ends an operand, so that a minus after it takes away
+#: end of an operand; a minus after it is a subtraction
 _BEFORE_SPACED_SIGN = re.compile(r"(?:[=({#]|\bis)\s*\Z")
 _OPERAND_END = re.compile(r"[0-9)\]%°]\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number that stands in `text[start:end]`, sign and currency included."""
+    """The number in `text[start:end]`, including sign and currency."""
 
     value: Fraction
     start: int
@@ -73,12 +72,12 @@ class Number:
     has_decimals: bool
 
     def __str__(self) -> str:
-        """The shortest exact form: `-1234.5`, or `1/3` where decimals would not end."""
+        """The shortest exact form: `-1234.5`, or `1/3` if the decimals do not end."""
         return format_exact(self.value)
 
 
 class NumberText:
-    """A text in which numbers can be found by their place."""
+    """A text with the positions of its numbers."""
 
     def __init__(self, text: str) -> None:
         self.text = spelled_plainly(text)
@@ -86,13 +85,13 @@ class NumberText:
 
     @property
     def places(self) -> Sequence[int]:
-        """Where the numbers begin (their digits, not their signs), in order; not all can be read."""
+        """Starts of the digits of possible numbers, in order; not all can be read."""
         if self._places is None:
             self._places = [match.start() for match in _NUMBER.finditer(self.text)]
         return self._places
 
     def read(self, place: int) -> Number | None:
-        """The number whose first digit (or `\\frac`) is at `place`; None where it cannot be read."""
+        """Read the number whose first digit (or `\\frac`) is at `place`. None if it cannot be read."""
         match = _NUMBER.match(self.text, place)
         if match is None or match.end() - match.start() > MAX_CHARS:
             return None
@@ -121,14 +120,14 @@ class NumberText:
         return Number(value, start, end, has_decimals)
 
     def goes_on(self, number: Number) -> bool:
-        """Whether an operator follows, which makes the number an operand and no result."""
+        """True if an operator follows, so that the number is an operand and not a result."""
         return _OPERATOR.match(self.text, number.end) is not None
 
 
 def read_number(text: str) -> Number | None:
-    """The number that a text consists of, but for markup, a unit and a final stop.
+    """The only number of a text, which may have markup and a unit.
 
-    None where there is none, or more than one.
+    Returns None if there is no number, or more than one.
     """
     numbers = NumberText(text.strip())
     if len(numbers.places) != 1:
@@ -137,7 +136,7 @@ def read_number(text: str) -> Number | None:
 
 
 def format_exact(value: Fraction) -> str:
-    """Decimals where they end within forty places, else a fraction in lowest terms."""
+    """The number as a decimal with up to 40 places, or as a fraction in lowest terms."""
     if value.denominator == 1:
         return str(value.numerator)
     places, rest = 0, value.denominator
@@ -154,7 +153,7 @@ def format_exact(value: Fraction) -> str:
 
 
 def _value(match: re.Match[str]) -> tuple[Fraction, bool] | None:
-    """The unsigned value, and whether it is written with decimals."""
+    """The unsigned value, and True if it has decimals."""
     if match["latex"] is not None:
         fraction = _latex_fraction(match["latex"])
         return None if fraction is None else (fraction, False)
@@ -210,7 +209,7 @@ def _latex_fraction(text: str) -> Fraction | None:
 
 
 def _skip_currency(text: str, place: int) -> int | None:
-    """Where the currency before `place` begins, `place` where there is none, None inside a word."""
+    """Start of the currency before `place`; `place` without one, None inside a word."""
     if not place:
         return place
     start = place - 1 if text[place - 1] == " " and place > 1 and text[place - 2] in CURRENCIES else place
@@ -231,7 +230,7 @@ def _skip_currency(text: str, place: int) -> int | None:
 
 
 def _binds_before(text: str, place: int) -> bool:
-    """Whether the sign at `place` makes what follows a part of something: `x_5` is, `_5_` is emphasis."""
+    """True if the sign at `place` binds the number after it: it does in `x_5`, but `_5_` is emphasis."""
     if text[place] != "_":
         return text[place] in _BINDS_BEFORE
     while place and text[place - 1] == "_":
@@ -240,7 +239,7 @@ def _binds_before(text: str, place: int) -> bool:
 
 
 def _is_sign(text: str, place: int) -> bool:
-    """Whether the `-` or `+` at `place` belongs to the number right behind it."""
+    """True if the `-` or `+` at `place` is the sign of the number after it."""
     if not place:
         return True
     before = text[place - 1]
@@ -250,5 +249,5 @@ def _is_sign(text: str, place: int) -> bool:
 
 
 def _is_spaced_sign(text: str, start: int) -> bool:
-    """`= - 5`, `(- 5`, `is - 5`, `#### - 5`: elsewhere a minus before a space is a dash or takes away."""
+    """True for `= - 5`, `(- 5`, `is - 5`, `#### - 5`; elsewhere it is a dash or a subtraction."""
     return _BEFORE_SPACED_SIGN.search(text[max(0, start - 8) : start - 2]) is not None

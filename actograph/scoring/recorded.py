@@ -1,8 +1,8 @@
-"""Scoring recorded completions, one JSON object per line, in memory bounded by one line.
+"""Scoring of recorded completions, one JSON object per line, in memory bounded by one line.
 
-In: `{"id", "completion", "gold"}`; `generated_tokens` too where a scorer looks at the length, and any
-other field is passed over. Out: `{"id", "scores": {scorer: {"answer", "correct"}}}`, with a `value`
-from 0 to 1 where a scorer's verdict is not just right or wrong.
+Input: `{"id", "completion", "gold"}`, and `generated_tokens` for scorers of the length; other fields are
+ignored. Output: `{"id", "scores": {scorer: {"answer", "correct"}}}`, with a `value` from 0 to 1 for scorers
+whose verdict is not just right or wrong.
 """
 
 import json
@@ -14,16 +14,16 @@ from typing import Any, NoReturn
 
 from actograph.contract.errors import ActographError, InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
-from actograph.metrics import Tally
 from actograph.scoring.scorers import Answered, ScorerSet
+from actograph.statistics.metrics import Tally
 
 _BOM = b"\xef\xbb\xbf"
-#: metrics whose value is 1 or 0 and nothing between
+#: metrics with the values 0 and 1 only
 _RIGHT_OR_WRONG = ("exact_match", "includes")
 
 
 class _Ids:
-    """How many ids came more than once; kept on disk, so that memory does not grow with the lines."""
+    """Counts repeated ids, on disk so that memory does not grow with the lines."""
 
     def __init__(self) -> None:
         # "" is a temporary database, which SQLite keeps in memory up to its cache and then in a file
@@ -48,24 +48,24 @@ class _Ids:
 
 
 class RecordedScores:
-    """Scores line after line; what they add up to stands in `tallies`.
+    """Scores line by line, with totals in `tallies`.
 
-    An id may stand in several lines, as where a model answered several times: each is scored by itself,
-    and `repeated_ids` counts such ids once all lines have been read.
+    Several lines may have the same id, for example several answers of a model. Each is scored by itself;
+    `repeated_ids` counts such ids once all lines have been read.
     """
 
     def __init__(self, scorers: ScorerSet, names: Mapping[str, str]) -> None:
-        """`names`: metric key -> what the scorer is called in the output."""
+        """`names`: metric key -> name of the scorer in the output."""
         self._scorers = scorers
         self._names = names
         self.tallies = {name: Tally() for name in names.values()}
         self.repeated_ids = 0
 
     def lines(self, stream: Iterable[bytes]) -> Iterator[str]:
-        """The output lines of `stream`, without line ends. Blank lines are passed over.
+        """The output lines of `stream`, without line ends. Blank lines are skipped.
 
         Raises:
-            InvalidDataset: a line is not what it must be, or there is none; the message has its number.
+            InvalidDataset: a line is invalid (the message has its number), or there are no lines.
         """
         found = False
         with closing(_Ids()) as ids:
@@ -110,7 +110,7 @@ def _parse(line: bytes) -> tuple[str | int, Answered]:
     except json.JSONDecodeError as error:
         raise InvalidDataset(f"not JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError):
-        raise InvalidDataset("not JSON that can be read: a number too long or nesting too deep") from None
+        raise InvalidDataset("not valid JSON here: a number is too long, or the nesting too deep") from None
     if not isinstance(record, dict):
         raise InvalidDataset("not a JSON object with id, completion and gold")
     missing = [field for field in ("id", "completion", "gold") if field not in record]

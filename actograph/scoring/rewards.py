@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable
 
-from actograph.calculator import annotations
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Score
+from actograph.scoring.calculator import annotations
 from actograph.scoring.completions import CLOSE, OPEN, without_thoughts
 
 MAX_ANSWER_CHARS = 200
@@ -14,11 +14,11 @@ MAX_ANSWER_CHARS = 200
 def format_reward(
     *, think_required: bool = False, answer_marker: str | None = "####"
 ) -> Callable[[str], Score]:
-    """Judges a completion's form: the share of the required parts that are as they must be.
+    """Scores the format of a completion: the share of correct required parts.
 
-    A think block is right if exactly one closes, has text in it and comes first; the opening tag may
-    be missing, since chat templates write it. An answer marker is right if it stands exactly once
-    outside of thoughts with text behind it on its line. That text is the score's answer.
+    The think block is correct if there is exactly one, with text, at the start. Its opening tag may be
+    missing, since chat templates write it. The answer marker is correct if it occurs exactly once outside of
+    thoughts, followed by text on its line. That text is the score's answer.
     """
     marker = re.compile(re.escape(answer_marker)) if answer_marker is not None else None
 
@@ -42,13 +42,13 @@ def format_reward(
 
 
 def annotation_reward(*, without: float = 0.0) -> Callable[[str], Score]:
-    """Judges a completion's calculator annotations: the share whose stated result is what comes out.
+    """Scores the calculator annotations of a completion: the share of correct results.
 
-    A result with decimals may be rounded to them. What cannot be worked out (`<<x*2=6>>`) is not right.
-    The score's answer is `right/all`, such as `3/4`.
+    Stated results may be rounded to their decimals. Expressions that cannot be calculated (`<<x*2=6>>`) are
+    wrong. The score's answer is `right/all`, such as `3/4`.
 
     Args:
-        without: value of a completion that has no annotations.
+        without: value of a completion without annotations.
     """
 
     def judge(completion: str) -> Score:
@@ -68,13 +68,13 @@ def _thinks_first(completion: str) -> bool:
 
 
 def efficiency_reward(*, target_tokens: int, max_tokens: int) -> Callable[[int | None], Score]:
-    """Judges a completion's length in generated tokens.
+    """Scores the length of a completion in generated tokens.
 
-    1 up to `target_tokens`, from there in a straight line down to 0 at `max_tokens` and beyond. It
-    says nothing about the answer. The score's answer is the number of tokens.
+    The value is 1 up to `target_tokens`, and then decreases linearly to 0 at `max_tokens`. The score's answer
+    is the number of tokens.
 
     Raises:
-        InvalidRequest: `max_tokens` is not larger, or (when judging) the length is unknown.
+        InvalidRequest: `max_tokens` is not larger, or (during scoring) the length is unknown.
     """
     if max_tokens <= target_tokens:
         raise InvalidRequest(

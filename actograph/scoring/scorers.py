@@ -1,4 +1,4 @@
-"""From scorers named as data to verdicts on a completion."""
+"""Scorers of a job spec, applied to completions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from actograph.scoring.rewards import annotation_reward, efficiency_reward, form
 
 Form = Literal["gsm8k", "gsm8k_cot"]
 
-#: a task's own scorers where nothing else is said
+#: default scorers of the built-in tasks
 GSM8K_SCORERS: tuple[AnyScorer, ...] = (
     StrictMatchScorer(name="strict-match"),
     FlexibleExtractScorer(name="flexible-extract"),
@@ -36,9 +36,9 @@ GSM8K_SCORERS: tuple[AnyScorer, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """What a scorer may look at."""
+    """Input of a scorer."""
 
-    #: already cut at the stop strings
+    #: text without stop strings
     completion: str
     #: the right answer: a GSM8K answer text (`... #### 72`), a bare number, or a text
     target: str
@@ -49,10 +49,10 @@ Judge = Callable[[Answered], Score]
 
 
 class ScorerSet:
-    """Scorers ready to judge, in the order in which they were named; the first is the verdict."""
+    """Scorers in the order of the spec; the first gives the verdict."""
 
     def __init__(self, scorers: Sequence[AnyScorer], *, form: Form = "gsm8k", max_tokens: int | None = None):
-        """`form` and `max_tokens` stand in where a scorer leaves them to the task and to the job.
+        """`form` and `max_tokens` are the defaults of the task and the job.
 
         Raises:
             InvalidRequest: an efficiency scorer without a `max_tokens` above its target.
@@ -67,19 +67,15 @@ class ScorerSet:
         return list(self._judges)
 
     def score(self, answered: Answered) -> dict[str, Score]:
-        """One verdict per metric key; `answer` is what was found, null where nothing was.
+        """A score for each metric key; `answer` is null if the scorer found no answer.
 
         Raises:
-            InvalidDataset: the target is no number, and a scorer compares numbers.
+            InvalidDataset: a scorer needs a number, and the target is not a number.
         """
         return {key: judge(answered) for key, judge in self._judges.items()}
 
     def check_target(self, target: str) -> None:
-        """Refuse a target with which no completion could ever be right.
-
-        Raises:
-            InvalidDataset
-        """
+        """Raises InvalidDataset if no completion can be right with this target."""
         if self._reads_numbers:
             gold_number(target)
         if not target.strip():
@@ -87,23 +83,23 @@ class ScorerSet:
 
 
 def gold_number(target: str) -> Number:
-    """The number of a target: what follows its last `####`, or all of it.
+    """The number of a target: the text after its last `####`, or the whole target.
 
     Raises:
-        InvalidDataset: it is not one number.
+        InvalidDataset: the text is not a number.
     """
     number = read_number(target.rpartition("####")[2])
     if number is None:
         shown = target if len(target) <= 80 else target[-80:]
         raise InvalidDataset(
-            f"the target {shown!r} is not a number, which the numeric scorer needs: "
-            "end it with `#### N`, make it a bare number, or name other scorers"
+            f"the target {shown!r} is not a number, which the numeric scorer needs: end it with `#### N`, "
+            "make it a bare number, or name other scorers"
         )
     return number
 
 
 def numbers_equal(answer: Number, gold: Number, tolerance: Fraction = Fraction(0)) -> bool:
-    """Exact equality; a tolerance counts only where one of the two is written with decimals."""
+    """True if the numbers are equal; a tolerance only applies if one of them has decimals."""
     if answer.value == gold.value:
         return True
     rounded = answer.has_decimals or gold.has_decimals
@@ -169,7 +165,7 @@ def _exact(answered: Answered) -> Score:
 
 
 def _includes(answered: Answered) -> Score:
-    """The answer is the target's own text where it was found."""
+    """Score 1 if the completion contains the target, which is then the answer."""
     target = answered.target.strip()
     found = bool(target) and target.casefold() in without_thoughts(answered.completion).casefold()
     return Score(value=float(found), answer=target if found else None)

@@ -1,6 +1,6 @@
-"""One spelling for what completions write in several: digits, signs, spaces, LaTeX, continental notation.
+"""Normalised spelling of digits, signs, spaces, LaTeX and continental notation.
 
-Places in the result are not places in the text. Every pattern here takes linear time: repetitions are
+Positions in the result are not positions in the text. All patterns take linear time: repetitions are
 possessive or bounded.
 """
 
@@ -8,13 +8,13 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-#: the Basic and the first supplementary plane: digits and currency signs stand nowhere else
+#: the planes of Unicode with digits and currency signs
 _PLANES = range(0x20000)
 CURRENCIES = frozenset(sign for sign in map(chr, _PLANES) if unicodedata.category(sign) == "Sc")
 
 _MINUS = "\u2212\ufe63\uff0d\u2012\u2013"
 _SPACES = "\u00a0\u2007\u2009\u202f"
-#: of every script but ASCII: Arabic, Devanagari, full-width, mathematical bold and so on
+#: digits of all other scripts: Arabic, Devanagari, full-width, mathematical bold and so on
 _DIGITS = {
     sign: str(unicodedata.decimal(sign))
     for sign in map(chr, _PLANES[0x80:])
@@ -44,15 +44,15 @@ _CALCULATOR = re.compile(r"<<[^<>\n]*+>>")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _POWER_OF_TEN = re.compile(r"(?<![0-9.,])10(\u207b?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,6})")
 _PYTHON_POWER = re.compile(r"(?<![*0-9])([0-9]{1,20})\*\*(?=[0-9])")
-#: a minus that says so, unlike a hyphen, with a space before its number and nothing to take away from
+#: a minus sign (not a hyphen) and a space before a number, without an operand before it
 _SPACED_MINUS = re.compile(r"(?<![0-9)\]%°])(?<![0-9)\]%°] )\u2212[ ](?=[$€£]?[0-9])")
 #: GSM8K's answer to "at what time" is the hour alone
 _ON_THE_HOUR = re.compile(r"(?<![0-9.,:])([0-9]{1,2}):00(?![0-9:]|[.,][0-9])")
-#: `5:30`, `3:4`, `2024-05-06`: numbers in it are none of their own
+#: `5:30`, `3:4`, `2024-05-06`: their parts are not numbers of their own
 _CLOCK_OR_RATIO = re.compile(r"(?<![0-9.,])[0-9]{1,4}(?::[0-9]{1,4}){1,2}(?![0-9.,]?[0-9])")
 _ISO_DATE = re.compile(r"(?<![0-9-])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9-])")
 _NO_MORE = r"(?![0-9.,]?[0-9])"
-#: points between groups, as nobody writes decimals; then commas before decimals, as nobody writes groups
+#: points that can only separate groups, and commas that can only begin decimals
 _POINTED_GROUPS = re.compile(
     rf"(?<![0-9.,])[0-9]{{1,3}}(?:(?:\.[0-9]{{3}}){{1,12}},[0-9]{{1,2}}|(?:\.[0-9]{{3}}){{2,12}}){_NO_MORE}"
 )
@@ -96,9 +96,9 @@ _LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def spelled_plainly(text: str) -> str:
-    """The text in ASCII digits and English notation, without calculator annotations and LaTeX's dress.
+    """The text with ASCII digits and English notation, without calculator annotations and LaTeX markup.
 
-    Times but for the full hour, ratios and ISO dates become `@`, since the numbers in them are no answers.
+    Ratios, ISO dates and times other than full hours become `@`, since they are not answers.
     """
     text = _SPACED_MINUS.sub("-", _CALCULATOR.sub("", text))
     text = _POWER_OF_TEN.sub(lambda found: f"10^{{{found[1].translate(_SUPERSCRIPTS)}}}", text)

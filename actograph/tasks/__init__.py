@@ -1,1 +1,1 @@
-"""Tasks as data: templates over the columns of a row, and task files."""
+"""Tasks: prompts from rows of a dataset, templates, and task files."""

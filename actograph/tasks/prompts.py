@@ -1,9 +1,8 @@
-"""Tasks: how a row of a dataset becomes a prompt.
+"""Tasks: prompts from rows of a dataset.
 
-A task is a prompt form, few-shot examples and scorers, in the sense of Inspect
-(https://inspect.aisi.org.uk/tasks.html). The prompts of the three GSM8K tasks are those of lm-eval
-0.4.13 (tasks/gsm8k/*.yaml, version 3), to the character, few-shot examples included. Those of
-gsm8k_cot are the ones of Wei et al. 2022 (arXiv:2201.11903), as lm-eval has them.
+A task is a prompt form, few-shot examples and scorers, as in Inspect (https://inspect.aisi.org.uk/tasks.html).
+The prompts of the three GSM8K tasks, with their examples, are exactly those of lm-eval 0.4.13
+(tasks/gsm8k/*.yaml, version 3). The examples of gsm8k_cot are those of Wei et al. 2022 (arXiv:2201.11903).
 """
 
 import random
@@ -14,7 +13,7 @@ from pathlib import Path
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import Condition, EvaluationSpec
 from actograph.contract.tasks import STOP_STRINGS, TaskSpec
-from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, read_rows
 from actograph.tasks.rows import RowForm, examples_of
 
 FEWSHOT_SEED = 1234
@@ -24,28 +23,28 @@ ChatMessages = list[dict[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`stop` ends a completion, which would otherwise go on to invent the next question."""
+    """A task. `stop` ends a completion; otherwise models often continue with another question."""
 
     name: str
     question_form: str = "{question}"
     stop: tuple[str, ...] = ()
-    #: shown from the first on in place of rows of a dataset
+    #: the task's own examples, used instead of rows of a dataset
     examples: tuple[DatasetRow, ...] = ()
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"
 
     def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
-        """What the model is asked; `vary` changes the question inside of it."""
+        """The prompt of a row; `vary` changes the question within it."""
         return self.question_form.replace("{question}", vary(row.question))
 
     def stop_strings(self, requested: Sequence[str]) -> list[str]:
-        """The job's own stop strings and the task's, in chats too, as in lm-eval."""
+        """Stop strings of the job and the task, also for chats, as in lm-eval."""
         return list(dict.fromkeys([*requested, *self.stop]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateTask(Task):
-    """A task of a client's own."""
+    """A client's own task."""
 
     form: RowForm
 
@@ -79,16 +78,16 @@ TASKS = {
 
 
 def task_of(spec: EvaluationSpec) -> Task:
-    """The task of a job whose task file, if any, has been read.
+    """The task of a job; a task file must already be in the spec.
 
     Raises:
-        InvalidRequest: a template or an example of the task is none.
+        InvalidRequest: a template or an example of the task is invalid.
     """
     own = spec.task
     if isinstance(own, str):
         return TASKS[own]
     if not isinstance(own, TaskSpec):
-        raise InvalidRequest("the job's task file was never read", param="task")
+        raise InvalidRequest("the job's task file was not read", param="task")
     return TemplateTask(
         name=own.name,
         stop=tuple(own.stop),
@@ -108,21 +107,20 @@ def build_prompt(
     is_chat: bool,
     fewshot_as_multiturn: bool = True,
 ) -> str | ChatMessages:
-    """The prompt for one row: text, or the messages of a chat where `is_chat`.
+    """The prompt for one row: text, or the messages of a chat if `is_chat`.
 
-    The condition changes the tested question and the system message, never the examples:
-    its prefix stands before the question (after it, a space where the prefix does not end in
-    white space), its suffix after the question and one space.
+    The condition changes the tested question and the system message, never the examples. Its prefix and
+    suffix are separated from the question by a space, unless the prefix ends with white space.
 
     Raises:
-        InvalidRequest: if the condition has a system message and the prompt is plain text.
+        InvalidRequest: the condition has a system message, but the prompt is plain text.
     """
     question = task.question(row, lambda text: _vary(text, condition))
     if not is_chat:
         if condition.system is not None:
             raise InvalidRequest(
-                f"condition {condition.name!r} has a system message, which needs a chat template; "
-                "put the text into its prefix, or use a model with a chat template",
+                f"condition {condition.name!r} has a system message, which needs a chat template; put the "
+                "text into its prefix, or use a model with a chat template",
                 param="conditions",
             )
         return _as_text(task, fewshot) + question
@@ -154,18 +152,17 @@ def _as_text(task: Task, examples: Sequence[DatasetRow]) -> str:
 
 
 class FewshotSampler:
-    """Chooses the few-shot examples of every row, the same ones in any order of running.
+    """Chooses the few-shot examples of each row, independent of the order of rows.
 
-    lm-eval draws from one `random.Random(1234)` as it goes through the rows; the draws are
-    replayed here up to the row that is asked for, so row i gets exactly the examples that
-    lm-eval gives it, whichever worker runs it, and whatever `limit` and `offset` are.
+    lm-eval draws from one `random.Random(1234)`, row after row. The sampler repeats these draws up to the
+    requested row. So row i gets exactly lm-eval's examples on every worker, for any `limit` and `offset`.
     """
 
     def __init__(self, examples: Sequence[DatasetRow], count: int, *, same_dataset: bool) -> None:
-        """`same_dataset`: the examples are the tested rows, so the tested one is left out.
+        """`same_dataset`: examples come from the tested rows, so the tested row is left out.
 
         Raises:
-            InvalidRequest: if there are fewer examples than `count` asks for.
+            InvalidRequest: there are too few examples.
         """
         needed = count + 1 if same_dataset and count else count
         if needed > len(examples):
@@ -181,7 +178,7 @@ class FewshotSampler:
         self._draws: list[list[int]] = []
 
     def choose(self, row: DatasetRow) -> list[DatasetRow]:
-        """The examples for `row`, in the order in which they are shown."""
+        """The examples for `row`, in the order of the prompt."""
         if not self._count:
             return []
         population = range(len(self._examples))
@@ -193,7 +190,7 @@ class FewshotSampler:
         kept = [example for example in drawn if not _same_problem(example, row)][: self._count]
         if len(kept) == self._count:
             return kept
-        # The dataset repeats this problem, and several copies of it were drawn.
+        # the dataset repeats this problem, and several copies were drawn
         others = [example for example in self._examples if not _same_problem(example, row)]
         if len(others) < self._count:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Rows of a client's own task: the columns that its templates use, and the rendered target."""
+"""Rows of a client's own task: columns for the prompt, and the rendered target."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,33 +6,33 @@ from typing import Any
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.tasks import TaskSpec
-from actograph.dataset_rows import DatasetRow, text_fault
+from actograph.datasets.dataset_rows import DatasetRow, text_fault
 from actograph.tasks.templates import RowTemplate
 
 MAX_DEPTH = 64
 
 
 class RowForm:
-    """Turns records of any columns into rows of a task. Called with the row's number and the record."""
+    """Turns records with any columns into rows of a task."""
 
     def __init__(self, task: TaskSpec) -> None:
-        """Raises InvalidRequest for a template that is none."""
+        """Raises InvalidRequest if a template is invalid."""
         self._task = task
         self._prompt = RowTemplate(task.prompt, param="task.prompt")
         self._target = RowTemplate(task.target, param="task.target")
-        #: what a sample must keep of its row
+        #: columns that a sample must store
         self._kept = self._prompt.columns
         self.columns = frozenset(self._prompt.columns) | frozenset(self._target.columns)
 
     def __call__(self, index: int, record: Mapping[str, Any]) -> DatasetRow:
-        """Raises InvalidDataset, saying what is wrong with the record."""
+        """Raises InvalidDataset if the record does not fit the task."""
         columns = {str(name): record[name] for name in self._kept if name in record}
-        if not all(_is_shallow(value) for value in columns.values()):
-            raise InvalidDataset(f"a column that the prompt uses is nested more than {MAX_DEPTH} deep")
+        if not all(is_shallow(value) for value in columns.values()):
+            raise InvalidDataset(f"a column of the prompt is nested more than {MAX_DEPTH} deep")
         try:
             columns = json.loads(json.dumps(columns, allow_nan=False))
         except (TypeError, ValueError):
-            raise InvalidDataset("a column that the prompt uses holds something else than JSON") from None
+            raise InvalidDataset("a column of the prompt has a value that JSON lacks") from None
         answer = self._target.render(record)
         for name, text in (("prompt", self._prompt.render(record)), ("target", answer)):
             if (fault := text_fault(text)) is not None:
@@ -41,7 +41,7 @@ class RowForm:
         return DatasetRow(index=index, question=str(question), answer=answer, columns=columns)
 
     def prompt(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
-        """What the model is asked; `vary` is applied to the question, or else to the whole prompt.
+        """The prompt; `vary` changes the question, or the whole prompt if it has no question.
 
         Raises:
             InvalidDataset: the template fails on the row.
@@ -51,19 +51,19 @@ class RowForm:
         return self._prompt.render({**row.columns, self._task.question: vary(row.question)})
 
 
-def _is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether lists and mappings lie no deeper in each other than everybody who reads them can follow."""
+def is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """True if lists and mappings are nested at most `depth` deep."""
     if not isinstance(value, Mapping | list | tuple):
         return True
     inner = value.values() if isinstance(value, Mapping) else value
-    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)
+    return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
 
 
 def examples_of(task: TaskSpec) -> list[DatasetRow]:
-    """The examples that a task brings along.
+    """The task's own examples.
 
     Raises:
-        InvalidDataset: one lacks a column, or the templates fail on it.
+        InvalidDataset: an example lacks a column, or the templates fail on it.
     """
     form = RowForm(task)
     examples = []
@@ -78,5 +78,5 @@ def examples_of(task: TaskSpec) -> list[DatasetRow]:
 
 
 def row_form(task: object) -> RowForm | None:
-    """How rows are read: None for the tasks that come with Actograph, whose rows are GSM8K's."""
+    """The reader of a task's rows. None for built-in tasks, whose rows have GSM8K's form."""
     return RowForm(task) if isinstance(task, TaskSpec) else None

@@ -1,52 +1,64 @@
-"""/v1/batches in OpenAI's form."""
+"""/v1/batches, in OpenAI's form."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, BackgroundTasks, Depends
+from fastapi import BackgroundTasks
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
-from api import webhooks
-from api.answered_once import IdempotencyKey, Keep, answered_once
-from api.auth import caller
-from api.batch_keeper import BatchKeeper
-from api.dependencies import PageDep, ServicesDep, known_id, require_priority
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import batches, files, pages
-from storage.idempotency import StoredAnswer
+from api.dependencies import BatchId, PageDep, ServicesDep, require_priority
+from api.openai.batch_keeper import BatchKeeper
+from api.problems.validation import parse_body
+from api.requests.answered_once import IdempotencyKey, Keep, answered_once
+from api.requests.request_body import JsonBody
+from api.routing import READ, SUBMIT, Body, Routes
+from api.security.auth import Caller
+from api.submission import webhook_targets
+from storage.files import files
+from storage.index import pages
+from storage.jobs import batches
+from storage.submission.idempotency import StoredAnswer
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"])
+router = Routes(prefix="/v1/batches", tags=["batches"])
 
 PURPOSE = "batch"
+BODY = Body(
+    BatchRequest,
+    {
+        "a night's requests": {
+            "input_file_id": "file_6f1ed002ab5595859014ebf0951522d9",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": {"project": "career"},
+        }
+    },
+)
 
 
-@router.post(
+@router.add(
+    "POST",
     "",
-    operation_id="create_batch",
-    summary="Answer the requests of an uploaded file",
+    SUBMIT,
+    "Answer the requests of an uploaded file",
+    errors=[409],
+    body=BODY,
     response_model=Batch,
-    responses=documented(409, 413, 415, 422),
-    openapi_extra=body_of("BatchRequest"),
 )
 def create_batch(
     services: ServicesDep,
     background: BackgroundTasks,
-    body: Annotated[bytes, Depends(json_body)],
-    by: Annotated[str, Depends(caller)],
+    body: JsonBody,
+    by: Caller,
     idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
-    """The file is read after the answer: `GET /v1/batches/{id}` tells the lines at fault, if any.
+    """The service reads the file after this answer; `GET /v1/batches/{id}` lists invalid lines.
 
-    With an `Idempotency-Key` a repeated request gets the first one's answer.
+    A repeated request with the same `Idempotency-Key` gets the first answer.
     """
     request = parse_body(BatchRequest, body)
     require_priority(services, request.priority)
-    webhook = webhooks.check(services.settings, request.webhook)
+    webhook = webhook_targets.check(services.settings, request.webhook)
     request = request.model_copy(update={"webhook": webhook})
 
     def create(keep: Keep) -> StoredAnswer:
@@ -55,7 +67,7 @@ def create_batch(
             row = batches.create(session, request, by)
             answer = StoredAnswer(200, batches.resource(session, row).model_dump(mode="json"))
             keep(session, answer)
-        # where the process ends before it is done, the reconciler goes on
+        # the reconciler continues if this process ends early
         background.add_task(BatchKeeper(services).advance_later, row.id)
         return answer
 
@@ -64,7 +76,7 @@ def create_batch(
 
 
 def _check_input(session: Session, file_id: str, most: int) -> None:
-    """Raises InvalidRequest or PayloadTooLarge where the file cannot be that of a batch."""
+    """Raises InvalidRequest or PayloadTooLarge if the file cannot be the input of a batch."""
     try:
         file = files.keep(session, file_id)
     except NotFound:
@@ -83,41 +95,22 @@ def _check_input(session: Session, file_id: str, most: int) -> None:
         )
 
 
-@router.get(
-    "",
-    operation_id="list_batches",
-    summary="List batches",
-    response_model=ListPage[Batch],
-    responses=documented(422),
-)
+@router.add("GET", "", READ, "List batches")
 def list_batches(services: ServicesDep, page: PageDep) -> ListPage[Batch]:
     with services.database.read() as session:
         rows, has_more = batches.find(session, after=page.after, limit=page.limit, order=page.order)
         return pages.page(rows, has_more, lambda row: batches.resource(session, row))
 
 
-@router.get(
-    "/{batch_id}",
-    operation_id="get_batch",
-    summary="One batch",
-    response_model=Batch,
-    responses=documented(404, 422),
-)
-def get_batch(services: ServicesDep, batch_id: str) -> Batch:
+@router.add("GET", "/{batch_id}", READ, "One batch")
+def get_batch(services: ServicesDep, batch_id: BatchId) -> Batch:
     with services.database.read() as session:
-        return batches.resource(session, batches.get(session, known_id(batch_id, "batch", "batch")))
+        return batches.resource(session, batches.get(session, batch_id))
 
 
-@router.post(
-    "/{batch_id}/cancel",
-    operation_id="cancel_batch",
-    summary="End a batch; what finished is kept",
-    response_model=Batch,
-    responses=documented(404, 409, 422),
-)
-def cancel_batch(services: ServicesDep, batch_id: str, background: BackgroundTasks) -> Batch:
-    """It is `cancelling` until its output files are written."""
-    known_id(batch_id, "batch", "batch")
+@router.add("POST", "/{batch_id}/cancel", SUBMIT, "Cancel a batch; finished answers are kept", errors=[409])
+def cancel_batch(services: ServicesDep, batch_id: BatchId, background: BackgroundTasks) -> Batch:
+    """The batch is `cancelling` until its output files are written."""
     with services.database.write() as session:
         answer = batches.resource(session, batches.cancel(session, batch_id))
     background.add_task(BatchKeeper(services).advance_later, batch_id)

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions in OpenAI's form. Requests run through the job queue."""
+"""/v1/chat/completions and /v1/completions, in OpenAI's form. Requests run through the job queue."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,56 +7,87 @@ from typing import Annotated, Generic, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
-from actograph.contract.chat_answers import ChatCompletion, Completion
-from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
+from actograph.contract.chat.chat_answers import ChatCompletion, Completion
+from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
-from api import chat_requests, chat_results, chat_stream, sse
-from api.auth import caller
-from api.chat_results import ChatResult
-from api.chat_running import Running, cancel, first_of
-from api.chat_stream import ChatChunks, CompletionChunks
 from api.dependencies import Services, ServicesDep
-from api.errors import CLIENT_CLOSED_REQUEST, actograph_problem, documented
-from api.job_ends import JobEnds
-from api.live_texts import LiveTexts
-from api.request_body import body_of, json_body
-from api.validation import parse_body
+from api.openai import chat_requests, chat_results, chat_stream
+from api.openai.chat_results import ChatResult
+from api.openai.chat_stream import ChatChunks, CompletionChunks
+from api.openai.chat_waiting import JobEnds, LiveTexts, Running, cancel, first_of
+from api.problems.errors import CLIENT_CLOSED_REQUEST, actograph_problem
+from api.problems.validation import parse_body
+from api.reading import sse
+from api.requests.request_body import JsonBody
+from api.routing import SUBMIT, Body, Routes
+from api.security.auth import Caller
 
-router = APIRouter(prefix="/v1", tags=["chat"])
+router = Routes(prefix="/v1", tags=["chat"])
 
-Body = Annotated[bytes, Depends(json_body)]
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+CHAT_BODY = Body(
+    ChatCompletionRequest,
+    {
+        "a question, with activations": {
+            "model": "Qwen/Qwen3-0.6B",
+            "messages": [{"role": "user", "content": "What is 3 + 4?"}],
+            "max_tokens": 64,
+            "temperature": 0.7,
+            "seed": 1,
+            "capture": {"points": ["resid_post"], "layers": [12]},
+        }
+    },
+    max_bytes=8 << 20,
+)
+TEXT_BODY = Body(
+    CompletionRequest,
+    {
+        "a text to continue": {
+            "model": "Qwen/Qwen3-0.6B",
+            "prompt": "The capital of France is",
+            "max_tokens": 8,
+            "temperature": 0,
+        }
+    },
+    max_bytes=24 << 20,
+)
+CHAT_EVENTS = (
+    'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"7"}}]}\n\n'
+    "data: [DONE]\n\n"
+)
+TEXT_EVENTS = 'data: {"object":"text_completion","choices":[{"index":0,"text":" 7"}]}\n\ndata: [DONE]\n\n'
+ERRORS = [400, 404, 409, 503, 504]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request, and what answers it."""
+    """A request with the services that answer it."""
 
     http: Request
     services: Services
     ends: JobEnds
     texts: LiveTexts
-    #: that write: they may all wait for the index, and other requests need threads meanwhile
+    #: threads for writes, which may wait for the index without blocking other requests
     threads: CapacityLimiter
     owner: str
 
 
-STREAMED = {
-    "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`.",
-    "content": sse.DOCUMENTED,
-}
+def _streamed(example: str) -> dict[int | str, dict[str, object]]:
+    description = "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`."
+    return {200: {"description": description, "content": sse.documented(example)}}
+
+
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
 
 @dataclass(frozen=True)
 class Route(Generic[R]):
-    """What tells one of the two routes from the other."""
+    """Differences between the two routes."""
 
     takes: type[R]
     spec: Callable[[R, Services], ChatJobSpec]
@@ -68,7 +99,7 @@ CHAT = Route(ChatCompletionRequest, chat_requests.chat_spec, chat_results.chat_c
 TEXT = Route(CompletionRequest, chat_requests.completion_spec, chat_results.completion, CompletionChunks())
 
 
-async def _call(http: Request, services: ServicesDep, by: Annotated[str, Depends(caller)]) -> Call:
+async def _call(http: Request, services: ServicesDep, by: Caller) -> Call:
     state = http.app.state
     return Call(http, services, state.job_ends, state.live_texts, state.chat_threads, by)
 
@@ -76,34 +107,40 @@ async def _call(http: Request, services: ServicesDep, by: Annotated[str, Depends
 CallDep = Annotated[Call, Depends(_call)]
 
 
-@router.post(
+@router.add(
+    "POST",
     "/chat/completions",
-    operation_id="create_chat_completion",
-    summary="Answer a conversation",
+    SUBMIT,
+    "Answer a conversation",
+    errors=ERRORS,
+    body=CHAT_BODY,
+    lane="own",
     response_model=ChatCompletion,
-    responses={200: STREAMED, **documented(400, 404, 409, 413, 415, 503, 504)},
-    openapi_extra=body_of("ChatCompletionRequest"),
+    responses=_streamed(CHAT_EVENTS),
 )
-async def create_chat_completion(call: CallDep, body: Body) -> Response:
-    """OpenAI's chat completion, and its activations where `capture` or `store_activations` asks for them."""
+async def create_chat_completion(call: CallDep, body: JsonBody) -> Response:
+    """OpenAI's chat completion, with activations if `capture` or `store_activations` asks for them."""
     return await _answer(call, CHAT, body)
 
 
-@router.post(
+@router.add(
+    "POST",
     "/completions",
-    operation_id="create_completion",
-    summary="Continue texts",
+    SUBMIT,
+    "Continue texts",
+    errors=ERRORS,
+    body=TEXT_BODY,
+    lane="own",
     response_model=Completion,
-    responses={200: STREAMED, **documented(400, 404, 409, 413, 415, 503, 504)},
-    openapi_extra=body_of("CompletionRequest"),
+    responses=_streamed(TEXT_EVENTS),
 )
-async def create_completion(call: CallDep, body: Body) -> Response:
+async def create_completion(call: CallDep, body: JsonBody) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
     return await _answer(call, TEXT, body)
 
 
 async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
-    """Submit and answer, at the end or while it is generated; a client that goes away ends its job."""
+    """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
     try:
         request, running = await to_thread.run_sync(_submit, call, route, body, limiter=call.threads)
         if not request.stream:
@@ -111,11 +148,11 @@ async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
         first = asyncio.ensure_future(anext(events))
-        # until something was said an error is an answer of its own
+        # before the first text an error is an answer of its own
         if not await first_of(first, call.http):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         stream = chat_stream.guarded(first.result(), events)
-        return StreamingResponse(stream, headers=STREAM_HEADERS, media_type="text/event-stream")
+        return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
     except ActographError as error:
         return refusal(error, call.http.url.path)
 
@@ -149,7 +186,7 @@ async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response
 
 
 def refusal(error: ActographError, instance: str) -> Response:
-    """The error as OpenAI's clients expect it; they must not repeat what ran and failed."""
+    """Answer an error as OpenAI's clients expect; they must not retry a failed request."""
     answer = actograph_problem(error, instance, status=chat_results.status_of(error))
     if isinstance(error, chat_results.ChatFailed) and error.status != 503:
         answer.headers["x-should-retry"] = "false"

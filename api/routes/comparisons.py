@@ -1,9 +1,9 @@
-"""/v1/jobs/{id}/comparison: two conditions of a job on the same problems."""
+"""/v1/jobs/{id}/comparison: conditions of a job on the same problems."""
 
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
@@ -14,44 +14,57 @@ from actograph.contract.comparison import (
 )
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
-from actograph.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
-from api.auth import caller
-from api.dependencies import MixedIdentitiesQuery, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import comparisons, job_pins, jobs, sessions, vectors
-from storage.models import JobRow
-from storage.pooled_activations import Direction, PairedActivations
-from storage.session_reader import SessionReader
+from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
+from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
+from api.problems.validation import parse_body
+from api.requests.request_body import JsonBody
+from api.routing import READ, SUBMIT, Body, Routes
+from api.security.auth import Caller
+from storage.jobs import jobs
+from storage.queue import job_pins
+from storage.results import comparisons
+from storage.sessions import sessions, vectors
+from storage.sessions.pooled_activations import Direction, PairedActivations
+from storage.sessions.reader import SessionReader
+from storage.tables.models import JobRow
 
-router = APIRouter(prefix="/v1/jobs", tags=["comparisons"])
+router = Routes(prefix="/v1/jobs", tags=["comparisons"])
 
-#: one request reads at most this; it is answered while the client waits
+#: most bytes that one request reads, since the client waits for the answer
 MAX_READ_BYTES = 32 << 30
+BODY = Body(
+    ActivationComparisonRequest,
+    {
+        "directions at the last prompt token": {
+            "condition": "ep02",
+            "hooks": ["resid_post.12"],
+            "rows": "last_prompt",
+            "store_as": "career",
+        }
+    },
+)
 
 
-@router.get(
+@router.add(
+    "GET",
     "/{job_id}/comparison",
-    operation_id="get_job_comparison",
-    summary="Every condition against a baseline, problem by problem; also while the job runs",
-    response_model=JobComparison,
-    responses=documented(404, 422),
+    READ,
+    "Every condition against a baseline, per problem; also while the job runs",
+    lane="reads",
 )
 def get_job_comparison(
     services: ServicesDep,
-    job_id: str,
+    job_id: JobId,
     *,
     baseline: Annotated[
-        str | None, Query(max_length=64, description="A condition; the first where not given.")
+        str | None, Query(max_length=64, description="A condition; default: the first one.")
     ] = None,
     level: Annotated[float, Query(gt=0, lt=1, description="Coverage of the intervals.")] = DEFAULT_LEVEL,
     resamples: Annotated[int, Query(ge=100, le=10_000)] = DEFAULT_RESAMPLES,
-    seed: Annotated[int, Query(ge=0, le=2**31 - 1, description="Of the bootstrap.")] = 0,
+    seed: Annotated[int, Query(ge=0, le=2**31 - 1, description="Seed of the bootstrap.")] = 0,
     mixed_identities: MixedIdentitiesQuery = False,
 ) -> JobComparison:
-    """Accuracies, McNemar's exact test, bootstrap intervals over problems, and lengths in tokens."""
-    known_id(job_id, "job", "job")
+    """Accuracy, McNemar's exact test, bootstrap intervals over problems, and lengths in tokens."""
     bootstrap = comparisons.Bootstrap(level=level, resamples=resamples, seed=seed)
     with services.database.read() as session:
         if not mixed_identities:
@@ -60,25 +73,24 @@ def get_job_comparison(
     return conditions.compare(bootstrap)
 
 
-@router.post(
+@router.add(
+    "POST",
     "/{job_id}/comparison/activations",
-    operation_id="compare_job_activations",
-    summary="Pooled activations of a condition minus the baseline's, pair by pair",
-    response_model=ActivationComparison,
-    responses=documented(404, 413, 415, 422),
-    openapi_extra=body_of("ActivationComparisonRequest"),
+    SUBMIT,
+    "Pooled activations of a condition minus the baseline's, per pair",
+    body=BODY,
+    lane="reads",
 )
 def compare_job_activations(
     services: ServicesDep,
-    job_id: str,
-    body: Annotated[bytes, Depends(json_body)],
-    by: Annotated[str, Depends(caller)],
+    job_id: JobId,
+    body: JsonBody,
+    by: Caller,
 ) -> ActivationComparison:
-    """Each session's rows are averaged over the chosen tokens; pairs share problem and epoch.
+    """Rows of a session are averaged over the chosen tokens; a pair shares problem and epoch.
 
-    With `store_as` the mean differences are stored as vectors that interventions can name.
+    `store_as` stores the mean differences as vectors for interventions.
     """
-    known_id(job_id, "job", "job")
     wanted = parse_body(ActivationComparisonRequest, body)
     with services.database.read() as session:
         row = jobs.get(session, job_id)
@@ -121,7 +133,7 @@ def compare_job_activations(
 def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
     captured = row.hooks or []
     if not captured:
-        raise InvalidRequest(f"job {row.id} has captured nothing to compare")
+        raise InvalidRequest(f"job {row.id} captured no activations")
     savepoints = (row.pinned or {}).get("savepoints") or {}
     chosen = [savepoints.get(name) or hooks.canonical(name) or name for name in wanted] or list(captured)
     for name, hook in zip(wanted, chosen, strict=False):
@@ -141,14 +153,14 @@ def _pairs(session: Session, job_id: str, baseline: str, condition: str) -> list
         if second is not None and first.session_id is not None and second.session_id is not None:
             pairs.append((first.session_id, second.session_id))
     if not pairs:
-        raise InvalidRequest(f"{baseline} and {condition} have no problem of which both sessions are stored")
+        raise InvalidRequest(f"{baseline} and {condition} have no problem with both sessions stored")
     return pairs
 
 
 def _check_size(
     session: Session, pairs: Sequence[tuple[str, str]], chosen: Sequence[str], *, one_row: bool
 ) -> None:
-    """Raises InvalidRequest where more would be read than one answer may."""
+    """Raises InvalidRequest if one answer would read too many bytes."""
     row = sessions.get(session, pairs[0][0])
     size = 0
     for hook in chosen:
@@ -156,14 +168,15 @@ def _check_size(
         if tensor is None:
             have = ", ".join(list(row.hooks)[:8])
             raise InvalidRequest(
-                f"the sessions have no tensor {hook}, but {have}: capture it with its rows", param="hooks"
+                f"no session has the tensor {hook}; they have {have}. Capture {hook} with its rows",
+                param="hooks",
             )
         size += tensor["nbytes"] // (max(1, tensor["shape"][0]) if one_row else 1)
-    # sessions of one job are alike enough for a limit
+    # sessions of one job are similar in size
     size *= 2 * len(pairs)
     if size > MAX_READ_BYTES:
         raise InvalidRequest(
-            f"about {size} bytes would be read, one request may read {MAX_READ_BYTES}: name fewer hooks, "
+            f"this reads about {size} bytes; one request may read {MAX_READ_BYTES}. Name fewer hooks, "
             "rows: last_prompt, or a limit",
             param="hooks",
         )

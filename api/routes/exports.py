@@ -4,55 +4,53 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import ExportChanged
-from api.dependencies import MixedIdentitiesQuery, ServicesDep, known_id
-from api.errors import documented
-from storage.export import folder, plan
-from storage.export.activations import Detail
+from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
+from api.routing import READ, Routes
+from storage.results.export import folder, plan
+from storage.results.export.activations import Detail
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = Routes(prefix="/v1/jobs", tags=["jobs"])
 
 MEDIA_TYPE = "application/gzip"
 
 
-@router.get(
+@router.add(
+    "GET",
     "/{job_id}/export",
-    operation_id="export_job",
-    summary="The results folder as tar.gz, also while the job runs",
+    READ,
+    "The results folder as tar.gz, also while the job runs",
+    errors=[412],
+    lane="exports",
     response_class=Response,
     responses={
         200: {
-            "description": "A tar.gz with one folder, which has the job's id as its name. The ETag changes "
-            "with the content.",
+            "description": "A tar.gz with one folder, named by the job's id. The ETag changes with it.",
             "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         },
-        **documented(404, 412, 422),
     },
 )
 def export_job(
     request: Request,
     services: ServicesDep,
-    job_id: str,
+    job_id: JobId,
     *,
     activations: Annotated[
         Detail,
         Query(description="meta: shapes and sizes; sampled: the first 50 features of every row."),
     ] = "meta",
     mixed_identities: MixedIdentitiesQuery = False,
-    skip: Annotated[
-        int, Query(ge=0, le=2**31 - 1, description="Samples whose own files are left out; with If-Match.")
-    ] = 0,
+    skip: Annotated[int, Query(ge=0, le=2**31 - 1, description="Samples to leave out; with If-Match.")] = 0,
     if_match: Annotated[str | None, Header(max_length=256, description="ETag of an export.")] = None,
 ) -> Response:
-    """What has ended so far; `complete` in `summary.json` says whether that is all.
+    """Results of finished samples; `complete` in `summary.json` is true if all have finished.
 
-    It is made while it is sent. A download that broke off goes on with `skip`, the number of files
-    under `samples/` that arrived, and its ETag as `If-Match`; 412 where the export has changed since.
+    To resume a broken download, send the number of files received under `samples/` as `skip`, and the ETag
+    as `If-Match`. The answer is 412 if the export has changed.
     """
-    known_id(job_id, "job", "job")
     wanted = plan.prepare(services.database, job_id, activations, mixed_identities=mixed_identities)
     etag = f'"{wanted.etag}"'
     if if_match is not None and if_match.strip() not in ("*", etag):
@@ -68,6 +66,6 @@ def export_job(
 
 
 async def _in_threads(pieces: Iterator[bytes], threads: CapacityLimiter) -> AsyncIterator[bytes]:
-    """The pieces, each made in a thread of exports; a client that reads nothing holds none."""
+    """Make each piece in a thread of exports; a client that reads nothing holds no thread."""
     while (piece := await to_thread.run_sync(next, pieces, None, limiter=threads)) is not None:
         yield piece

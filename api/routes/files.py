@@ -1,24 +1,27 @@
-"""/v1/files in OpenAI's form: datasets and batches that clients upload, and what batches came to."""
+"""/v1/files, in OpenAI's form: uploaded datasets and batches, and output of batches."""
 
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, BinaryIO, Literal
 
-from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
+from fastapi import Depends, Form, Query, Request, UploadFile
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
-from api import downloads
-from api.auth import caller
-from api.dependencies import After, NewestFirst, Services, ServicesDep, known_id
-from api.errors import documented
-from storage import deletions, file_expiry, files, ids, pages, queue_state, quotas
-from storage.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
+from api.dependencies import After, FileId, NewestFirst, Services, ServicesDep
+from api.reading import downloads
+from api.routing import READ, SUBMIT, Routes
+from api.security.auth import Caller
+from storage.accounts import quotas
+from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
+from storage.files import files
+from storage.index import deletions, ids, pages
+from storage.queue import pause
 
-router = APIRouter(prefix="/v1/files", tags=["files"])
+router = Routes(prefix="/v1/files", tags=["files"])
 
 CHUNK = 1 << 20
 MAX_NAME = 255
@@ -27,7 +30,7 @@ MAX_NAME = 255
 def expires_after(
     anchor: Annotated[
         Literal["created_at"] | None,
-        Form(alias="expires_after[anchor]", description="What the seconds are counted from."),
+        Form(alias="expires_after[anchor]", description="Start of the seconds."),
     ] = None,
     seconds: Annotated[
         int | None,
@@ -35,27 +38,21 @@ def expires_after(
             alias="expires_after[seconds]",
             ge=1,
             le=MAX_EXPIRY_SECONDS,
-            description="It is deleted so long after, once no job or batch reads it; without it, it is kept.",
+            description="The file is deleted after these seconds, once no job or batch reads it.",
         ),
     ] = None,
 ) -> int | None:
-    """Raises InvalidRequest where the anchor stands alone."""
+    """Seconds until a file expires. Raises InvalidRequest for an anchor without seconds."""
     if anchor is not None and seconds is None:
         raise InvalidRequest("give expires_after[seconds] too", param="expires_after[seconds]")
     return seconds
 
 
-@router.post(
-    "",
-    operation_id="upload_file",
-    summary="Upload a file",
-    response_model=File,
-    responses=documented(400, 413, 422, 507),
-)
+@router.add("POST", "", SUBMIT, "Upload a file", errors=[400, 413, 507], takes_form=True)
 def upload_file(
     services: ServicesDep,
     file: UploadFile,
-    by: Annotated[str, Depends(caller)],
+    by: Caller,
     purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
     expires: Annotated[int | None, Depends(expires_after)] = None,
 ) -> File:
@@ -67,7 +64,7 @@ def upload_file(
     limit = services.settings.max_upload_bytes
     hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
     pieces = hasher.passing(_above_floor(services, _chunks(file.file, limit)))
-    with services.database.write() as session:  # should this process die, the bytes go
+    with services.database.write() as session:  # a crash must not leave the bytes
         deletions.begin_storing(session, file_id, by, file.size or 0)
     try:
         size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
@@ -91,13 +88,7 @@ def upload_file(
     return files.resource(row)
 
 
-@router.get(
-    "",
-    operation_id="list_files",
-    summary="List files",
-    response_model=ListPage[File],
-    responses=documented(422),
-)
+@router.add("GET", "", READ, "List files")
 def list_files(
     services: ServicesDep,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most items to return.")] = 20,
@@ -110,27 +101,22 @@ def list_files(
         return pages.page(rows, has_more, files.resource)
 
 
-@router.get(
-    "/{file_id}",
-    operation_id="get_file",
-    summary="One file",
-    response_model=File,
-    responses=documented(404, 422),
-)
-def get_file(services: ServicesDep, file_id: str) -> File:
+@router.add("GET", "/{file_id}", READ, "One file")
+def get_file(services: ServicesDep, file_id: FileId) -> File:
     with services.database.read() as session:
-        return files.resource(files.get(session, known_id(file_id, "file", "file")))
+        return files.resource(files.get(session, file_id))
 
 
-@router.get(
+@router.add(
+    "GET",
     "/{file_id}/content",
-    operation_id="get_file_content",
-    summary="A file's bytes",
+    READ,
+    "Bytes of a file",
+    errors=[416],
     response_class=Response,
-    responses=downloads.RESPONSES | documented(404, 416, 422),
+    responses=downloads.RESPONSES,
 )
-def get_file_content(services: ServicesDep, request: Request, file_id: str) -> Response:
-    known_id(file_id, "file", "file")
+def get_file_content(services: ServicesDep, request: Request, file_id: FileId) -> Response:
     with services.database.read() as session:
         row, chunks = files.get(session, file_id), files.chunks_of(session, file_id)
     return downloads.serve(
@@ -144,18 +130,11 @@ def get_file_content(services: ServicesDep, request: Request, file_id: str) -> R
     )
 
 
-@router.delete(
-    "/{file_id}",
-    operation_id="delete_file",
-    summary="Delete a file that no active job reads",
-    response_model=Deleted,
-    responses=documented(404, 409, 422),
-)
-def delete_file(services: ServicesDep, file_id: str) -> Deleted:
-    known_id(file_id, "file", "file")
+@router.add("DELETE", "/{file_id}", SUBMIT, "Delete a file that no active job reads", errors=[409])
+def delete_file(services: ServicesDep, file_id: FileId) -> Deleted:
     with services.database.write() as session:
         files.lock(session, file_id)
-        reader = file_expiry.reader_of(session, file_id)
+        reader = files.reader_of(session, file_id)
         if reader is not None:
             raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
         files.delete(session, file_id)
@@ -163,7 +142,7 @@ def delete_file(services: ServicesDep, file_id: str) -> Deleted:
 
 
 def _chunks(stream: BinaryIO, limit: int) -> Iterator[bytes]:
-    """The upload in pieces; ends with PayloadTooLarge beyond `limit` bytes."""
+    """Read an upload in pieces. Raises PayloadTooLarge beyond `limit` bytes."""
     seen = 0
     while chunk := stream.read(CHUNK):
         seen += len(chunk)
@@ -173,14 +152,14 @@ def _chunks(stream: BinaryIO, limit: int) -> Iterator[bytes]:
 
 
 def _above_floor(services: Services, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same pieces. Raises StorageFull where the disk reaches its floor."""
+    """Pass the pieces on. Raises StorageFull if the disk reaches its floor."""
     for number, chunk in enumerate(chunks):
         if number % 8 == 0:
-            queue_state.require_room(services.store, services.settings.disk_floor_bytes, len(chunk))
+            pause.require_room(services.store, services.settings.disk_floor_bytes, len(chunk))
         yield chunk
 
 
 def _plain_name(name: str | None) -> str:
-    """The client's name without folders and control characters; it is shown, never opened."""
+    """Remove folders and control characters from a file name, which is shown and never opened."""
     last = (name or "").replace("\\", "/").rpartition("/")[2]
     return "".join(c for c in last if c.isprintable())[:MAX_NAME] or "upload"

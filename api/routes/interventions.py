@@ -1,36 +1,31 @@
-"""/v1/interventions: vectors that jobs' interventions refer to."""
+"""/v1/interventions: stored vectors for the interventions of jobs."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from actograph.contract.resources import Deleted, ListPage
-from api.auth import caller
-from api.dependencies import PageDep, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import pages, vectors
+from api.dependencies import PageDep, ServicesDep, VectorId
+from api.problems.validation import parse_body
+from api.requests.request_body import JsonBody
+from api.routing import READ, SUBMIT, Body, Routes
+from api.security.auth import Caller
+from storage.index import pages
+from storage.sessions import vectors
 
-router = APIRouter(prefix="/v1/interventions", tags=["interventions"])
+router = Routes(prefix="/v1/interventions", tags=["interventions"])
 
-
-@router.post(
-    "",
-    operation_id="store_vector",
-    summary="Store a vector",
-    status_code=201,
-    response_model=VectorInfo,
-    responses=documented(413, 415, 422),
-    openapi_extra=body_of("NewVector"),
+BODY = Body(
+    NewVector,
+    {"a direction": {"name": "career", "hook": "resid_post.2", "vector": [0.1, -0.2, 0.3], "model": "demo"}},
+    max_bytes=24 << 20,
 )
-def store_vector(
-    services: ServicesDep,
-    body: Annotated[bytes, Depends(json_body)],
-    by: Annotated[str, Depends(caller)],
-) -> VectorInfo:
+
+
+@router.add("POST", "", SUBMIT, "Store a vector", body=BODY, status_code=201)
+def store_vector(services: ServicesDep, body: JsonBody, by: Caller) -> VectorInfo:
     new = parse_body(NewVector, body)
     if new.model is not None:
         new = new.model_copy(update={"model": services.models.require(new.model)})
@@ -45,13 +40,7 @@ def store_vector(
         return vectors.info(vectors.insert(session, new, owner=by))
 
 
-@router.get(
-    "",
-    operation_id="list_vectors",
-    summary="List vectors, without their numbers",
-    response_model=ListPage[VectorInfo],
-    responses=documented(422),
-)
+@router.add("GET", "", READ, "List vectors, without their numbers")
 def list_vectors(
     services: ServicesDep,
     page: PageDep,
@@ -65,27 +54,14 @@ def list_vectors(
         return pages.page(rows, has_more, vectors.info)
 
 
-@router.get(
-    "/{vector_id}",
-    operation_id="get_vector",
-    summary="One vector with its numbers",
-    response_model=StoredVector,
-    responses=documented(404, 422),
-)
-def get_vector(services: ServicesDep, vector_id: str) -> StoredVector:
+@router.add("GET", "/{vector_id}", READ, "One vector with its numbers")
+def get_vector(services: ServicesDep, vector_id: VectorId) -> StoredVector:
     with services.database.read() as session:
-        return vectors.resource(vectors.get(session, known_id(vector_id, "vec", "vector")))
+        return vectors.resource(vectors.get(session, vector_id))
 
 
-@router.delete(
-    "/{vector_id}",
-    operation_id="delete_vector",
-    summary="Delete a vector that no active job refers to",
-    response_model=Deleted,
-    responses=documented(404, 409, 422),
-)
-def delete_vector(services: ServicesDep, vector_id: str) -> Deleted:
-    known_id(vector_id, "vec", "vector")
+@router.add("DELETE", "/{vector_id}", SUBMIT, "Delete a vector that no active job refers to", errors=[409])
+def delete_vector(services: ServicesDep, vector_id: VectorId) -> Deleted:
     with services.database.write() as session:
         vectors.lock(session, vector_id)
         user = vectors.user_of(session, vector_id)

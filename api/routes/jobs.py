@@ -1,70 +1,139 @@
-"""/v1/jobs: submit, list, follow, cancel, retry, delete."""
+"""/v1/jobs: estimate, submit, list, cancel, retry, rescore and delete jobs."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
-from actograph.contract import resources
-from actograph.contract.resources import Deleted, Job, JobResults, JobStatus, ListPage
-from api import job_insertion, planning, submissions
-from api.answered_once import IdempotencyKey, Keep, answered_once
-from api.auth import caller
-from api.dependencies import PageDep, ServicesDep, known_id, require_priority
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_job_spec
-from storage import (
-    forecast,
-    job_control,
-    job_deletion,
-    job_queue,
-    job_results,
-    job_shape,
-    job_view,
-    jobs,
-    pages,
-    quotas,
-    routing,
-)
-from storage.idempotency import StoredAnswer
-from storage.models import JobRow
+from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
+from actograph.contract.scorers import RescoreRequest
+from actograph.contract.specs import job_spec_adapter
+from api.dependencies import JobId, PageDep, ServicesDep, require_priority
+from api.problems.validation import parse_body, parse_job_spec
+from api.requests.answered_once import IdempotencyKey, Keep, answered_once
+from api.requests.request_body import JsonBody
+from api.routing import READ, SUBMIT, Body, Routes
+from api.security.auth import Caller
+from api.submission import planning, submit
+from storage.accounts import quotas
+from storage.index import pages
+from storage.jobs import job_control, job_deletion, job_shape, jobs
+from storage.queue import forecast, job_queue, job_view, routing
+from storage.results import job_results, rescoring
+from storage.submission.idempotency import StoredAnswer
+from storage.tables.models import JobRow
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = Routes(prefix="/v1", tags=["jobs"])
 
 RETRY_AFTER_SECONDS = 1
 ACCEPTED_HEADERS = {
     "Location": {"description": "URL of the job.", "schema": {"type": "string"}},
-    "Retry-After": {"description": "Seconds until it is worth asking.", "schema": {"type": "integer"}},
+    "Retry-After": {
+        "description": "Seconds until the next request makes sense.",
+        "schema": {"type": "integer"},
+    },
 }
+SPEC_EXAMPLES = {
+    "evaluation with capture": {
+        "kind": "evaluation",
+        "model": "Qwen/Qwen3-0.6B",
+        "task": "gsm8k",
+        "dataset": {"file_id": "file_6f1ed002ab5595859014ebf0951522d9"},
+        "limit": 1319,
+        "sampling": {"temperature": 0.0, "max_tokens": 512},
+        "capture": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
+        "tags": ["night"],
+    },
+    "conditions on the same problems": {
+        "kind": "evaluation",
+        "model": "Qwen/Qwen3-0.6B",
+        "dataset": {"path": "gsm8k/test.jsonl"},
+        "conditions": [
+            {"name": "baseline"},
+            {"name": "ep02", "suffix": "This is very important to my career."},
+            {"name": "calculator", "mode": "with_tools"},
+            {
+                "name": "steered",
+                "interventions": [
+                    {
+                        "hook": "resid_post.12",
+                        "op": "add",
+                        "vector_id": "vec_0f17c1b05243b6a08788fb444b6f4aa0",
+                        "coefficient": 4.0,
+                    }
+                ],
+            },
+        ],
+        "capture": {"points": ["resid_post"], "layers": "all"},
+    },
+    "capture from prompts": {
+        "kind": "capture",
+        "model": "Qwen/Qwen3-0.6B",
+        "inputs": [
+            {"prompt": "The capital of France is"},
+            {"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
+        ],
+        "sampling": {"max_tokens": 64, "temperature": 0.7, "seed": 1},
+        "capture": {"hooks": ["resid_post.12", "logits"], "positions": "generated"},
+    },
+    "extraction of every layer": {
+        "kind": "extract",
+        "model": "Qwen/Qwen3-30B-A3B",
+        "dataset": {"hub": "openai/gsm8k", "config": "main", "split": "train"},
+        "text_field": "question",
+        "capture": {"points": ["resid_post", "router_logits"], "layers": None, "stats": True},
+        "truncate": True,
+    },
+}
+SPEC = Body(job_spec_adapter, SPEC_EXAMPLES, name="JobSpec", max_bytes=None)
+SCORERS = Body(
+    RescoreRequest, {"another scorer": {"scorers": ["numeric", {"name": "efficiency", "target_tokens": 128}]}}
+)
 
 
-@router.post(
-    "",
+@router.add("POST", "/estimate", READ, "Estimate a job without queueing it", body=SPEC, lane="reads")
+def estimate_job(
+    services: ServicesDep,
+    body: JsonBody,
+    by: Caller,
+    prompt_tokens: Annotated[
+        int | None, Query(ge=1, le=10_000_000, description="Prompt length; see docs/guides/estimate.md.")
+    ] = None,
+) -> Estimate:
+    """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""
+    spec = parse_job_spec(body)
+    require_priority(services, spec.priority)
+    submission = submit.check(services, spec, by)
+    return planning.plan(services, submission, prompt_tokens)
+
+
+@router.add(
+    "POST",
+    "/jobs",
+    SUBMIT,
+    "Submit a job",
+    errors=[409],
+    body=SPEC,
     status_code=202,
-    operation_id="submit_job",
-    summary="Submit a job",
     response_model=Job,
-    responses={202: {"headers": ACCEPTED_HEADERS}, **documented(409, 413, 415, 422)},
-    openapi_extra=body_of("JobSpec"),
+    responses={202: {"headers": ACCEPTED_HEADERS}},
 )
 def submit_job(
     services: ServicesDep,
-    body: Annotated[bytes, Depends(json_body)],
-    by: Annotated[str, Depends(caller)],
+    body: JsonBody,
+    by: Caller,
     idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
-    """Check a job and put it into the queue.
+    """Check a job and queue it.
 
-    With an `Idempotency-Key` a repeated request gets the first one's answer.
+    A repeated request with the same `Idempotency-Key` gets the first answer.
     """
     spec = parse_job_spec(body)
     require_priority(services, spec.priority)
 
-    def submit(keep: Keep) -> StoredAnswer:
-        submission = replace(submissions.check(services, spec), owner=by)
+    def act(keep: Keep) -> StoredAnswer:
+        submission = submit.check(services, spec, by)
         planning.admit(services, submission)
         ahead = submission.outlook
 
@@ -75,16 +144,16 @@ def submit_job(
             keep(session, answer)
             return row, answer
 
-        row, answer = job_insertion.insert(services.database, submission, finish, renew=keep.renew)
-        # Only now can a worker see the job. Without the broker, an idle worker finds it.
-        services.broker.wake(row.id, row.priority, ahead.queue)
+        row, answer = submit.insert(services.database, submission, finish, renew=keep.renew)
+        # without the broker an idle worker finds the job
+        services.broker.wake(row.model)
         return answer
 
-    return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, submit))
+    return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, act))
 
 
 def _shown_at_once(session: Session, row: JobRow) -> dict[str, Any]:
-    """The job without a forecast, which takes longer than a transaction that writes should."""
+    """The job without a forecast, which is too slow for a write transaction."""
     return job_view.resource(session, row, etas={}).model_dump(mode="json")
 
 
@@ -93,9 +162,7 @@ def _accepted(answer: StoredAnswer) -> JSONResponse:
     return JSONResponse(answer.response, answer.status_code, headers)
 
 
-@router.get(
-    "", operation_id="list_jobs", summary="List jobs", response_model=ListPage[Job], responses=documented(422)
-)
+@router.add("GET", "/jobs", READ, "List jobs")
 def list_jobs(
     services: ServicesDep,
     page: PageDep,
@@ -130,16 +197,10 @@ def list_jobs(
         )
 
 
-@router.get(
-    "/{job_id}",
-    operation_id="get_job",
-    summary="One job",
-    response_model=Job,
-    responses=documented(404, 422),
-)
-def get_job(services: ServicesDep, job_id: str) -> Job:
+@router.add("GET", "/jobs/{job_id}", READ, "One job")
+def get_job(services: ServicesDep, job_id: JobId) -> Job:
     with services.database.read() as session:
-        row = jobs.get(session, known_id(job_id, "job", "job"))
+        row = jobs.get(session, job_id)
         return job_view.resource(
             session,
             row,
@@ -148,66 +209,53 @@ def get_job(services: ServicesDep, job_id: str) -> Job:
         )
 
 
-@router.delete(
-    "/{job_id}",
-    operation_id="delete_job",
-    summary="Delete a job that has ended or not begun",
-    response_model=Deleted,
-    responses=documented(404, 409, 422),
-)
+@router.add("DELETE", "/jobs/{job_id}", SUBMIT, "Delete a job that has finished or not started", errors=[409])
 def delete_job(
     services: ServicesDep,
-    job_id: str,
-    include_pinned: Annotated[bool, Query(description="Even where some of its sessions are pinned.")] = False,
+    job_id: JobId,
+    include_pinned: Annotated[bool, Query(description="Delete pinned sessions too.")] = False,
 ) -> Deleted:
-    """The job, its samples and its sessions are gone at once; their files are removed in the background."""
-    known_id(job_id, "job", "job")
+    """Delete the job with its samples and sessions at once; files are removed in the background."""
     with services.database.write() as session:
         job_deletion.delete(session, job_id, include_pinned=include_pinned)
     return Deleted(id=job_id, object="job")
 
 
-@router.post(
-    "/{job_id}/cancel",
-    operation_id="cancel_job",
-    summary="End a job; what finished is kept",
-    response_model=Job,
-    responses=documented(404, 409, 422),
-)
-def cancel_job(services: ServicesDep, job_id: str) -> Job:
-    """A worker that runs the job sees this between two tokens. Cancelling twice changes nothing."""
-    known_id(job_id, "job", "job")
+@router.add("POST", "/jobs/{job_id}/cancel", SUBMIT, "Cancel a job; finished samples are kept", errors=[409])
+def cancel_job(services: ServicesDep, job_id: JobId) -> Job:
+    """The worker stops between two tokens. Cancelling twice changes nothing."""
     with services.database.write() as session:
         return job_view.resource(session, jobs.cancel(session, job_id))
 
 
-@router.post(
-    "/{job_id}/retry",
+@router.add(
+    "POST",
+    "/jobs/{job_id}/retry",
+    SUBMIT,
+    "Run failed and cancelled samples again",
+    errors=[409],
     status_code=202,
-    operation_id="retry_job",
-    summary="Run what failed or was never run again",
     response_model=Job,
-    responses={202: {"headers": ACCEPTED_HEADERS}, **documented(404, 409, 422)},
+    responses={202: {"headers": ACCEPTED_HEADERS}},
 )
 def retry_job(
     services: ServicesDep,
-    job_id: str,
-    by: Annotated[str, Depends(caller)],
+    job_id: JobId,
+    by: Caller,
     idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
-    """Of a job that has ended: its samples that failed or were cancelled begin anew.
+    """Queue the failed and cancelled samples of a finished job again.
 
-    Completed samples keep their results and sessions. 409 where the job has not ended or every
-    sample has completed.
+    Completed samples keep their results and sessions. The answer is 409 if the job has not finished or all
+    samples completed.
     """
-    known_id(job_id, "job", "job")
 
     def retry(keep: Keep) -> StoredAnswer:
         with services.database.write() as session:
             row = job_control.retry(session, job_id)
             answer = StoredAnswer(202, _shown_at_once(session, row))
             keep(session, answer)
-        services.broker.wake(row.id, row.priority)
+        services.broker.wake(row.model)
         return answer
 
     return _accepted(
@@ -215,13 +263,24 @@ def retry_job(
     )
 
 
-@router.get(
-    "/{job_id}/results",
-    operation_id="get_job_results",
-    summary="Scores for each condition, also while the job runs",
-    response_model=JobResults,
-    responses=documented(404, 422),
+@router.add("GET", "/jobs/{job_id}/results", READ, "Scores per condition, also while the job runs")
+def get_job_results(services: ServicesDep, job_id: JobId) -> JobResults:
+    return job_results.current(services.database, job_id)
+
+
+@router.add(
+    "POST",
+    "/jobs/{job_id}/rescore",
+    SUBMIT,
+    "Score the completions of a finished evaluation again",
+    errors=[409],
+    body=SCORERS,
+    lane="reads",
 )
-def get_job_results(services: ServicesDep, job_id: str) -> resources.JobResults:
-    known_id(job_id, "job", "job")
+def rescore_job(services: ServicesDep, job_id: JobId, body: JsonBody) -> JobResults:
+    """Change results and samples at once, then `correct` of the sessions by the first scorer.
+
+    Scores of other scorers are kept. Doing it twice changes nothing.
+    """
+    rescoring.rescore(services.database, job_id, parse_body(RescoreRequest, body).scorers)
     return job_results.current(services.database, job_id)

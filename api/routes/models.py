@@ -1,25 +1,36 @@
-"""/v1/models in OpenAI's shape, what a loaded model looks like, and changing it."""
+"""/v1/models in OpenAI's form, the structure of a model, and model loads."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound, UnknownModel
-from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
+from actograph.contract.models.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
-from api.dependencies import Services, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import body_of, json_body
-from api.validation import parse_body
-from storage import model_loads, workers
+from api.dependencies import LoadId, Services, ServicesDep
+from api.problems.validation import parse_body
+from api.requests.request_body import JsonBody
+from api.routing import ADMIN, READ, Body, Routes
+from storage.queue import model_loads, workers
 
-router = APIRouter(tags=["models"])
+router = Routes(tags=["models"])
+
+BODY = Body(
+    ModelLoadRequest,
+    {
+        "another model": {
+            "model_id": "Qwen/Qwen3-0.6B",
+            "dtype": "bfloat16",
+            "savepoints": [{"name": "probe_layer", "selector": "model.layers[12].output"}],
+        }
+    },
+)
 
 
-@router.get("/v1/models", operation_id="list_models", summary="Served models", response_model=ListPage[Model])
+@router.add("GET", "/v1/models", READ, "Served models")
 def list_models(services: ServicesDep) -> ListPage[Model]:
-    """`loaded` where a live worker holds the model, else `available`."""
+    """Status `loaded` if a live worker holds the model, else `available`."""
     with services.database.read() as session:
         data = [_model(services, session, name) for name in services.models.names]
     return ListPage[Model](
@@ -27,21 +38,20 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     )
 
 
-@router.post(
+@router.add(
+    "POST",
     "/v1/models/load",
+    ADMIN,
+    "Load a model in place of the one that a worker holds",
+    body=BODY,
     status_code=202,
-    operation_id="load_model",
-    summary="Load a model in place of the one that a worker holds",
-    response_model=ModelLoad,
-    responses=documented(413, 415, 422),
-    openapi_extra=body_of("ModelLoadRequest"),
 )
-@router.post("/models/load", status_code=202, response_model=ModelLoad, include_in_schema=False)
-def load_model(services: ServicesDep, body: Annotated[bytes, Depends(json_body)]) -> ModelLoad:
-    """A worker unloads its model before its next unit, loads this one and proves it.
+@router.add("POST", "/models/load", ADMIN, "", body=BODY, status_code=202, include_in_schema=False)
+def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
+    """A worker unloads its model before its next batch, then loads and verifies this one.
 
-    `GET /v1/models/load/{id}` tells how far it is. Where the model is refused, the reason is its
-    `error`, and the worker goes on with the model that it had.
+    `GET /v1/models/load/{id}` shows the progress. If the model is refused, `error` has the reason and the
+    worker keeps its former model.
     """
     request = parse_body(ModelLoadRequest, body)
     model = services.models.find(request.model_id)
@@ -57,54 +67,35 @@ def load_model(services: ServicesDep, body: Annotated[bytes, Depends(json_body)]
     with services.database.write() as session:
         row = model_loads.create(session, model, request.options)
         answer = model_loads.resource(session, row)
-    services.broker.wake(row.id, row.priority)
+    services.broker.wake(row.model)
     return answer
 
 
-@router.get(
-    "/v1/models/load/{load_id}",
-    operation_id="get_model_load",
-    summary="What became of a request to load a model",
-    response_model=ModelLoad,
-    responses=documented(404, 422),
-)
-def get_model_load(services: ServicesDep, load_id: str) -> ModelLoad:
-    known_id(load_id, "job", "model load")
+@router.add("GET", "/v1/models/load/{load_id}", ADMIN, "State of a model load")
+def get_model_load(services: ServicesDep, load_id: LoadId) -> ModelLoad:
     with services.database.read() as session:
         return model_loads.resource(session, model_loads.get(session, load_id))
 
 
-@router.get(
-    "/v1/models/{model:path}",
-    operation_id="get_model",
-    summary="One served model",
-    response_model=Model,
-    responses=documented(404, 422),
-)
+@router.add("GET", "/v1/models/{model:path}", READ, "One served model")
 def get_model(services: ServicesDep, model: str) -> Model:
-    """By its name or any alias; the names of hub models contain slashes."""
+    """Find a model by its name or an alias; names of hub models contain slashes."""
     with services.database.read() as session:
         return _model(services, session, _served(services, model))
 
 
-@router.get(
-    "/v1/model/structure",
-    operation_id="get_model_structure",
-    summary="Layers, widths and hook points of a model",
-    response_model=ModelStructure,
-    responses=documented(404, 422),
-)
+@router.add("GET", "/v1/model/structure", READ, "Layers, widths and hook points of a model", errors=[404])
 def get_model_structure(
     services: ServicesDep,
     model: Annotated[
         str | None,
         Query(
             max_length=1024,
-            description="Default: the model loaded last; the service's if no worker holds one.",
+            description="Default: the model loaded last, else the service's.",
         ),
     ] = None,
 ) -> ModelStructure:
-    """As the last worker that loaded the model by request or settings found and verified it."""
+    """As verified by the last worker that loaded the model."""
     with services.database.read() as session:
         if model is not None:
             name: str | None = _served(services, model)

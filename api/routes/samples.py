@@ -1,36 +1,31 @@
-"""/v1/jobs/{job_id}/samples: what the model was given, what it said, and how that was scored."""
+"""/v1/jobs/{job_id}/samples: prompt, completion and scores of each sample."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import ListPage, Sample, SampleStatus
-from api.dependencies import After, ServicesDep, known_id
-from api.errors import documented
-from storage import jobs, pages, samples
+from api.dependencies import After, JobId, SampleId, ServicesDep
+from api.routing import READ, Routes
+from storage import samples
+from storage.index import pages
+from storage.jobs import jobs
 
-router = APIRouter(prefix="/v1/jobs/{job_id}/samples", tags=["jobs"])
+router = Routes(prefix="/v1/jobs/{job_id}/samples", tags=["jobs"])
 
 
-@router.get(
-    "",
-    operation_id="list_job_samples",
-    summary="Samples of a job, in the order in which they are run",
-    response_model=ListPage[Sample],
-    responses=documented(404, 422),
-)
+@router.add("GET", "", READ, "Samples of a job, in running order")
 def list_job_samples(
     *,
     services: ServicesDep,
-    job_id: str,
+    job_id: JobId,
     status: Annotated[SampleStatus | None, Query()] = None,
     condition: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most items to return.")] = 20,
     after: After = None,
     order: Annotated[pages.Order, Query()] = "asc",
 ) -> ListPage[Sample]:
-    known_id(job_id, "job", "job")
     with services.database.read() as session:
         jobs.get(session, job_id)
         rows, has_more = samples.find(
@@ -39,16 +34,8 @@ def list_job_samples(
         return pages.page(rows, has_more, samples.resource)
 
 
-@router.get(
-    "/{sample_id}",
-    operation_id="get_job_sample",
-    summary="One sample",
-    response_model=Sample,
-    responses=documented(404, 422),
-)
-def get_job_sample(services: ServicesDep, job_id: str, sample_id: str) -> Sample:
-    known_id(job_id, "job", "job")
-    known_id(sample_id, "smp", "sample")
+@router.add("GET", "/{sample_id}", READ, "One sample")
+def get_job_sample(services: ServicesDep, job_id: JobId, sample_id: SampleId) -> Sample:
     with services.database.read() as session:
         row = samples.get(session, sample_id)
         if row.job_id != job_id:

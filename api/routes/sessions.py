@@ -1,9 +1,9 @@
-"""/v1/activations/sessions: what was captured, searched, sliced, downloaded, changed and deleted."""
+"""/v1/activations/sessions: search, read, change and delete stored sessions."""
 
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from actograph.contract import resources
@@ -17,27 +17,25 @@ from actograph.contract.resources import (
     StoreUsage,
 )
 from actograph.contract.specs import SessionUpdate
-from api import downloads
-from api.dependencies import PageDep, Services, ServicesDep, known_id
-from api.errors import documented
-from api.request_body import json_body
-from api.tensor_slices import Format, answer
-from api.validation import parse_body
-from storage import pages, quotas, session_changes, sessions
-from storage.checked_files import SESSION_CHUNK_BYTES, CheckedFile
-from storage.manifest import MANIFEST_NAME, SessionManifest
-from storage.session_reader import DigestCache, SessionReader
-from storage.sessions import SessionFilter
+from api.dependencies import PageDep, Services, ServicesDep, SessionId
+from api.problems.validation import parse_body
+from api.reading import downloads
+from api.reading.tensor_slices import Format, answer
+from api.requests.request_body import JsonBody
+from api.routing import READ, SUBMIT, Body, Routes
+from storage.accounts import quotas
+from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, CheckedFile
+from storage.index import pages
+from storage.sessions import session_changes, sessions
+from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
+from storage.sessions.reader import SessionReader, open_session
+from storage.sessions.sessions import SessionFilter
 
-router = APIRouter(prefix="/v1/activations", tags=["sessions"])
+router = Routes(prefix="/v1/activations", tags=["sessions"])
 
 MAX_INT = 2**31 - 1
-UPDATE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/SessionUpdate"}}},
-    }
-}
+ALIAS = "/session/{session_id}"
+UPDATE = Body(SessionUpdate, {"keep for good": {"pinned": True, "tags": ["paper"]}})
 
 Seconds = Annotated[float | None, Query(allow_inf_nan=False, description="Unix seconds.")]
 
@@ -50,9 +48,9 @@ def _filter(
     model: Annotated[str | None, Query(max_length=1024)] = None,
     condition: Annotated[str | None, Query(max_length=64)] = None,
     sample_index: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
-    correct: Annotated[bool | None, Query(description="Verdict of the task's first scorer.")] = None,
+    correct: Annotated[bool | None, Query(description="Result of the task's first scorer.")] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
-    owner: Annotated[str | None, Query(max_length=64, description="Who submitted the job.")] = None,
+    owner: Annotated[str | None, Query(max_length=64, description="Owner of the job.")] = None,
     pinned: Annotated[bool | None, Query()] = None,
     created_after: Seconds = None,
     created_before: Seconds = None,
@@ -61,7 +59,7 @@ def _filter(
     return SessionFilter(
         id_prefix=id_prefix,
         job_id=job_id,
-        # a model that is no longer served keeps its sessions
+        # sessions outlive the service of their model
         model=(services.models.find(model) or model) if model is not None else None,
         condition=condition,
         sample_index=sample_index,
@@ -75,17 +73,11 @@ def _filter(
     )
 
 
-EverythingQuery = Annotated[bool, Query(alias="all", description="Needed where no filter is given.")]
+EverythingQuery = Annotated[bool, Query(alias="all", description="Required without a filter.")]
 FilterDep = Annotated[SessionFilter, Depends(_filter)]
 
 
-@router.get(
-    "/sessions",
-    operation_id="list_sessions",
-    summary="Search sessions",
-    response_model=ListPage[resources.Session],
-    responses=documented(422),
-)
+@router.add("GET", "/sessions", READ, "Search sessions")
 def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> ListPage[resources.Session]:
     with services.database.read() as session:
         rows, has_more = sessions.find(session, wanted, after=page.after, limit=page.limit, order=page.order)
@@ -93,23 +85,17 @@ def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> Li
     return pages.page(rows, has_more, lambda row: found[row.id])
 
 
-@router.delete(
-    "/sessions",
-    operation_id="delete_sessions",
-    summary="Delete every session that fits",
-    response_model=SessionDeletion,
-    responses=documented(422),
-)
+@router.add("DELETE", "/sessions", SUBMIT, "Delete every matching session")
 def delete_sessions(
     services: ServicesDep,
     wanted: FilterDep,
-    dry_run: Annotated[bool, Query(description="Only count what would go.")] = False,
+    dry_run: Annotated[bool, Query(description="Only count the sessions.")] = False,
     everything: EverythingQuery = False,
     include_pinned: Annotated[bool, Query(description="Delete pinned sessions too.")] = False,
 ) -> SessionDeletion:
-    """They are gone at once, and their files are removed in the background.
+    """Delete matching sessions at once; files are removed in the background.
 
-    Pinned sessions stay, and so do those that are created while this runs.
+    Pinned sessions stay. Sessions created during the request stay too.
     """
     _require_filter(wanted, everything=everything)
     going = session_changes.deletable(wanted, include_pinned=include_pinned)
@@ -123,22 +109,15 @@ def delete_sessions(
     return SessionDeletion(dry_run=False, sessions=gone.sessions, bytes=gone.bytes, pinned=kept)
 
 
-@router.patch(
-    "/sessions",
-    operation_id="update_sessions",
-    summary="Change expiry, pin or tags of every session that fits",
-    response_model=SessionChange,
-    responses=documented(413, 415, 422),
-    openapi_extra=UPDATE_BODY,
-)
+@router.add("PATCH", "/sessions", SUBMIT, "Change expiry, pin or tags of every matching session", body=UPDATE)
 def update_sessions(
     services: ServicesDep,
     wanted: FilterDep,
-    body: Annotated[bytes, Depends(json_body)],
-    dry_run: Annotated[bool, Query(description="Only count what would change.")] = False,
+    body: JsonBody,
+    dry_run: Annotated[bool, Query(description="Only count the sessions.")] = False,
     everything: EverythingQuery = False,
 ) -> SessionChange:
-    """Sessions that are created while this runs stay as they are."""
+    """Change matching sessions. Sessions created during the request stay unchanged."""
     change = _parse_change(body)
     _require_filter(wanted, everything=everything)
     if dry_run:
@@ -148,89 +127,42 @@ def update_sessions(
     return SessionChange(dry_run=False, sessions=count)
 
 
-@router.get(
-    "/sessions/stats",
-    operation_id="get_session_stats",
-    summary="Number and size of the sessions that fit",
-    response_model=SessionStats,
-    responses=documented(422),
-)
+@router.add("GET", "/sessions/stats", READ, "Number and size of matching sessions")
 def get_session_stats(services: ServicesDep, wanted: FilterDep) -> SessionStats:
     with services.database.read() as session:
         return sessions.totals(session, wanted)
 
 
-@router.get(
-    "/stats",
-    operation_id="get_store_usage",
-    summary="What is stored, by whom, and what the quotas leave",
-    response_model=StoreUsage,
-)
+@router.add("GET", "/stats", READ, "Stored bytes by owner, and what the quotas leave")
 def get_store_usage(services: ServicesDep) -> StoreUsage:
     with services.database.read() as session:
         return quotas.shown(session, services.settings)
 
 
-@router.get(
-    "/session/{session_id}",
-    operation_id="get_session_alias",
-    summary="The same as /v1/activations/sessions/{session_id}",
-    response_model=resources.Session,
-    responses=documented(404, 422),
-)
-@router.get(
-    "/sessions/{session_id}",
-    operation_id="get_session",
-    summary="One session",
-    response_model=resources.Session,
-    responses=documented(404, 422),
-)
-def get_session(services: ServicesDep, session_id: str) -> resources.Session:
+@router.add("GET", "/sessions/{session_id}", READ, "One session", alias=ALIAS)
+def get_session(services: ServicesDep, session_id: SessionId) -> resources.Session:
     return _session(services, session_id)
 
 
-@router.delete(
-    "/session/{session_id}",
-    operation_id="delete_session_alias",
-    summary="The same as DELETE /v1/activations/sessions/{session_id}",
-    response_model=Deleted,
-    responses=documented(404, 409, 422),
+@router.add(
+    "DELETE", "/sessions/{session_id}", SUBMIT, "Delete a session and its files", errors=[409], alias=ALIAS
 )
-@router.delete(
-    "/sessions/{session_id}",
-    operation_id="delete_session",
-    summary="Delete a session with its files",
-    response_model=Deleted,
-    responses=documented(404, 409, 422),
-)
-def delete_session(services: ServicesDep, session_id: str) -> Deleted:
-    """The files are removed in the background. A pinned session is refused: unpin it first."""
-    known_id(session_id, "ses", "session")
+def delete_session(services: ServicesDep, session_id: SessionId) -> Deleted:
+    """Delete a session at once; files are removed in the background. Unpin a pinned session first."""
     with services.database.write() as session:
         sessions.delete(session, session_id)
     return Deleted(id=session_id, object="activation.session")
 
 
-@router.patch(
-    "/session/{session_id}",
-    operation_id="update_session_alias",
-    summary="The same as PATCH /v1/activations/sessions/{session_id}",
-    response_model=resources.Session,
-    responses=documented(404, 413, 415, 422),
-    openapi_extra=UPDATE_BODY,
-)
-@router.patch(
+@router.add(
+    "PATCH",
     "/sessions/{session_id}",
-    operation_id="update_session",
-    summary="Change a session's expiry, pin or tags",
-    response_model=resources.Session,
-    responses=documented(404, 413, 415, 422),
-    openapi_extra=UPDATE_BODY,
+    SUBMIT,
+    "Change expiry, pin or tags of a session",
+    body=UPDATE,
+    alias=ALIAS,
 )
-def update_session(
-    services: ServicesDep, session_id: str, body: Annotated[bytes, Depends(json_body)]
-) -> resources.Session:
-    known_id(session_id, "ses", "session")
+def update_session(services: ServicesDep, session_id: SessionId, body: JsonBody) -> resources.Session:
     change = _parse_change(body)
     with services.database.write() as session:
         sessions.get(session, session_id)
@@ -238,55 +170,50 @@ def update_session(
     return _session(services, session_id)
 
 
-@router.get(
-    "/sessions/{session_id}/manifest",
-    operation_id="get_session_manifest",
-    summary="How a session was made and which bytes hold what",
-    response_model=SessionManifest,
-    responses=documented(404, 422),
-)
-def get_session_manifest(services: ServicesDep, session_id: str) -> SessionManifest:
+@router.add("GET", "/sessions/{session_id}/manifest", READ, "Origin and layout of a session")
+def get_session_manifest(services: ServicesDep, session_id: SessionId) -> SessionManifest:
     return _reader(services, session_id, anew=True).manifest
 
 
-@router.get(
+@router.add(
+    "GET",
     "/sessions/{session_id}/tensors/{hook:path}",
-    operation_id="get_session_tensor",
-    summary="Rows of one tensor",
+    READ,
+    "Rows of one tensor",
+    errors=[416],
     response_class=Response,
     responses={
         200: {
-            "description": "The rows; bfloat16 comes as it is in safetensors and as float32 otherwise.",
+            "description": "The rows; bfloat16 stays bfloat16 in safetensors and becomes float32 otherwise.",
             "content": {
                 "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
                 "application/json": {"schema": {"type": "object"}},
             },
         },
-        **documented(404, 416, 422),
     },
 )
 def get_session_tensor(
     services: ServicesDep,
-    session_id: str,
+    session_id: SessionId,
     hook: str,
-    rows: Annotated[
-        str | None, Query(description="start:stop, counted within the tensor; all where not given.")
-    ] = None,
+    rows: Annotated[str | None, Query(description="start:stop within the tensor; default: all.")] = None,
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
-    """`hook` is a tensor or an alias of one, `token_ids` or `row_positions`. Only its rows are read."""
+    """Read rows of `hook`: a tensor, an alias of one, `token_ids` or `row_positions`."""
     return answer(_reader(services, session_id), hook, rows, form, services.database)
 
 
-@router.head("/sessions/{session_id}/files/{name}", include_in_schema=False)
-@router.get(
+@router.add("HEAD", "/sessions/{session_id}/files/{name}", READ, "", include_in_schema=False)
+@router.add(
+    "GET",
     "/sessions/{session_id}/files/{name}",
-    operation_id="get_session_file",
-    summary="A file of a session",
+    READ,
+    "A file of a session",
+    errors=[416],
     response_class=Response,
-    responses=downloads.RESPONSES | documented(404, 416, 422),
+    responses=downloads.RESPONSES,
 )
-def get_session_file(services: ServicesDep, request: Request, session_id: str, name: str) -> Response:
+def get_session_file(services: ServicesDep, request: Request, session_id: SessionId, name: str) -> Response:
     found = _session(services, session_id)
     for file in found.files:
         if file.name == name:
@@ -304,7 +231,7 @@ def get_session_file(services: ServicesDep, request: Request, session_id: str, n
 
 def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
     if wanted == SessionFilter() and not everything:
-        raise InvalidRequest("name a filter, or say all=true to mean every session", param="all")
+        raise InvalidRequest("name a filter, or say all=true for every session", param="all")
 
 
 def _parse_change(body: bytes) -> SessionUpdate:
@@ -314,42 +241,41 @@ def _parse_change(body: bytes) -> SessionUpdate:
     return change
 
 
-def _session(services: Services, session_id: str) -> resources.Session:
-    known_id(session_id, "ses", "session")
+def _session(services: Services, session_id: SessionId) -> resources.Session:
     with services.database.read() as session:
         row = sessions.get(session, session_id)
         return sessions.resources_of(session, [row])[0]
 
 
-def _reader(services: Services, session_id: str, *, anew: bool = False) -> SessionReader:
-    """A reader of a session that the index knows.
+def _reader(services: Services, session_id: SessionId, *, anew: bool = False) -> SessionReader:
+    """A reader of an indexed session.
 
     Args:
-        anew: read the manifest from the store, also where it is kept in memory.
+        anew: read the manifest from the store, not from memory.
 
     Raises:
-        NotFound: the index does not know it.
-        StoreDamaged: it does, but its manifest is gone.
+        NotFound: the session is not in the index.
+        StoreDamaged: the session has no manifest in the store.
     """
-    known_id(session_id, "ses", "session")
     with services.database.read() as session:
         sessions.get(session, session_id)
         recorded = sessions.file_of(session, session_id, MANIFEST_NAME)
-    reader = SessionReader(services.store, session_id, recorded=recorded)
-    if anew:
-        reader = SessionReader(services.store, session_id, recorded=recorded, manifests=DigestCache())
+    if anew or recorded is None:
+        reader = SessionReader(services.store, session_id, recorded=recorded)
+    else:
+        reader = open_session(services.store, session_id, recorded)
     try:
         _ = reader.manifest
     except NotFound:
         with services.database.read() as session:
-            sessions.get(session, session_id)  # deleted just now?
+            sessions.get(session, session_id)  # NotFound if it was deleted just now
         message = f"session {session_id} has no {MANIFEST_NAME} in the store"
         raise StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME) from None
     return reader
 
 
-def _checked_file(services: Services, session_id: str, file: resources.SessionFile) -> CheckedFile:
-    """A file of a session, with the digests of its chunks if its manifest has them."""
+def _checked_file(services: Services, session_id: SessionId, file: resources.SessionFile) -> CheckedFile:
+    """A file of a session, with chunk digests if its manifest has them."""
     if file.bytes <= SESSION_CHUNK_BYTES or file.name == MANIFEST_NAME:
         key = f"sessions/{session_id}/{file.name}"
         return CheckedFile(services.store, key, size=file.bytes, sha256=file.sha256)

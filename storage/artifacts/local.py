@@ -1,7 +1,7 @@
-"""Artifacts in a local folder: written aside, made durable, then renamed into place.
+"""Artifacts in a local folder. Files are staged, made durable, then renamed into place.
 
-The order is the usual one for a crash-safe file: write, fsync the file, rename, fsync the folder that
-holds the name. What a killed writer leaves has a name that begins with `.staging-`.
+The order is the usual one for a crash-safe file: write, fsync the file, rename, fsync the folder. Leftovers
+of a killed writer have names that begin with `.staging-`.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from storage.artifacts.store import (
 
 STAGING = ".staging-"
 _PROBE_BYTES = 64 << 10
-#: of a file that is written, between two reports of progress
+#: bytes written between two reports of progress
 _PIECE_BYTES = 32 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # start writing dirty pages, do not wait: sync_file_range(2)
 
@@ -50,7 +50,7 @@ _sync_file_range = _linux_sync_file_range()
 
 
 class LocalStore:
-    """Files under `root`, which is created; see `store.ArtifactStore` for the methods."""
+    """Files under `root`, which is created. See `store.ArtifactStore` for the methods."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -128,14 +128,13 @@ class LocalStore:
         return failures
 
     def _delete(self, prefix: str) -> int:
-        """Remove a prefix; the removal is durable once its folder is synced.
+        """Remove a prefix, at once and as a whole. The removal is durable after an fsync of its folder.
 
-        It disappears at once and as a whole. A kill leaves a name that the next call finds again, and
-        `sweep_staging` too.
+        The next call, or `sweep_staging`, finds the leftovers of a killed process.
         """
         path = self.root / check_prefix(prefix)
         aside = path.with_name(f"{STAGING}{path.name}-deleted")
-        freed = _remove_all(aside)  # of a call that was killed
+        freed = _remove_all(aside)  # leftovers of a killed call
         with suppress(FileNotFoundError):
             path.rename(aside)
             freed += _remove_all(aside)
@@ -172,9 +171,6 @@ class LocalStore:
         fsync(target.parent)
         return size, digest.hexdigest()
 
-    def local_path(self, key: str) -> Path | None:
-        return self.root / check_key(key)
-
     def presigned_url(self, key: str) -> str | None:
         check_key(key)
         return None
@@ -200,11 +196,11 @@ class LocalStore:
 
 
 def _nothing() -> None:
-    """Nobody follows the progress."""
+    """Default `on_progress`."""
 
 
 class _ReportingFile(io.BufferedRandom):
-    """A new file that reports every piece that is written or read."""
+    """A new file that reports every piece written or read."""
 
     def __init__(self, path: Path, report: Callable[[], None]) -> None:
         super().__init__(io.FileIO(path, "x+"))
@@ -227,7 +223,7 @@ class _ReportingFile(io.BufferedRandom):
 
 
 class StageFolder:
-    """A folder in which a prefix's files are written before anybody may see them."""
+    """A folder for the files of a prefix before its commit."""
 
     def __init__(self, folder: Path, *, mode: int = 0o777) -> None:
         self.folder = folder
@@ -250,7 +246,7 @@ class StageFolder:
         self.on_progress()
 
     def start_writeback(self, file: BinaryIO) -> None:
-        """Nothing: only `LocalStage` waits for the disk."""
+        """Does nothing: only `LocalStage` waits for the disk."""
 
     def rename(self, old: str, new: str) -> None:
         target = self.folder / check_name(new)
@@ -282,17 +278,17 @@ class LocalStage(StageFolder):
     def start_writeback(self, file: BinaryIO) -> None:
         file.flush()
         if _sync_file_range is not None:
-            # Only a hint: a failure shows again, and counts, at the fsync of `commit`.
+            # Only a hint: the fsync of `commit` reports any failure.
             _sync_file_range(file.fileno(), 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
-        """One rename shows all files at once, so `last` needs no order of its own."""
+        """Show all files with one rename, so `last` needs no order."""
         self.check_complete(last)
         for path in self.folder.iterdir():
             fsync(path)
         fsync(self.folder)
         try:
-            # Refused by the system where the target is a folder with files in it.
+            # The system refuses if the target is a folder with files in it.
             self.folder.rename(self._target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -303,7 +299,7 @@ class LocalStage(StageFolder):
 
 
 def staging_path(target: Path) -> Path:
-    """A fresh name beside `target`, hence on the same file system."""
+    """A new name beside `target`, on the same file system."""
     return target.with_name(f"{STAGING}{target.name}-{secrets.token_hex(4)}")
 
 
@@ -317,7 +313,7 @@ def fsync(path: Path) -> None:
 
 
 def sweep_folder(folder: Path, oldest: float, *, dry_run: bool = False) -> int:
-    """Remove leftovers in `folder` in which nothing was written since `oldest` (Unix seconds)."""
+    """Remove leftovers in `folder` that were last written before `oldest` (Unix seconds)."""
     removed = 0
     for path in folder.glob(f"{STAGING}*"):
         try:
@@ -350,13 +346,13 @@ def _remove(path: Path) -> None:
 
 
 def _remove_all(path: Path) -> int:
-    """Remove a file or folder, or raise OSError; returns the bytes that were freed."""
+    """Remove a file or folder. Returns the freed bytes. Raises OSError."""
     try:
         _, freed = _newest_and_bytes(path)
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-    except FileNotFoundError:  # nothing there, or removed by somebody else meanwhile
+    except FileNotFoundError:  # nothing there, or removed meanwhile
         return 0
     return freed

@@ -2,9 +2,9 @@
 
 Credentials, region and endpoint come from the usual AWS environment (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
 `AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). A prefix is first written to the machine's
-temporary folder (`TMPDIR`), then uploaded with its manifest last: a session without a manifest is not
-there. botocore retries each request with back-off and sends a CRC32 with every upload, which the server
-checks; a download that breaks off is taken up again where it ended.
+temporary folder (`TMPDIR`), then uploaded with its manifest last: a session without a manifest does not
+exist for readers. botocore retries each request with back-off and sends a CRC32 with every upload, which the
+server checks. An interrupted download resumes where it ended.
 """
 
 import io
@@ -49,16 +49,15 @@ if TYPE_CHECKING:
 PART_BYTES = 16 << 20  # S3 takes 10,000 parts, so files of up to 160 GB
 PRESIGNED_SECONDS = 900
 _DELETE_BATCH = 1000  # keys that one DeleteObjects request may name
-_BODY_ATTEMPTS = 6  # requests for one download, each going on where the last broke off
+_BODY_ATTEMPTS = 6  # requests for one download, each resuming the one before
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _REFUSED = ("401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 
 
 class S3Store:
-    """Objects of `bucket` whose keys begin with `prefix`; see `store.ArtifactStore` for the methods.
+    """Objects of `bucket` whose keys begin with `prefix`. See `store.ArtifactStore` for the methods.
 
-    Besides the errors named there, every method raises ServiceUnavailable where the bucket cannot be
-    reached or refuses us.
+    Every method also raises ServiceUnavailable if the bucket cannot be reached or refuses the request.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class S3Store:
         self._transfer = TransferConfig(
             multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
         )
-        # A stream is read by the thread that has it, one part in memory at a time.
+        # The caller's thread reads a stream, one part in memory at a time.
         self._transfer_stream = TransferConfig(
             multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, use_threads=False
         )
@@ -145,13 +144,13 @@ class S3Store:
                 time.sleep(0.1 * 2**failures)
 
     def _get(self, key: str, start: int, stop: int, chunk: int) -> Iterator[bytes]:
-        """One request's bytes; raises BotoCoreError where the connection breaks midway."""
+        """The bytes of one request. Raises BotoCoreError if the connection breaks midway."""
         with self._failures(key):
             reply = self._client.get_object(
                 Bucket=self.bucket, Key=self._key(key), Range=f"bytes={start}-{stop - 1}"
             )
         with closing(reply["Body"]) as body:
-            # A range that reaches past the end is answered with what there is.
+            # S3 shortens a range that reaches past the end.
             total = int(reply["ContentRange"].rpartition("/")[2])
             if stop > total:
                 raise RangeNotSatisfiable(f"{key}: bytes {start} to {stop} of {total}")
@@ -246,10 +245,6 @@ class S3Store:
             )
         return source.size, source.digest.hexdigest()
 
-    def local_path(self, key: str) -> Path | None:
-        check_key(key)
-        return None
-
     def presigned_url(self, key: str) -> str | None:
         with self._failures(key):
             return self._signer.generate_presigned_url(
@@ -262,7 +257,7 @@ class S3Store:
         return None
 
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
-        """Abort uploads that nobody goes on with, and clear this machine's temporary folder."""
+        """Abort abandoned uploads, and clear this machine's temporary folder."""
         oldest = time.time() - older_than_seconds
         removed = sweep_folder(self.spool, oldest, dry_run=dry_run)
         with self._failures(self.bucket):
@@ -281,7 +276,7 @@ class S3Store:
         return removed
 
     def upload(self, key: str, path: Path, on_progress: Callable[[], None] = lambda: None) -> None:
-        """Store a file; in parts and several at a time where it is large."""
+        """Store a file; a large one in parallel parts."""
         with self._failures(key):
             self._client.upload_file(
                 str(path),
@@ -296,7 +291,7 @@ class S3Store:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def _objects(self, start: str, behind: str = "") -> Iterator[Any]:
-        """Every object whose key begins with `start` and comes behind `behind`, page by page."""
+        """Every object whose key begins with `start` and follows `behind`, page by page."""
         base = f"{self.prefix}/" if self.prefix else ""
         paginate = self._client.get_paginator("list_objects_v2").paginate
         if behind:
@@ -309,7 +304,7 @@ class S3Store:
 
     @contextmanager
     def _failures(self, key: str) -> Iterator[None]:
-        """Our errors for boto's."""
+        """Translate boto's errors."""
         try:
             yield
         except ClientError as error:
@@ -370,7 +365,7 @@ class S3Stage(StageFolder):
             for name in (*others, *last):
                 self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
         except BaseException:
-            # What cannot be removed now has no manifest: it is not there for readers, and swept later.
+            # Files that cannot be removed now have no manifest, so the sweep removes them later.
             with suppress(ActographError):
                 self._store.delete_prefix(self._prefix)
             raise
@@ -378,10 +373,10 @@ class S3Stage(StageFolder):
 
 
 def _send_at_once(params: dict[str, Any], **_: object) -> None:
-    """Send a body without asking the server to expect it.
+    """Send a body without `Expect: 100-continue`. The header is not signed.
 
-    Asking takes a round trip for each object, and botocore reads an answer that breaks off in the middle of
-    `100 Continue` for ever (`AWSConnection._consume_headers`). The header is not signed.
+    The header costs a round trip for each object. botocore also hangs if the answer ends in the middle of
+    `100 Continue` (`AWSConnection._consume_headers`).
     """
     params["headers"].pop("Expect", None)
 

@@ -1,17 +1,15 @@
-"""What an artifact store does, and the only keys that it accepts.
+"""The interface of artifact stores, and the keys that they accept.
 
-A prefix (`sessions/ses_<32 hex>`) is a folder of files that appears as a whole; a single file
-(`files/file_<32 hex>`) is a prefix and a key at once. Both are built from ids that this service
-made; anything else is refused before it comes near a path.
+A prefix (`sessions/ses_<32 hex>`) is a folder of files that appears as a whole. A single file
+(`files/file_<32 hex>`) is a prefix and a key. Both are built from ids of this service; any other key is
+refused before it becomes part of a path.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Protocol, Self
-from urllib.parse import unquote, urlsplit
 
 MANIFEST_LAST = ("manifest.json",)
 STREAM_CHUNK = 1 << 20
@@ -23,7 +21,7 @@ _KEY = re.compile(rf"sessions/ses_[0-9a-f]{{32}}/{_NAME.pattern}|files/file_[0-9
 
 
 class InvalidKey(ValueError):
-    """A key that was not built from our own ids: a bug in the caller, never a client's mistake."""
+    """A key that was not built from ids of this service: a bug in the caller, never a client's mistake."""
 
 
 def check_key(key: str) -> str:
@@ -62,13 +60,18 @@ class StoredPrefix:
     #: Unix seconds of the newest file in it
     modified_at: float
     bytes: int
-    #: a session's upload that broke off before its manifest: nobody can read it
+    #: a session's upload that ended before its manifest: nobody can read it
     incomplete: bool = False
+
+    @property
+    def id(self) -> str:
+        """Id of the session or file."""
+        return self.prefix.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicEndpoint:
-    """Address under which clients reach an S3 store, if it is not the one that this process uses."""
+    """Address of an S3 store for clients, if it differs from that of this process."""
 
     url: str
     #: `https://host/bucket/key` or `https://bucket.host/key`
@@ -97,7 +100,7 @@ class StagedPrefix(Protocol):
         ...
 
     def start_writeback(self, file: BinaryIO) -> None:
-        """Let the disk begin on what was written to `file`; a hint that makes `commit` faster."""
+        """Start writing `file` to the disk; a hint that makes `commit` faster."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -109,7 +112,7 @@ class StagedPrefix(Protocol):
         ...
 
     def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
-        """Make every file durable, then visible; those named in `last` never before the others.
+        """Make every file durable, then visible; the files in `last` never before the others.
 
         Raises:
             ValueError: a file of `last` was not created.
@@ -119,15 +122,17 @@ class StagedPrefix(Protocol):
         ...
 
     def discard(self) -> None:
-        """Remove what was staged. Does nothing after a commit."""
+        """Remove the staged files. Does nothing after a commit."""
         ...
 
 
 class ArtifactStore(Protocol):
     """Safe for use from many threads at once."""
 
+    def __hash__(self) -> int: ...
+
     def check(self) -> None:
-        """Raise ServiceUnavailable where nothing can be stored now, with what to do."""
+        """Raise ServiceUnavailable, with advice, if nothing can be stored now."""
         ...
 
     def reach(self) -> None:
@@ -152,7 +157,7 @@ class ArtifactStore(Protocol):
         ...
 
     def size(self, key: str) -> int:
-        """Bytes of a file; NotFound where there is none."""
+        """Size of a file. Raises NotFound."""
         ...
 
     def exists(self, prefix: str) -> bool:
@@ -160,66 +165,39 @@ class ArtifactStore(Protocol):
         ...
 
     def delete_prefix(self, prefix: str) -> int:
-        """Remove all files of a prefix; the bytes that were freed, 0 where there was nothing."""
+        """Remove all files of a prefix, if any. Returns the freed bytes."""
         ...
 
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
-        """Remove all files of many prefixes, durably; those that are gone already are fine.
+        """Remove all files of many prefixes, durably. Missing files are no error.
 
         Args:
-            doomed: prefix -> the names of its files, where they are known; an S3 store need not list them.
+            doomed: prefix -> names of its files if known, so that an S3 store need not list them.
 
         Returns:
-            prefix -> the reason, of the prefixes of which something is still stored.
+            Prefix -> reason, for every prefix that could not be removed completely.
         """
         ...
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
-        """Every prefix under `sessions` or `files` behind the id `after`, in the order of their ids.
+        """Prefixes under `sessions` or `files` that follow the id `after`, in the order of their ids.
 
-        S3 also lists prefixes whose upload broke off before its manifest, so that a sweep finds them.
+        S3 also lists incomplete sessions without a manifest, so that a sweep finds them.
         """
         ...
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
-        """Store one file from a stream, all of it or nothing: (bytes, sha256)."""
-        ...
-
-    def local_path(self, key: str) -> Path | None:
-        """Where the file is, or would be, on this machine; None where the store is remote."""
+        """Store one file from a stream, completely or not at all. Returns size and sha256."""
         ...
 
     def presigned_url(self, key: str) -> str | None:
-        """A URL that serves the file without our help for a quarter of an hour, where there is one."""
+        """A URL for a direct download within 15 minutes; None if the store has none."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be stored; None where the store cannot tell."""
+        """Free bytes; None if unknown."""
         ...
 
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
-        """Remove what writers that were killed left behind; how many leftovers went, or would go."""
+        """Remove leftovers of killed writers. Returns their number, also with `dry_run`."""
         ...
-
-
-def open_store(url: str, public: PublicEndpoint | None = None) -> ArtifactStore:
-    """The store at `file:///folder` or `s3://bucket/prefix`.
-
-    Args:
-        public: of an S3 store; presigned URLs name it.
-
-    Raises:
-        ValueError: any other URL.
-    """
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        raise ValueError(f"{url}: an artifact URL has no query or fragment")
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        from storage.artifacts.local import LocalStore
-
-        return LocalStore(Path(unquote(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
-        from storage.artifacts.s3 import S3Store
-
-        return S3Store(parts.netloc, parts.path.strip("/"), public=public)
-    raise ValueError(f"{url}: an artifact URL is file:///folder or s3://bucket/prefix")

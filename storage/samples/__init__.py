@@ -1,7 +1,7 @@
-"""Every query about samples: claims, leases, commits and lists.
+"""Queries about samples: claims, leases, commits and lists.
 
-A claim raises the sample's lease token. Whoever commits with an older token changes nothing
-and gets LeaseLost, so that a worker that was thought dead can do no harm.
+A claim raises the sample's lease token. A commit with an older token changes nothing and raises LeaseLost, so
+a worker that was taken for dead does no harm.
 """
 
 from storage.samples.claims import claim, is_any_pending, next_input

@@ -1,6 +1,6 @@
-"""Claims: who asks gets the next samples that nobody runs."""
+"""Claims: lease the next samples of a job that no worker runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any
@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
-from storage import jobs
-from storage.database import now
-from storage.models import SampleRow
+from storage.index.database import now
+from storage.jobs import jobs
 from storage.samples.leases import LeasedSample
 from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_lost
+from storage.tables.models import JobRow, SampleRow
 
 
 def claim(
@@ -26,76 +26,43 @@ def claim(
     lease_seconds: float,
     fits: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> list[LeasedSample]:
-    """Lease the next `count` samples that are pending or whose lease has run out.
+    """Lease the next `count` samples that are pending or whose lease has expired.
 
-    Samples that already cost a worker are claimed one by one, and failed in the end, so that
-    one bad sample cannot kill workers for ever. Jobs that are not active yield nothing.
+    Samples that were lost with a worker before are claimed one by one, and fail after several claims, so
+    one bad sample cannot kill workers for ever. Inactive jobs yield nothing.
 
     Args:
-        fits: of a sample's input: whether it can be run in this unit; the first that cannot ends it.
+        fits: whether a sample with this input can run in the batch; the first that cannot ends the batch.
     """
     try:
         job = jobs.lock(session, job_id)
     except NotFound:
         return []
     moment = now(session)
-    if job.status not in jobs.ACTIVE:
-        return []
-    while True:
-        candidates = _candidates(session, job_id, moment, count, with_input=fits is not None)
-        if not candidates or candidates[0].attempts < MAX_ATTEMPTS:
-            break
-        give_up_lost(session, job_id, candidates[0].id, candidates[0].attempts)
-        if jobs.status_of(session, job_id) not in jobs.ACTIVE:
-            return []
+    candidates = _candidates(session, job, moment, count, with_input=fits is not None)
     if fits is not None:
         candidates = list(takewhile(lambda row: fits(row.input), candidates))
     if candidates and candidates[0].attempts >= ALONE_AFTER_ATTEMPTS:
         ids = [candidates[0].id]
     else:
         ids = [c.id for c in candidates if c.attempts < ALONE_AFTER_ATTEMPTS]
-    if not ids:
-        return []
-    rows = session.execute(
-        sa.update(SampleRow)
-        .where(SampleRow.id.in_(ids), sa.or_(*_either(moment)))
-        .values(
-            status=SampleStatus.LEASED,
-            lease_token=SampleRow.lease_token + 1,
-            lease_until=moment + lease_seconds,
-            attempts=SampleRow.attempts + 1,
-            worker_id=worker_id,
-            started_at=moment,
-        )
-        .returning(
-            SampleRow.id,
-            SampleRow.job_id,
-            SampleRow.position,
-            SampleRow.sample_index,
-            SampleRow.condition,
-            SampleRow.epoch,
-            SampleRow.input,
-            SampleRow.seed,
-            SampleRow.lease_token,
-        )
-        .execution_options(synchronize_session=False)
-    )
-    return [
-        LeasedSample(
-            id=row.id,
-            job_id=row.job_id,
-            sample_index=row.sample_index,
-            condition=row.condition,
-            epoch=row.epoch,
-            input=row.input,
-            seed=row.seed or 0,
-            token=row.lease_token,
-        )
-        for row in sorted(rows, key=attrgetter("position"))
-    ]
+    return _lease(session, ids, moment, worker_id, lease_seconds) if ids else []
 
 
 def _candidates(
+    session: Session, job: JobRow, moment: float, count: int, *, with_input: bool
+) -> list[sa.Row[Any]]:
+    """The next samples of an active job, locked. A first one that was lost too often fails and is skipped."""
+    while job.status in jobs.ACTIVE:
+        candidates = _claimable(session, job.id, moment, count, with_input=with_input)
+        if not candidates or candidates[0].attempts < MAX_ATTEMPTS:
+            return candidates
+        give_up_lost(session, job.id, candidates[0].id, candidates[0].attempts)
+        session.refresh(job, ["status"])
+    return []
+
+
+def _claimable(
     session: Session, job_id: str, moment: float, count: int, *, with_input: bool
 ) -> list[sa.Row[Any]]:
     """The next samples in running order, locked. Each query reads at most `count` entries of an index."""
@@ -113,8 +80,40 @@ def _candidates(
     return sorted(found, key=attrgetter("position"))[:count]
 
 
+def _lease(
+    session: Session, ids: Sequence[str], moment: float, worker_id: str, lease_seconds: float
+) -> list[LeasedSample]:
+    """Lease locked samples, unless they ended meanwhile. Each lease has a new token."""
+    rows = session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id.in_(ids), sa.or_(*_either(moment)))
+        .values(
+            status=SampleStatus.LEASED,
+            lease_token=SampleRow.lease_token + 1,
+            lease_until=moment + lease_seconds,
+            attempts=SampleRow.attempts + 1,
+            worker_id=worker_id,
+            started_at=moment,
+        )
+        .returning(
+            SampleRow.position,
+            SampleRow.id,
+            SampleRow.job_id,
+            SampleRow.sample_index,
+            SampleRow.condition,
+            SampleRow.epoch,
+            SampleRow.input,
+            sa.func.coalesce(SampleRow.seed, 0).label("seed"),
+            SampleRow.lease_token.label("token"),
+        )
+        .execution_options(synchronize_session=False)
+    )
+    leased = sorted(rows.mappings(), key=lambda row: row["position"])
+    return [LeasedSample(**{name: row[name] for name in row if name != "position"}) for row in leased]
+
+
 def is_any_pending(session: Session, job_id: str) -> bool:
-    """Whether the job has a sample that nobody holds."""
+    """Whether the job has a pending sample."""
     statement = sa.select(SampleRow.id).where(
         SampleRow.job_id == job_id, SampleRow.status == SampleStatus.PENDING
     )
@@ -122,7 +121,7 @@ def is_any_pending(session: Session, job_id: str) -> bool:
 
 
 def next_input(session: Session, job_id: str) -> dict[str, Any] | None:
-    """The input of the sample that would be claimed next; None where there is none."""
+    """The input of the sample that would be claimed next, if any."""
     found: list[sa.Row[Any]] = []
     for claimable in _either(now(session)):
         statement = sa.select(SampleRow.position, SampleRow.input).where(
@@ -133,7 +132,7 @@ def next_input(session: Session, job_id: str) -> dict[str, Any] | None:
 
 
 def _either(moment: float) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    """Pending samples and samples with an expired lease, apart: an index has the order of each."""
+    """Conditions of pending samples and of expired leases, kept apart: an index has the order of each."""
     return (
         SampleRow.status == SampleStatus.PENDING,
         sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),

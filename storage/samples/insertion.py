@@ -1,4 +1,4 @@
-"""The samples of a new job."""
+"""Insert the samples of a new job."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import SampleStatus
-from storage.ids import new_sample_id
-from storage.models import SampleRow
+from storage.index.ids import new_sample_id
+from storage.tables.models import SampleRow
 
 INSERT_BATCH = 1000
-#: characters of prompts and answers that one transaction of a large job brings, about
+#: about the most characters of prompts and answers in one transaction of a large job
 INSERT_CHARACTERS = 4 << 20
 _INSERT = sa.insert(cast(sa.Table, SampleRow.__table__))
 
@@ -20,29 +20,27 @@ _INSERT = sa.insert(cast(sa.Table, SampleRow.__table__))
 @dataclass(frozen=True, kw_only=True)
 class NewSample:
     sample_index: int
-    #: name of the condition, "" where the job has none
+    #: name of the condition; "" if the job has none
     condition: str
     epoch: int
     input: dict[str, Any]
     seed: int
-    #: place in the order in which the samples run; None: where it comes in what is inserted
+    #: place in running order; None for the order of insertion
     position: int | None = None
 
 
 def characters_of(sample: NewSample) -> int:
-    """Characters of the sample's own texts."""
+    """Characters of the sample's input."""
     return sum(len(value) for value in sample.input.values() if isinstance(value, str))
 
 
 def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first: int = 0) -> int:
-    """Insert samples of a job in running order, or each at its own place. Returns their number.
+    """Insert samples of a job in running order from the place `first`, or at their own places.
 
-    `first` is the place of the first one.
+    Returns their number.
     """
-    count = 0
+    count = characters = 0
     batch: list[dict[str, Any]] = []
-    characters = 0
-
     connection = session.connection()
 
     def flush() -> None:

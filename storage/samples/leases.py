@@ -1,4 +1,4 @@
-"""Leases: what a worker that holds samples may do with them before they have ended."""
+"""Leases: a worker renews or returns the samples that it has claimed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import SampleStatus
-from storage import jobs
-from storage.database import changed, now
-from storage.models import SampleRow
+from storage.index.database import changed, now
+from storage.jobs import jobs
+from storage.tables.models import SampleRow
+
+#: values of a sample that its worker returns unfinished
+RETURNED = {"status": SampleStatus.PENDING, "lease_until": 0.0, "worker_id": None, "started_at": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeasedSample:
-    """A sample that this worker holds until `lease_until`, unless it renews."""
+    """A sample that a worker has claimed until its lease expires."""
 
     id: str
     job_id: str
@@ -28,7 +31,7 @@ class LeasedSample:
 
 
 def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition under which a lease still holds."""
+    """Condition that a lease is still valid."""
     return (
         SampleRow.id == lease.id,
         SampleRow.status == SampleStatus.LEASED,
@@ -37,13 +40,13 @@ def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def lock_jobs(session: Session, leases: Sequence[LeasedSample]) -> list[LeasedSample]:
-    """Hold the jobs of these leases, in the order of their ids; leases of deleted ones are left out."""
+    """Lock the jobs of leases, in the order of their ids. Returns the leases of existing jobs."""
     alive = {row.id for row in jobs.lock_all(session, {lease.job_id for lease in leases})}
     return [lease for lease in leases if lease.job_id in alive]
 
 
 def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: float) -> set[str]:
-    """Prolong leases; returns the ids of the samples that are still ours."""
+    """Renew leases. Returns the ids of the samples that are still leased."""
     alive = lock_jobs(session, leases)
     until = now(session) + lease_seconds if alive else 0.0
     held = set()
@@ -55,26 +58,18 @@ def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: fl
 
 
 def release(session: Session, leases: Sequence[LeasedSample]) -> None:
-    """Give unfinished samples back; this claim does not count as an attempt."""
+    """Return unfinished samples. Their claim does not count as an attempt."""
     for lease in lock_jobs(session, leases):
         session.execute(
-            sa.update(SampleRow)
-            .where(*ours(lease))
-            .values(
-                status=SampleStatus.PENDING,
-                lease_until=0.0,
-                worker_id=None,
-                started_at=None,
-                attempts=SampleRow.attempts - 1,
-            )
+            sa.update(SampleRow).where(*ours(lease)).values(**RETURNED, attempts=SampleRow.attempts - 1)
         )
 
 
 def give_back(session: Session, leases: Sequence[LeasedSample]) -> None:
-    """The worker of these leases lives: a claim that it lost by being stopped was no attempt.
+    """Undo the counted attempts of leases that a live worker lost while it was suspended.
 
-    It was counted when another worker took the sample over, which could not know whether the first
-    one was dead. Leases that still hold, and samples that have ended, stay as they are.
+    Another worker claimed the samples, because it could not know whether the first one was dead. Valid leases
+    and ended samples stay as they are.
     """
     for lease in leases:
         session.execute(
@@ -82,7 +77,7 @@ def give_back(session: Session, leases: Sequence[LeasedSample]) -> None:
             .where(
                 SampleRow.id == lease.id,
                 SampleRow.lease_token > lease.token,
-                # the claim of the worker that holds it now is one of them
+                # one attempt is that of the current worker
                 sa.or_(
                     sa.and_(SampleRow.status == SampleStatus.LEASED, SampleRow.attempts > 1),
                     sa.and_(SampleRow.status == SampleStatus.PENDING, SampleRow.attempts > 0),

@@ -1,6 +1,7 @@
-"""Samples as they are read and shown."""
+"""Read samples."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -8,9 +9,10 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
-from actograph.contract.tool_use import ToolMessage, ToolUse
-from storage import pages
-from storage.models import JobRow, SampleRow
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse
+from storage.index import pages
+from storage.index.pages import PageOptions
+from storage.tables.models import JobRow, SampleRow
 
 
 def get(session: Session, sample_id: str) -> SampleRow:
@@ -28,9 +30,7 @@ def find(
     *,
     status: SampleStatus | None = None,
     condition: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: pages.Order = "asc",
+    **page: Unpack[PageOptions],
 ) -> tuple[Sequence[SampleRow], bool]:
     """One page of a job's samples, in running order by default."""
     statement = sa.select(SampleRow).where(SampleRow.job_id == job_id)
@@ -38,15 +38,8 @@ def find(
         statement = statement.where(SampleRow.status == status)
     if condition is not None:
         statement = statement.where(SampleRow.condition == condition)
-    return pages.fetch(
-        session,
-        statement,
-        key=SampleRow.position,
-        id_column=SampleRow.id,
-        after=after,
-        limit=limit,
-        order=order,
-    )
+    page.setdefault("order", "asc")
+    return pages.fetch(session, statement, SampleRow.position, SampleRow.id, **page)
 
 
 def resource(row: SampleRow) -> resources.Sample:

@@ -1,6 +1,6 @@
-"""Samples that cost workers: run alone after some claims without a result, failed after more.
+"""Samples that end their worker. After some lost claims they run alone, and after more they fail.
 
-So that one bad sample cannot kill workers for ever.
+So one bad sample cannot kill workers for ever.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,22 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, WorkerLost
 from actograph.contract.resources import SampleStatus
-from storage import counters, job_control, jobs
-from storage.counters import Counter
-from storage.database import now
-from storage.models import JobRow, SampleRow
-from storage.samples.leases import LeasedSample, lock_jobs, ours
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.index.database import now
+from storage.jobs import job_control, jobs
+from storage.samples.leases import RETURNED, LeasedSample, lock_jobs, ours
 from storage.samples.results import fail
+from storage.tables.models import JobRow, SampleRow
 
-#: a sample is run alone after so many claims that ended without a result ...
+#: a sample runs alone after so many claims without a result ...
 ALONE_AFTER_ATTEMPTS = 2
-#: ... and failed after so many: it may be what kills the worker
+#: ... and fails after so many
 MAX_ATTEMPTS = 4
 
 
 def give_up_lost(session: Session, job_id: str, sample_id: str, attempts: int) -> None:
-    """Fail a sample whose workers ended `attempts` times. The caller holds its job."""
+    """Fail a sample whose workers ended `attempts` times. The caller has locked its job."""
     error = WorkerLost(f"the worker ended {attempts} times while it ran this sample; its log has the reason")
     session.execute(
         sa.update(SampleRow)
@@ -37,9 +38,9 @@ def give_up_lost(session: Session, job_id: str, sample_id: str, attempts: int) -
 
 
 def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographError) -> None:
-    """Give back the samples of a batch that ends its worker; they are run alone from now on.
+    """Return the samples of a batch that ends its worker. They run alone from now on.
 
-    A sample fails with `error` if it ran alone, and not for the first time.
+    A sample fails with `error` if it ran alone for the second time.
     """
     for lease in lock_jobs(session, leases):
         attempts = session.execute(sa.select(SampleRow.attempts).where(*ours(lease))).scalar_one_or_none()
@@ -55,13 +56,7 @@ def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographEr
         session.execute(
             sa.update(SampleRow)
             .where(*ours(lease))
-            .values(
-                status=SampleStatus.PENDING,
-                lease_until=0.0,
-                worker_id=None,
-                started_at=None,
-                attempts=max(attempts, ALONE_AFTER_ATTEMPTS),
-            )
+            .values(**RETURNED, attempts=max(attempts, ALONE_AFTER_ATTEMPTS))
         )
 
 

@@ -1,4 +1,4 @@
-"""Commits: how a sample ended, written under its lease."""
+"""Commits: results and failures of samples, written under their leases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, LeaseLost
 from actograph.contract.resources import SampleStatus
-from actograph.contract.tool_use import ToolMessage, ToolUse
-from storage.database import changed, now
-from storage.models import SampleRow
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse
+from storage.index.database import changed, now
 from storage.samples.leases import LeasedSample, ours
+from storage.tables.models import SampleRow
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResult:
-    """What a worker commits for a completed sample."""
+    """Result of a completed sample."""
 
     prompt: str
     completion: str
@@ -62,7 +62,7 @@ def complete(session: Session, lease: LeasedSample, result: SampleResult) -> Non
 
 
 def fail(session: Session, lease: LeasedSample, error: ActographError, prompt: str | None = None) -> None:
-    """Store why a sample failed.
+    """Store the reason of a failed sample.
 
     Raises:
         LeaseLost: another worker has claimed the sample since, or the job was deleted.
@@ -77,7 +77,7 @@ def fail(session: Session, lease: LeasedSample, error: ActographError, prompt: s
 
 
 def committed(session: Session, leases: Sequence[LeasedSample]) -> set[str]:
-    """Samples whose result was stored under these very leases: the answer to a commit may be lost."""
+    """Samples that were committed under these leases. The answer to their commit may have been lost."""
     tokens = {lease.id: lease.token for lease in leases}
     statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
         SampleRow.id.in_(tokens), SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED))

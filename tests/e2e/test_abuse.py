@@ -6,39 +6,19 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from actograph.demo import MODEL_DIR
-from bench.attack import AttackedService
+from tests.support.attack import AttackedService
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
 JSON = {"Content-Type": "application/json"}
-ROOT_KEY = "the-admins-own-key"
-
-
-@pytest.fixture(scope="module")
-def attacked(module_up: Callable[..., Any]) -> Iterator[AttackedService]:
-    """One service for all attacks: what an attack leaves behind must not hurt the next."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACTOGRAPH_API_KEYS", ROOT_KEY)
-        up = module_up(model=f"demo={MODEL_DIR}")
-    up.await_ready()
-    yield AttackedService(
-        up.url,
-        api_pid=up.child("api").pid,
-        home=up.home,
-        admin_key=ROOT_KEY,
-        model="demo",
-    )
-    assert up.stop() == 0
 
 
 def half_a_request(attacked: AttackedService, path: str, content_type: str) -> bytes:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,31 +10,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from actograph.demo import MODEL_DIR
-from bench.attack import AttackedService
+from tests.support.attack import AttackedService
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
-ROOT_KEY = "the-admins-own-key"
 SIZE = 47_000_000
-
-
-@pytest.fixture(scope="module")
-def attacked(module_up: Callable[..., Any]) -> Iterator[AttackedService]:
-    """One service for all attacks: what an attack leaves behind must not hurt the next."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACTOGRAPH_API_KEYS", ROOT_KEY)
-        patch.setenv("ACTOGRAPH_DISK_FLOOR_BYTES", "0")
-        up = module_up(model=f"demo={MODEL_DIR}")
-    up.await_ready()
-    yield AttackedService(
-        up.url,
-        api_pid=up.child("api").pid,
-        home=up.home,
-        admin_key=ROOT_KEY,
-        model="demo",
-    )
-    assert up.stop() == 0
 
 
 def upload(client: httpx.Client, content: bytes, name: str = "rows.jsonl") -> str:

@@ -12,9 +12,9 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
-from bench.servers.receiver import Receiver
-from bench.servers.swift import SwiftServer
 from storage.artifacts.s3 import S3Store
+from tests.support.servers.receiver import Receiver
+from tests.support.servers.swift import SwiftServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -79,14 +79,14 @@ def begin(client: openai.OpenAI, count: int, **ours: Any) -> str:
 def kill_worker_in(plain: Client, job_id: str) -> None:
     """Kill the worker while it runs samples of this job."""
     while True:
-        (worker,) = [one for one in plain.workers() if one.status is not WorkerStatus.OFFLINE]
+        (worker,) = [one for one in plain.workers.list() if one.status is not WorkerStatus.OFFLINE]
         os.kill(worker.pid, signal.SIGSTOP)
-        if any(sample.status == "leased" for sample in plain.samples(job_id)):
+        if any(sample.status == "leased" for sample in plain.jobs.samples(job_id)):
             os.kill(worker.pid, signal.SIGKILL)
             return
         # between two units it holds none
         os.kill(worker.pid, signal.SIGCONT)
-        assert plain.job(job_id).finished_at is None
+        assert plain.jobs.get(job_id).finished_at is None
         time.sleep(0.02)
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, receiver: Receive
     with Client(service.url, "", retries=12) as plain:
 
         def status(batch_id: str) -> str:
-            return str(plain.batch(batch_id).status)
+            return str(plain.batches.get(batch_id).status)
 
         undisturbed = begin(client, LINES)
         wait(lambda: status(undisturbed) == "completed")
@@ -119,8 +119,8 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, receiver: Receive
         # a worker dies in the middle, the API between the batch's end and its delivery
         receiver.open.clear()
         disturbed = begin(client, LINES, webhook={"url": receiver.url})
-        wait(lambda: plain.batch(disturbed).request_counts.completed > 4)
-        job_id = plain.batch(disturbed).job_id
+        wait(lambda: plain.batches.get(disturbed).request_counts.completed > 4)
+        job_id = plain.batches.get(disturbed).job_id
         assert job_id is not None
         kill_worker_in(plain, job_id)
         wait(lambda: len(receiver.got) > 0)
@@ -139,8 +139,8 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, receiver: Receive
             assert answer["choices"][0]["message"] == second[name]["choices"][0]["message"], name
             assert answer.get("activations_meta") == second[name].get("activations_meta"), name
         assert (one.usage, one.error_file_id) == (other.usage, other.error_file_id)
-        assert {sample.attempts for sample in plain.samples(job_id)} == {1, 2}
-        kept = list(plain.sessions(job_id=job_id))
+        assert {sample.attempts for sample in plain.jobs.samples(job_id)} == {1, 2}
+        kept = list(plain.sessions.list(job_id=job_id))
         assert len(kept) == LINES * 2 // 3
         assert {one.id for one in kept} == {
             body["session_id"] for body in second.values() if "session_id" in body
@@ -150,10 +150,10 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, receiver: Receive
         long = begin(client, MANY)
         kill_api(service, wait)
         wait(lambda: status(long) == "in_progress")
-        assert plain.batch(long).request_counts.total == MANY
-        made = [job for job in plain.jobs(kind="batch") if job.spec["batch_id"] == long]
+        assert plain.batches.get(long).request_counts.total == MANY
+        made = [job for job in plain.jobs.list(kind="batch") if job.spec["batch_id"] == long]
         assert [job.progress.total for job in made] == [MANY]
-        plain.cancel_batch(long)
+        plain.batches.cancel(long)
         wait(lambda: status(long) == "cancelled")
         batch = client.batches.retrieve(long)
         ended = batch.request_counts

@@ -10,12 +10,15 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
-from bench.chaos.audit import Audit, audit_job
-from bench.chaos.faults import FAULTS
-from storage import job_view, jobs, samples
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.models import JobRow
+from storage import samples
+from storage.artifacts.factory import open_store
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view
+from storage.tables.models import JobRow
+from tests.support.chaos.audit import Audit, audit_job
+from tests.support.chaos.faults import FAULTS
+from tests.support.stored_files import stored_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -64,7 +67,7 @@ def test_every_kind_of_fault_in_mid_drain_changes_nothing(
     workers = "".join(p.read_text() for p in (tmp_path / "home/logs").glob("worker-*.log"))
     assert "No space left on device" in workers
     if stack == "postgres-s3":
-        assert "the database is away" in workers
+        assert "the database is unavailable" in workers
     else:
         check_that_the_audit_sees(tmp_path / "home", problems)
 
@@ -84,8 +87,7 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
             for job_id in (ids[0], ids[2])
         )
         job = job_view.resource(session, jobs.get(session, ids[2]))
-    damaged = store.local_path(f"sessions/{again[0].session_id}/activations.safetensors")
-    assert damaged is not None
+    damaged = stored_path(store, f"sessions/{again[0].session_id}/activations.safetensors")
     with damaged.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)
@@ -94,8 +96,7 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
     again[1] = again[1].model_copy(update={"session_id": again[2].session_id})
     again[3] = again[3].model_copy(update={"completion": "something else"})
     again[4] = again[4].model_copy(update={"scores": {}})
-    other = store.local_path(f"sessions/{again[6].session_id}/manifest.json")
-    assert other is not None
+    other = stored_path(store, f"sessions/{again[6].session_id}/manifest.json")
     said = json.loads(other.read_text())
     other.chmod(0o600)
     other.write_text(json.dumps(said | {"identity_sha256": "0" * 64}))

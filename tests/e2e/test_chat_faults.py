@@ -19,9 +19,9 @@ import redis
 from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
-from bench.processes import words_of
-from storage import jobs
-from storage.database import Database
+from storage.index.database import Database
+from storage.jobs import jobs
+from tests.support.processes import is_broker, words_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -89,7 +89,7 @@ def begin(service: Any, pool: ThreadPoolExecutor) -> tuple[list[Listener], list[
         busy = first.chat.completions.create(stream=True, **options(0) | {"top_p": 0.9, "max_tokens": 1900})
         next(busy)
         futures = [pool.submit(listener.listen) for listener in listeners]
-        while client.queue().jobs["queued"] < STREAMS:
+        while client.queue.get().jobs["queued"] < STREAMS:
             assert not any(listener.began.is_set() for listener in listeners), "the first one ended too soon"
             time.sleep(0.02)
         busy.close()
@@ -135,7 +135,7 @@ def undisturbed(service: Any) -> list[str]:
 
 def open_jobs(service: Any) -> int:
     with Client(service.url, "") as client:
-        return sum(client.queue().jobs.values())
+        return sum(client.queue.get().jobs.values())
 
 
 def test_streams_go_on_where_they_were_when_the_worker_is_killed(
@@ -167,7 +167,7 @@ def test_on_postgres_a_worker_s_death_changes_no_text_either(
 def test_streams_go_on_when_the_broker_forgets_and_dies(service: Any, undisturbed: list[str]) -> None:
     folder = service.home / "redis"
     port, password = int((folder / "port").read_text()), (folder / "password").read_text().strip()
-    broker = next(c for c in service.children() if "redis-server" in c.name())
+    broker = next(filter(is_broker, service.children()))
     with ThreadPoolExecutor(STREAMS) as pool, redis.Redis(port=port, password=password) as known:
         _, futures = begin(service, pool)
         known.flushall()
@@ -185,7 +185,7 @@ def test_an_api_that_is_killed_breaks_its_streams_and_leaves_nothing_behind(serv
     # nobody waits for them any more, and they end all the same
     wait(lambda: open_jobs(service) == 0)
     with Client(service.url, "") as client:
-        ended = {client.job(listener.run_id).status for listener in listeners}
+        ended = {client.jobs.get(listener.run_id).status for listener in listeners}
     assert ended <= {JobStatus.COMPLETED, JobStatus.CANCELLED}
     with client_of(service) as client:
         assert client.chat.completions.create(**options(0) | {"max_tokens": 3}).choices[0].message.content

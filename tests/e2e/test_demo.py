@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from actograph.client.tensors import open_folder
-from bench.processes import words_of
+from tests.support.processes import words_of
 
 pytestmark = pytest.mark.e2e
 

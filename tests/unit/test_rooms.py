@@ -1,9 +1,16 @@
-"""The rooms keep apart: who may import whom, and what the API process must not load."""
+"""The house: rooms, packages within rooms, no import circles, and what the API process must not load.
+
+`docs/architecture.md` explains the rooms. A package of a room imports packages to its left alone; the files
+that stand directly in a room are named in the same list.
+"""
 
 import ast
 import subprocess
 import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,23 +21,84 @@ FORBIDDEN = {
     "storage": {"fastapi", "api", "worker"} | HEAVY,
     "worker": {"fastapi", "starlette", "api"},
     "api": {"worker"} | HEAVY,
+    "bench": set(),
+    "tests": {"bench"},
 }
+#: packages of a room from the bottom to the top
+PACKAGES = {
+    "storage": "tables index migrate artifacts accounts jobs samples queue submission broker files sessions "
+    "results upkeep",
+    "worker": "engine text evals runners sample signals drain process __main__",
+    "worker.engine": "requests model locations rows edits tokens structure batches traced prefill engine",
+    "api": "problems routing security structures served_models dependencies requests submission openai "
+    "reading background metrics openapi routes app heap serving keys __main__",
+}
+MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
+
+
+class Import(NamedTuple):
+    module: str
+    line: int
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name."""
+    found = {}
+    for room in FORBIDDEN:
+        for path in (REPO / room).rglob("*.py"):
+            parts = path.relative_to(REPO).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports(path: Path) -> list[Import]:
+    """Everything that a file imports, at whatever depth; `from a import b` counts as `a.b` and as `a`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += [Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
 
 
 def imported_roots(path: Path) -> set[str]:
-    roots = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            roots |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            roots.add(node.module.partition(".")[0])
-    return roots
+    return {one.module.partition(".")[0] for one in imports(path)}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Imports between modules of ours, those inside functions and for type checkers included."""
+    ours = modules()
+    edges: dict[str, set[str]] = {}
+    for name, path in ours.items():
+        targets = {
+            one.module if one.module in ours else one.module.rpartition(".")[0] for one in imports(path)
+        }
+        edges[name] = {target for target in targets if target in ours and target != name}
+    return edges
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import one another."""
+    try:
+        list(TopologicalSorter(edges).static_order())
+    except CycleError as error:
+        return [error.args[1]]
+    return []
 
 
 def test_the_scan_sees_imports_at_every_depth(tmp_path: Path) -> None:
     source = tmp_path / "x.py"
     source.write_text("import torch.nn\ndef f():\n    from worker.engine import model\n")
     assert imported_roots(source) == {"torch", "worker"}
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
 
 @pytest.mark.parametrize("room", FORBIDDEN)
@@ -45,6 +113,64 @@ def test_no_file_of_a_room_imports_what_the_room_must_not(room: str) -> None:
     assert offences == {}
 
 
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert circles(graph()) == []
+
+
+@pytest.mark.parametrize("room", PACKAGES)
+def test_packages_import_only_packages_below_them(room: str) -> None:
+    rank = {name: place for place, name in enumerate(PACKAGES[room].split())}
+
+    def package(module: str) -> str | None:
+        rest = module.removeprefix(f"{room}.")
+        return rest.partition(".")[0] if rest != module else None
+
+    offences = []
+    for module, targets in graph().items():
+        of = package(module)
+        if of is None:
+            continue
+        assert of in rank, f"name {room}.{of} in PACKAGES"
+        offences += [
+            f"{module} -> {target}"
+            for target in targets
+            if (other := package(target)) is not None and other != of and rank[other] > rank[of]
+        ]
+    assert sorted(offences) == []
+
+
+def test_the_client_needs_nothing_of_the_command_line() -> None:
+    offences = [
+        f"{module} -> {target}"
+        for module, targets in graph().items()
+        if module.startswith(("actograph.client", "actograph.contract"))
+        for target in targets
+        if target.startswith("actograph.cli.")
+    ]
+    assert offences == []
+
+
+def test_files_packages_and_functions_are_small() -> None:
+    large = []
+    for name, path in modules().items():
+        room = path.relative_to(REPO).parts[0]
+        if room in ("tests", "bench"):
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if len(lines) > MAX_LINES:
+            large.append(f"{name}: {len(lines)} lines")
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES and "migrations" not in name:
+                    large.append(f"{name}.{node.name}: {length} lines")
+        if path.name == "__init__.py" and "migrations" not in name:
+            files = len(list(path.parent.glob("*.py")))
+            if files > MAX_FILES:
+                large.append(f"{name}: {files} files")
+    assert sorted(large) == []
+
+
 def test_nnsight_is_used_by_the_engine_alone() -> None:
     users = {
         path.relative_to(REPO).parts[:2]
@@ -56,7 +182,13 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["api.app", "actograph.cli.main", "actograph.client.http", "worker.celery_app", "actograph.demo"],
+    [
+        "api.app",
+        "actograph.cli.main",
+        "actograph.client.blocking.client",
+        "worker.process.celery_app",
+        "actograph.demo",
+    ],
 )
 def test_importing_it_loads_neither_torch_nor_transformers(module: str) -> None:
     heavy = sorted(HEAVY | {"datasets"})

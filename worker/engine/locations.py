@@ -1,11 +1,19 @@
-"""Module locations: `<module path>.input`, `.output`, or `.output.<i>` for a part of a tuple.
+"""Module locations, and the table of a model's verified ones.
 
-`.output` of a module that puts out a tuple is its first tensor; `.output.1` is the second element.
+A location is `<module path>.input`, `.output`, or `.output.<i>` for a part of a tuple. `.output` of a module
+that returns a tuple is its first tensor; `.output.1` is the second element.
 """
 
 import re
-from functools import cache
-from typing import Literal, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+from actograph.contract.errors import UnknownHook
+from actograph.contract.resources import ModelStructure
+from worker.engine.model.loaded import LoadedModel
+from worker.engine.requests import Edit
 
 _LOCATION = re.compile(r"(?P<path>.+)\.(?P<side>input|output)(?:\.(?P<part>[1-9]\d*))?")
 
@@ -24,12 +32,91 @@ class Place(NamedTuple):
 
 @cache
 def place_of(location: str) -> Place:
-    """Take a location apart.
+    """Split a location into its pieces.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `location` is not a valid location.
     """
     match = _LOCATION.fullmatch(location)
     if match is None:
-        raise ValueError(f"{location} is no module location")
+        raise ValueError(f"{location} is not a module location")
     return Place(match["path"], cast(Literal["input", "output"], match["side"]), int(match["part"] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One tensor that is read in each forward pass, and the hooks that name it."""
+
+    hooks: tuple[str, ...]
+    changed_later: bool = False  # the model overwrites the tensor after it was read
+
+
+@dataclass(frozen=True)
+class ModelHooks:
+    """A loaded model with its verified structure: where each hook is read and written.
+
+    Only locations in `structure` are accepted.
+    """
+
+    model: LoadedModel
+    structure: ModelStructure
+    same_as: Mapping[str, str]  # location -> first location that shows the same tensor
+    changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
+    flat: frozenset[str]  # locations whose tensor is [batch * tokens, ...]
+    widths: Mapping[str, int]  # location -> numbers per token
+
+    @cached_property
+    def _order(self) -> Mapping[str, int]:
+        return {location: i for i, location in enumerate(self.structure.module_locations)}
+
+    @cached_property
+    def head(self) -> str:
+        """Location of the head's output."""
+        hf: Any = self.model.hf
+        head = hf.get_output_embeddings()
+        return f"{next(name for name, module in hf.named_modules() if module is head)}.output"
+
+    @property
+    def head_is_logits(self) -> bool:
+        """False if the model changes the head's output before it returns the logits."""
+        return "logits" in self.structure.hooks
+
+    def width_of(self, hook: str) -> int:
+        """Numbers per token at a hook or module location. Raises UnknownHook."""
+        return self.widths[self._location(hook)]
+
+    def edited_at(self, hook: str) -> str:
+        """First location that shows a hook's tensor: edits are written there. Raises UnknownHook."""
+        return self.same_as[self._location(hook)]
+
+    def reads(self, hooks: Sequence[str], edits: Sequence[Edit] = ()) -> list[tuple[str, Point]]:
+        """Locations to read in each forward pass and their points, in execution order.
+
+        Hooks that show the same tensor share one read, at the first of their locations. A tensor that is
+        read before a later edit is copied, since the edit may write to the same memory.
+
+        Raises:
+            UnknownHook: the model has no such location.
+        """
+        last_edit = max((self._order[self.edited_at(edit.hook)] for edit in edits), default=-1)
+        groups: dict[tuple[str, bool], dict[str, list[str]]] = {}
+        for hook in dict.fromkeys(hooks):
+            location = self._location(hook)
+            # the head's input is the last norm's tensor, but of the last token alone
+            tail_only = self.structure.module_tensors[location].tail_only
+            groups.setdefault((self.same_as[location], tail_only), {}).setdefault(location, []).append(hook)
+        reads = []
+        for group in groups.values():
+            first = min(group, key=self._order.__getitem__)
+            changed = not self.changed_later.isdisjoint(group) or self._order[first] < last_edit
+            reads.append((first, Point(tuple(hook for names in group.values() for hook in names), changed)))
+        return sorted(reads, key=lambda read: self._order[read[0]])
+
+    def _location(self, hook: str) -> str:
+        info = self.structure.hooks.get(hook)
+        location = hook if info is None else info.location
+        if location not in self._order:
+            raise UnknownHook(
+                f"{hook}: this model has no such hook or module location; expand aliases first", param="hooks"
+            )
+        return location

@@ -1,41 +1,94 @@
-"""What goes into the engine and what comes out of it."""
+"""Requests, results, sinks and options: the values that enter and leave the engine."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 
-from actograph.contract.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
-from worker.engine.interventions import Edit
-from worker.engine.row_chooser import RowChooser
-from worker.engine.statistics import SummedRows
+from actograph.contract.interventions import NamedPositions, Op, TokenRange
+from actograph.contract.plans.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Reduce = Literal["none", "mean", "max", "last"]
 
 
+#: a summary of rows by the name of its part: [1, 1, width or 1]
+Summary = dict[str, torch.Tensor]
+
+
+class RowChooser(Protocol):
+    """Chooses tokens of one sample while it is generated: rows to keep, or rows to change."""
+
+    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """Chosen tokens of the prompt, ascending."""
+        ...
+
+    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
+        """Function of (token number, token id): whether a generated token is chosen.
+
+        The engine calls it once for every generated token that the model runs, in order.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Edit:
+    """One intervention, ready for a model."""
+
+    hook: str  # canonical name or module location
+    op: Op
+    coefficient: float = 1.0
+    vector: torch.Tensor | None = None  # float32 [width], on the CPU
+    positions: NamedPositions | TokenRange = "all"
+    chooser: RowChooser | None = None  # instead of `positions`, for tokens that need not be consecutive
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Key of edits that are made together; their choosers may differ from row to row."""
+        vector = None if self.vector is None else id(self.vector)
+        return (self.hook, self.op, self.coefficient, vector, self.positions, self.chooser is None)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """True if the edit has no effect; it is left out, so not even the sign of a zero changes."""
+        if self.op in ("add", "project_out"):
+            return self.coefficient == 0.0
+        return self.op == "scale" and self.coefficient == 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SummedRows:
+    """Summary of some rows of one hook of one sample, on the host."""
+
+    count: int
+    summaries: tuple[Summary, ...]  # of each summariser, [1, 1, width or 1]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
     """One prompt to continue."""
 
-    key: str  # the caller's own name for it; handed back unchanged
+    key: str  # the caller's name for it, returned unchanged
     prompt_ids: tuple[int, ...]  # never empty
     seed: int  # all randomness of this sample
     edits: tuple[Edit, ...] = ()  # in the order in which they apply
     max_tokens: int | None = None  # most tokens to generate; None: the sampling's
-    top_logprobs: int | None = None  # log probabilities of each token and so many likeliest; None: none
+    #: likeliest tokens to report with each token's log probability; None: no log probabilities
+    top_logprobs: int | None = None
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
-    chooser: RowChooser | None = None  # of its rows, before the shaping's; in a batch all have one or none
-    earlier: "EarlierRows | None" = None  # rows that what is summed up counts in, of earlier generations
+    chooser: RowChooser | None = (
+        None  # of rows to keep, instead of the shaping's; all requests of a batch or none
+    )
+    earlier: "EarlierRows | None" = None  # summaries of earlier turns
 
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """Ends a generation once its text ends so."""
+    """Ends a generation when its text ends with a pattern."""
 
     pattern: re.Pattern[str]  # of the end of the text
     last: str  # a character that every such end ends with
@@ -44,11 +97,11 @@ class TextEnd:
 
 @dataclass(slots=True, eq=False)
 class EarlierRows:
-    """Carries what a shaping sums up from one generation of a sample to its next.
+    """Carries a sample's summaries from one turn to the next.
 
     Attributes:
-        before: hook -> what the generations before came to; empty before the first.
-        after: the same with this generation, once it is over.
+        before: hook -> summary of earlier generations; empty before the first.
+        after: the same including this generation, when it has ended.
     """
 
     before: Mapping[str, SummedRows] = field(default_factory=dict)
@@ -72,8 +125,8 @@ class Generation:
     limit; the rows so far are delivered), "cancelled"
     (should_stop; the ids so far are kept), "dropped" (should_drop: this one alone was ended; the same) or
     "error" (see `error`; no ids).
-    An `error` beside "stop" or "length" means that the tokens are good and the captured rows
-    are not: nothing of this sample's rows may be kept.
+    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not: none
+    of this sample's rows may be kept.
     """
 
     key: str
@@ -93,7 +146,7 @@ class RowChunk:
     first_row: int
     tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
     tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
-    over: int | None = None  # of a row that sums up others: how many
+    over: int | None = None  # number of rows that this row summarises
 
 
 class RowSink(Protocol):
@@ -107,9 +160,8 @@ class RowSink(Protocol):
         """Take one chunk of request `index`.
 
         Per hook the chunks arrive in row order and without gaps. A chunk holds every hook,
-        except where one batch's prompt alone exceeds the host buffer: then it holds those
-        that the forward pass has reached. An exception fails this sample only; the engine
-        keeps it and writes no more of the sample.
+        unless one batch's prompts alone exceed the host buffer: then it holds the hooks that the forward
+        pass has reached. An exception fails this sample only, and nothing more of it is written.
         """
         ...
 
@@ -128,7 +180,7 @@ class StatisticsOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShaping:
-    """What is made of captured rows before they leave the device; the default leaves them as they are."""
+    """Selection and reduction of captured rows on the device; the default keeps them as they are."""
 
     chooser: RowChooser | None = None  # instead of `positions`, for rows that need not be consecutive
 
@@ -157,5 +209,5 @@ class BufferOptions:
     queue_blocks: int = QUEUE_BLOCKS  # blocks on their way to the writer before decoding waits
     wait_for_copies: bool = False  # the model goes on only when rows have left the device
     #: a sample's rows go to the sink when it ends, not when the batch does; None: where the model runs on a
-    #: device of its own and not on the cores that would do this
+    #: device other than the CPU
     hand_out_early: bool | None = None

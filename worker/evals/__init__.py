@@ -1,1 +1,1 @@
-"""Evaluations: what is asked (tasks), how answers are judged (scorers), where problems come from."""
+"""Evaluations: datasets, tools, and dialogues with tools."""

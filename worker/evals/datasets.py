@@ -6,7 +6,7 @@ import datasets
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import HubDataset
-from actograph.dataset_rows import DatasetRow, RowReader, TextRow, check_rows, check_texts
+from actograph.datasets.dataset_rows import DatasetRow, RowReader, TextRow, check_rows, check_texts
 
 
 def load_hub_rows(
@@ -33,7 +33,7 @@ def load_hub_texts(
     """`field` of rows of a split.
 
     Raises:
-        InvalidDataset: as `load_hub_rows` does, or where a row has no such text.
+        InvalidDataset: as `load_hub_rows` does, or if a row has no such text.
     """
     return check_texts(_split(dataset), field, limit=limit, offset=offset)
 
@@ -56,7 +56,7 @@ def _split(dataset: HubDataset) -> datasets.Dataset:
 
 
 def _check_hub_id(name: str) -> None:
-    """Refuse what `load_dataset` would take for a folder of this machine."""
+    """Refuse a name that `load_dataset` would read as a local folder."""
     if Path(name).exists():
         raise InvalidDataset(
             f"{name!r} is also a folder in the worker's working directory; start the worker elsewhere",

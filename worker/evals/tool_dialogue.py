@@ -1,4 +1,4 @@
-"""A model's conversation with its tools: what it is told of them, and what follows each of its turns.
+"""A model's conversation with its tools: their descriptions, and the results after each turn.
 
 A turn that calls tools is followed by their results, a turn that calls none is the answer. The whole
 conversation is rendered anew by the model's chat template before each turn, as chat services do.
@@ -9,17 +9,17 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from actograph.contract.chat.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
-from worker.chat_template import encode_prompt, render_chat
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from worker.evals.tools import Tool, run_call
+from worker.text.chat_template import encode_prompt, render_chat
 
 Messages = list[dict[str, Any]]
 
 
 class ToolFormat:
-    """How a model's chat template offers tools and hands their results back.
+    """The form in which a model's chat template offers tools and returns their results.
 
     Raises:
         InvalidRequest: (constructor) the template offers no tools, or in another form than
@@ -59,7 +59,7 @@ class ToolFormat:
     def results_from(self, prompt_ids: Sequence[int], before: Sequence[Mapping[str, Any]]) -> int:
         """The place in a turn's prompt where the results of the turn before begin.
 
-        It is told by the ends of turns: templates may write a turn otherwise once something follows it,
+        Found by the ends of turns: templates may write a turn otherwise once something follows it,
         but they end it just so.
 
         Args:
@@ -76,9 +76,9 @@ class ToolFormat:
         return next((place for place, (a, b) in enumerate(pairs) if a != b), len(written))
 
     def after_turn(self, text: str) -> tuple[Messages, Messages]:
-        """What a turn adds to the conversation: the turn itself, and the results of its calls.
+        """Messages added by a turn: the turn itself and the results of its calls.
 
-        Both are empty where it calls nothing and so is the answer.
+        Both are empty if the turn calls no tool and so is the answer.
 
         Args:
             text: what the model wrote, marks included, the end of its turn left out.
@@ -93,7 +93,7 @@ class ToolFormat:
 
 
 def _assistant(text: str, calls: Sequence[ToolCall | MalformedCall]) -> dict[str, Any]:
-    """A turn as a message; one with a call that cannot be read is handed back as it was written."""
+    """A turn as a message; a turn with an unreadable call stays as it was written."""
     readable = [call for call in calls if isinstance(call, ToolCall)]
     if len(readable) < len(calls):
         return {"role": "assistant", "content": text}

@@ -1,19 +1,19 @@
-"""Tools that a model may call in an evaluation: what it is told of them, and what a call gives."""
+"""Tools that a model may call in an evaluation: their descriptions and results."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.calculator import CalculatorError, calculate
-from actograph.tool_calls import MalformedCall, ToolCall
+from actograph.contract.chat.tool_calls import MalformedCall, ToolCall
+from actograph.scoring.calculator import CalculatorError, calculate
 
 #: longest result that goes back to the model, in characters
 MAX_RESULT_CHARS = 400
 
 
 class ToolError(Exception):
-    """A call that gave nothing; the message is for the model."""
+    """A call without a result; the message is for the model."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Tool:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """As chat templates and OpenAI's API take it."""
+        """The tool's description for chat templates and OpenAI's API."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave; `error` where it failed, and then `content` tells the model why."""
+    """Result of a call; if `error` is set, `content` explains it to the model."""
 
     content: str
     error: bool = False
@@ -66,7 +66,7 @@ TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (CALCULATOR,)}
 
 
 def run_call(call: ToolCall | MalformedCall, tools: Sequence[Tool]) -> ToolResult:
-    """Run one call. Nothing that a model writes raises: what went wrong is its result."""
+    """Run one call. Never raises: an error is the result of its call."""
     if isinstance(call, MalformedCall):
         return _failed(call.reason)
     tool = next((tool for tool in tools if tool.name == call.name), None)

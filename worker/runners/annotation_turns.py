@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.calculator import MAX_CHARS
+from actograph.contract.chat.tool_calls import CALCULATION, annotation_call
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.tool_calls import CALCULATION, annotation_call
+from actograph.scoring.calculator import MAX_CHARS
 from worker.engine.requests import TextEnd
-from worker.engine.stopping import decode_exactly
+from worker.engine.tokens.stopping import decode_exactly
 from worker.evals.tools import Tool, ToolResult, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
@@ -40,11 +40,11 @@ class AnnotationTurns:
         self._text = text.SpokenText(tokenizer)
 
     def first(self, prompt: Prompt) -> Prompt:
-        """The prompt as without tools, but for where the model is interrupted."""
+        """The prompt of the first turn; the model is interrupted at a calculation."""
         return replace(prompt, stop_at=_DUE)
 
     def further(self, prompt: Prompt, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+        """Next prompt after the given turns, or the reason for the end.
 
         A calculation that cannot be worked out gets no result: the model goes on by itself.
 
@@ -70,7 +70,7 @@ class AnnotationTurns:
         )
 
     def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
-        """How the calculator was used, and the text in parts; the model never saw the reasons of failures."""
+        """The record of the calculator's use, and the text in parts; the model saw no reasons of failures."""
         messages: list[ToolMessage] = []
         calls = errors = 0
         for number, turn in enumerate(turns):
@@ -86,12 +86,12 @@ class AnnotationTurns:
         return use, messages
 
     def _result(self, turn: Sequence[int]) -> ToolResult | None:
-        """Of the calculation with which a turn ends; None where it ends with none."""
+        """Result of the calculation at the end of a turn; None without one."""
         call = annotation_call(decode_exactly(self._tokenizer, turn))  # an end token ends the text otherwise
         return None if call is None else run_call(call, self._tools)
 
     def _tokens_of_result(self, turn: Sequence[int]) -> list[int]:
-        """The tokens that the calculator puts in after a turn, none where it has no result."""
+        """Tokens that the calculator inserts after a turn; empty without a result."""
         result = self._result(turn)
         if result is None or result.error:
             return []

@@ -1,9 +1,9 @@
-"""Batches: chats whose samples each bring their own sampling."""
+"""Batch files: chats with a sampling of their own for each sample."""
 
 from dataclasses import replace
 
 from actograph.contract.batches import BatchInput
-from actograph.contract.chat_job import ChatInput, is_only_read
+from actograph.contract.chat.chat_job import ChatInput, is_only_read
 from actograph.contract.specs import SamplingSpec
 from storage.samples import LeasedSample
 from worker.runners.chat import ChatRunner
@@ -21,5 +21,5 @@ class BatchRunner(ChatRunner):
         if is_only_read(sample.input):
             return None
         own = BatchInput.model_validate(sample.input).sampling
-        # its length is the sample's own in any batch; what else differs, parts them
+        # max_tokens may differ within a batch; other differences need another batch
         return own.model_copy(update={"max_tokens": self.sampling.max_tokens})

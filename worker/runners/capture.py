@@ -6,13 +6,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolUseEnd
 from actograph.contract.specs import CaptureInput, SamplingSpec
-from actograph.contract.tool_use import ToolUseEnd
 from storage.samples import LeasedSample
-from worker.chat_template import render_chat
 from worker.engine.requests import Generation
 from worker.runners import text
 from worker.runners.runner import Prompt
+from worker.text.chat_template import render_chat
 
 
 class CaptureRunner:
@@ -26,7 +26,6 @@ class CaptureRunner:
         """`spec` is the stored job spec; its inputs are the samples."""
         is_prefill = (spec["capture"] or {}).get("mode") == "prefill"
         self.sampling = None if is_prefill else SamplingSpec.model_validate(spec["sampling"])
-        self.layers_per_pass: int | None = spec.get("layers_per_pass")
         self._enable_thinking = bool(spec["enable_thinking"])
         self._most_tokens = context_length if spec.get("truncate") else None
         self._tokenizer = tokenizer

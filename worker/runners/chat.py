@@ -6,32 +6,31 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat_job import ChatInput, is_only_read
+from actograph.contract.chat.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import ModelStructure, Score
+from actograph.contract.resources.tool_use import ToolUseEnd
 from actograph.contract.specs import SamplingSpec
-from actograph.contract.tool_use import ToolUseEnd
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
-from worker.chat_template import render_chat
 from worker.engine.requests import Generation, TokenLogprobs
-from worker.forced_call import begin_call
 from worker.runners import text
 from worker.runners.runner import Prompt
 from worker.runners.token_names import TokenNames
+from worker.text.chat_template import render_chat
+from worker.text.forced_call import begin_call
 
 
 class ChatRunner:
     """One choice of a request to each sample; nothing is scored."""
 
-    layers_per_pass: int | None = None
     takes_turns = False
     may_score = True
 
     def __init__(
         self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, structure: ModelStructure
     ) -> None:
-        """`spec` is the stored spec of one of the jobs; what differs among them is in their samples."""
+        """`spec` is the stored spec of one of the jobs; their samples hold the differences."""
         self.sampling = SamplingSpec.model_validate(spec["sampling"])
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
@@ -58,7 +57,7 @@ class ChatRunner:
         if given.prompt_token_ids is not None:
             ids = tuple(given.prompt_token_ids)
             if not ids or max(ids) >= self._structure.vocab_size:
-                # checked here, since in the batch it would fail the requests of others
+                # checked here: in the batch it would fail other requests
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
@@ -106,7 +105,7 @@ class ChatRunner:
         return self._spoken.of(token_ids)
 
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Of a chat as in its answer, without the end token; of a text each `chat_answers.TextToken`."""
+        """Log probabilities: a chat's without the end token, a text's as `chat_answers.TextToken`."""
         if sample.input.get("messages") is None:
             return self._of_text(sample, generation)
         if generation.logprobs is None:
@@ -131,7 +130,7 @@ class ChatRunner:
         ]
 
     def _likeliest(self, of: TokenLogprobs) -> dict[str, float]:
-        """By name, with the token itself; of two tokens of one name the likelier."""
+        """Log probabilities by token name, the token itself included; of two equal names the likelier."""
         found: dict[str, float] = {}
         for token_id, logprob in (*of.top, (of.token_id, of.logprob)):
             found.setdefault(self._names.of(token_id)[0], logprob)

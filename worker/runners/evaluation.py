@@ -5,23 +5,22 @@ from collections.abc import Mapping, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec, SamplingSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.dataset_rows import DatasetRow
+from actograph.datasets.dataset_rows import DatasetRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
 from storage.samples import LeasedSample
-from worker.chat_template import is_chat_prompt, render_chat
 from worker.engine.requests import Generation
 from worker.evals.tools import TOOLS
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.runners.tool_turns import ToolTurns
+from worker.text.chat_template import is_chat_prompt, render_chat
 
 
 class EvaluationRunner:
-    layers_per_pass: int | None = None
     may_score = False
 
     def __init__(

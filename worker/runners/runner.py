@@ -1,12 +1,12 @@
-"""What the drain asks of a job kind."""
+"""Interface between the drain and a job kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actograph.contract.resources import Score
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation, TextEnd
 
@@ -14,29 +14,29 @@ from worker.engine.requests import Generation, TextEnd
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     text: str
-    #: tokens as the model is given them, never empty
+    #: the model's input, never empty
     token_ids: tuple[int, ...]
-    #: tokens that the text had before it was cut to the model's context; None where it was not cut
+    #: tokens of the text before it was cut to the model's context; None if it was not cut
     truncated_from: int | None = None
-    #: most tokens to generate after it; None: as the job's sampling says
+    #: most tokens to generate; None: the job's `max_tokens`
     max_tokens: int | None = None
-    #: ends a turn beside the stop strings
+    #: ends a turn, in addition to the stop strings
     stop_at: TextEnd | None = None
-    #: log probabilities are wanted of each generated token and of so many likeliest; None: none are
+    #: number of likeliest tokens with log probabilities, beside the generated one; None: no log probabilities
     top_logprobs: int | None = None
-    #: and those of the prompt's own tokens
+    #: log probabilities of the prompt's tokens too
     score_prompt: bool = False
-    #: the end of the text where it is the beginning of the answer already
+    #: end of the text that already belongs to the answer
     begun: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherTurn:
-    """A turn that follows: the whole conversation, in which results of tools stand from a place on."""
+    """The next turn of a conversation; `results_from` is the place where its tool results begin."""
 
     prompt: Prompt
     results_from: int
-    #: the text of the turns so far goes on, and all of it is the answer
+    #: True if the turn continues the text so far, and all of it is the answer
     continues: bool = False
 
 
@@ -45,21 +45,16 @@ class Runner(Protocol):
 
     @property
     def sampling(self) -> SamplingSpec | None:
-        """The job's sampling, with the stop strings of its task; None where nothing is generated."""
-        ...
-
-    @property
-    def layers_per_pass(self) -> int | None:
-        """Prefill: layers whose rows are held at once, where the job says it."""
+        """The job's sampling, with the stop strings of its task; None if nothing is generated."""
         ...
 
     @property
     def may_score(self) -> bool:
-        """Whether log probabilities of prompts may be asked for."""
+        """Whether requests may ask for log probabilities of prompts."""
         ...
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        """Raises ActographError where this sample cannot be prompted; the others go on."""
+        """The prompt of a sample. Raises ActographError for a faulty sample; the others go on."""
         ...
 
     @property
@@ -68,20 +63,20 @@ class Runner(Protocol):
         ...
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
-        """The job's sampling with the changes of the sample's condition; None where it is only read."""
+        """The job's sampling with the changes of the sample's condition; None if it is only read."""
         ...
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+        """Next prompt after the given turns, or the reason for the end.
 
-        Raises ActographError where this sample cannot be prompted again; the others go on.
+        Raises ActographError if this sample cannot be prompted again; the others go on.
         """
         ...
 
     def tools_of(
         self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
     ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
-        """The record of a finished sample's tool use; None where it had no tools."""
+        """The record of a finished sample's tool use; None if it had no tools."""
         ...
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
@@ -89,16 +84,16 @@ class Runner(Protocol):
         ...
 
     def live_text(self, token_ids: Sequence[int]) -> str:
-        """The text of some of the generated tokens, for those who follow; stop strings are not looked for."""
+        """The text of some of the generated tokens, for live text; stop strings are not cut."""
         ...
 
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Of the tokens in OpenAI's form; None where nobody asked for them."""
+        """Log probabilities in OpenAI's form; None if not requested."""
         ...
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        """Verdicts by metric key; empty where the job kind scores nothing.
+        """Verdicts by metric key; empty if the job kind scores nothing.
 
-        Raises ActographError where this sample cannot be judged; the others go on.
+        Raises ActographError if this sample cannot be judged; the others go on.
         """
         ...

@@ -6,15 +6,15 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
 from actograph.scoring.completions import cut_at_stop
-from worker.chat_template import encode_prompt
 from worker.runners.runner import Prompt
-from worker.text_stream import REPLACEMENT
+from worker.text.chat_template import encode_prompt
+from worker.text.text_stream import REPLACEMENT
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool, most_tokens: int | None = None
 ) -> Prompt:
-    """The text's tokens, no more than `most_tokens` of them. Raises InvalidRequest where it has none."""
+    """The text's tokens, no more than `most_tokens` of them. Raises InvalidRequest if it has none."""
     ids = encode_prompt(tokenizer, text, is_chat=is_chat)
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
@@ -49,7 +49,7 @@ class SpokenText:
         return self._decode(kept)
 
     def further(self, token_ids: Sequence[int]) -> str:
-        """The same of tokens that continue a text: decoders drop white space before the first of all."""
+        """As `decode`, for tokens that continue a text and keep their leading white space."""
         kept = [i for i in token_ids if i not in self._left_out]
         before = self._decode(self._anchor)
         return self._decode([*self._anchor, *kept])[len(before) :]
@@ -59,5 +59,5 @@ class SpokenText:
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> str:
-    """Special tokens are left out, and the first stop string with all that follows it."""
+    """The text without special tokens, cut before the first stop string."""
     return cut_at_stop(shown(tokenizer, token_ids, with_special=False), stop)

@@ -1,4 +1,4 @@
-"""What tokens are called in answers that tell their probabilities."""
+"""Names of tokens in answers with log probabilities."""
 
 import json
 import re
@@ -8,13 +8,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from worker.text_stream import REPLACEMENT
+from worker.text.text_stream import REPLACEMENT
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenNames:
-    """Names a tokenizer's tokens: their text as it stands in the midst of other text, and their bytes.
+    """Names a tokenizer's tokens: their text in the middle of other text, and their bytes.
 
     A token that is a part of a character has no text; as at OpenAI it is called by its bytes,
     `bytes:\\xe2\\x80`, so that no two tokens of a character have one name.
@@ -33,7 +33,7 @@ class TokenNames:
         self._known: dict[int, tuple[str, list[int] | None]] = {}
 
     def of(self, token_id: int) -> tuple[str, list[int] | None]:
-        """Name and bytes of a token; None for bytes that the tokenizer does not tell."""
+        """Name and bytes of a token; None for bytes that the tokenizer does not give."""
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._find(token_id)

@@ -1,12 +1,12 @@
-"""The turns of an evaluation's samples that may call tools."""
+"""Turns of evaluation samples that may call tools."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec
-from actograph.contract.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from worker.evals.tool_dialogue import Messages, ToolFormat, tool_use
 from worker.evals.tools import TOOLS
 from worker.runners import text
@@ -17,7 +17,7 @@ class ToolTurns:
     """Prompts of further turns, for one job."""
 
     def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises InvalidRequest where the model's chat template offers no tools."""
+        """Raises InvalidRequest if the model's chat template offers no tools."""
         tools = [TOOLS[name] for name in spec.tools]
         self._form = ToolFormat(tokenizer, tools, enable_thinking=spec.enable_thinking)
         self._tokenizer = tokenizer
@@ -29,7 +29,7 @@ class ToolTurns:
         return text.encode(self._tokenizer, self._form.render(messages), is_chat=True)
 
     def further(self, messages: Sequence[Any], turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """What follows the turns so far (the tokens that the model chose), or why nothing does.
+        """Next prompt after the given turns, or the reason for the end.
 
         Args:
             messages: the conversation before the first turn.
@@ -54,5 +54,5 @@ class ToolTurns:
         )
 
     def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
-        """How the tools were used, and the turns and results as text."""
+        """The record of the tools' use, and the turns and results as text."""
         return tool_use(self._form, [self._text.of(turn) for turn in turns], ended=ended)

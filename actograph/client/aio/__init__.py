@@ -1,1 +1,1 @@
-"""The calls as coroutines. This is the source: `actograph.client.unasync` makes `blocking` of it."""
+"""The client as coroutines. This is the source: `actograph.client.unasync` generates `blocking` from it."""

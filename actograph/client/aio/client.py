@@ -1,60 +1,54 @@
 """The service's HTTP interface as coroutines, typed by the contract.
 
 async with AsyncClient() as client:
-    file = await client.upload_file(Path("problems.jsonl"))
+    file = await client.files.upload("problems.jsonl")
     job = await client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
     job = await job.wait(progress=True)
-    async for session in client.sessions(job=job, correct=True):
+    async for session in job.sessions(correct=True):
         rows = await session["resid_post.3"][-10:]
 """
 
 import os
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
-from actograph.client.aio.batch_calls import BatchCalls
-from actograph.client.aio.chat_calls import ChatCalls
-from actograph.client.aio.file_calls import FileCalls
-from actograph.client.aio.job_calls import JobCalls
-from actograph.client.aio.key_calls import KeyCalls
-from actograph.client.aio.matrix_calls import MatrixCalls
-from actograph.client.aio.result_calls import ResultCalls
-from actograph.client.aio.service_calls import ServiceCalls
-from actograph.client.aio.session_calls import SessionCalls
-from actograph.client.aio.store_calls import StoreCalls
+from pydantic import BaseModel
+
+from actograph.client.aio.resources.batches import Batches
+from actograph.client.aio.resources.chat import Chat
+from actograph.client.aio.resources.files import Files
+from actograph.client.aio.resources.jobs import JobHandle, Jobs
+from actograph.client.aio.resources.keys import Keys
+from actograph.client.aio.resources.service import Models, Queue, Workers
+from actograph.client.aio.resources.sessions import Sessions
+from actograph.client.aio.resources.store import Store
+from actograph.client.aio.resources.vectors import Vectors
 from actograph.client.aio.transport import Transport
-from actograph.client.aio.vector_calls import VectorCalls
 from actograph.client.artifact_stores import open_store
+from actograph.client.errors import ApiError
+from actograph.contract.service.capabilities import Capabilities
 from actograph.settings import Settings
 
 
-class AsyncClient(
-    JobCalls,
-    ChatCalls,
-    ResultCalls,
-    SessionCalls,
-    MatrixCalls,
-    StoreCalls,
-    FileCalls,
-    BatchCalls,
-    VectorCalls,
-    ServiceCalls,
-    KeyCalls,
-):
+class AsyncClient:
     """A connection to one service; usable from several tasks.
 
+    Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `chat`,
+    `queue`, `workers`, `keys`, `store`.
+
     Args:
-        base_url: where the service is; by default `ACTOGRAPH_URL`, else this machine.
+        base_url: the service; by default `ACTOGRAPH_URL`, else this machine.
         api_key: the key to send; by default `ACTOGRAPH_API_KEY`.
-        timeout: seconds that one answer may take.
-        retries: times that a request is sent again, with growing pauses, when the service cannot be
-            reached or cannot serve just now. Only requests that do no harm twice are repeated.
-        store: where the service keeps its artifacts, if that can be read from here: a folder, a
-            `file://` URL or `s3://bucket/prefix` (with boto3). Rows are then read there, past the service.
+        timeout: seconds to wait for one answer.
+        retries: how often a request is repeated, with growing pauses, while the service cannot be reached
+            or is overloaded. Only requests that are safe to repeat are repeated.
+        store: the service's artifact store, if it can be read from here: a folder, a `file://` URL or
+            `s3://bucket/prefix` (with boto3). Rows are then read from the store directly.
 
     Raises (every call):
-        ApiError: the service refused; `status`, `code`, `message` and `errors` say why.
+        ApiError: the service refused; see `status`, `code`, `message` and `errors`.
         ServiceUnreachable: no connection.
-        UnexpectedAnswer: the answer has another form than this version of the contract.
+        UnexpectedAnswer: the answer does not match this version of the contract.
     """
 
     def __init__(
@@ -71,8 +65,39 @@ class AsyncClient(
             base_url = settings.effective_url if base_url is None else base_url
             api_key = settings.api_key if api_key is None else api_key
         self.base_url = base_url.rstrip("/")
-        self._store = None if store is None else open_store(store)
-        self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
+        files = None if store is None else open_store(store)
+        transport = self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
+        self.sessions = Sessions(transport, files)
+        self.jobs = Jobs(transport, self.sessions)
+        self.files = Files(transport)
+        self.models = Models(transport)
+        self.batches = Batches(transport)
+        self.vectors = Vectors(transport)
+        self.chat = Chat(transport)
+        self.queue = Queue(transport)
+        self.workers = Workers(transport)
+        self.keys = Keys(transport)
+        self.store = Store(transport)
+
+    async def submit(
+        self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None
+    ) -> JobHandle:
+        """Submit a job: short for `client.jobs.submit`."""
+        return await self.jobs.submit(spec, idempotency_key=idempotency_key)
+
+    async def capabilities(self) -> Capabilities:
+        """Return the job kinds, hook points, tasks and limits of the service."""
+        return await self._transport.call(Capabilities, "GET", "/v1/capabilities")
+
+    async def ready(self) -> bool:
+        """Whether the service is ready: database, broker and a worker with its model."""
+        try:
+            answer = await self._transport.request("GET", "/readyz", repeatable=False, timeout=10.0)
+        except ApiError as error:
+            if error.status == 503:
+                return False
+            raise
+        return "[-]" not in answer.text  # a missing worker is reported in a 200
 
     async def __aenter__(self) -> Self:
         return self

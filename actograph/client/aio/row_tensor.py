@@ -1,4 +1,4 @@
-"""A tensor of a session whose rows are fetched when they are asked for."""
+"""A tensor of a session whose rows are fetched when they are indexed."""
 
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -16,20 +16,20 @@ from actograph.client.tensors import SessionTensors
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array
 
-#: one answer of the service holds so much at most; more rows take several
+#: maximum size of one answer; more rows take several requests
 ANSWER_BYTES = 64 << 20
 
 
 class RowSource(Protocol):
-    """Where a session's rows are read from."""
+    """Source of a session's rows."""
 
     async def read(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
-        """Rows [start, stop) of a tensor as stored."""
+        """Read rows [start, stop) of a tensor as stored."""
         ...
 
 
 class ServiceRows:
-    """Rows over HTTP; the service reads exactly their bytes, on S3 with one range request."""
+    """Rows over HTTP. The service reads only their bytes, on S3 with one range request."""
 
     def __init__(self, transport: Transport, session_id: str) -> None:
         self._transport = transport
@@ -56,7 +56,7 @@ class ServiceRows:
 
 
 class StoredRows:
-    """Rows read from the session's files, which are opened when the first row is asked for."""
+    """Rows from the session's files, opened for the first row."""
 
     def __init__(self, open_files: Callable[[], SessionTensors]) -> None:
         self._open = open_files
@@ -73,10 +73,10 @@ class StoredRows:
 
 
 class RowTensor:
-    """Rows `[rows, width]` of one hook; nothing is read before it is indexed.
+    """Rows `[rows, width]` of one hook, read when they are indexed.
 
-    Index with an int (one row) or a slice (rows), counted as in numpy. bfloat16 comes as float32, which is
-    exact; everything else in its own dtype.
+    Index with an int (one row) or a slice (rows), as in numpy. bfloat16 is converted to float32, which is
+    exact; other dtypes are kept.
     """
 
     def __init__(self, hook: str, info: TensorInfo, source: RowSource) -> None:
@@ -88,7 +88,7 @@ class RowTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays that indexing gives."""
+        """The dtype of returned arrays."""
         bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
         return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
 
@@ -98,7 +98,7 @@ class RowTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as stored."""
+        """Stored size of one row."""
         return int(np.prod(self.shape[1:])) * tensor_files.itemsize(self.stored_dtype)
 
     def __len__(self) -> int:
@@ -117,10 +117,10 @@ class RowTensor:
         return array if dtype is None else array.astype(dtype)
 
     async def numpy(self, index: int | slice = slice(None)) -> Array:
-        """One row or several, as `tensor[index]` gives them.
+        """Return one row or several, like `tensor[index]`.
 
         Raises:
-            IndexError: a row that is not there.
+            IndexError: the tensor has no such row.
         """
         low, high, then = self._rows(index)
         array = await self.read(low, high)
@@ -128,7 +128,7 @@ class RowTensor:
         return found
 
     async def torch(self, index: int | slice = slice(None)) -> Any:
-        """`numpy` as a `torch.Tensor` in the stored dtype, so bfloat16 stays bfloat16.
+        """Return rows as a `torch.Tensor` in the stored dtype: bfloat16 stays bfloat16.
 
         Raises:
             PackageMissing: torch is not installed.
@@ -141,17 +141,17 @@ class RowTensor:
         return tensor[then]
 
     async def read(self, start: int, stop: int) -> Array:
-        """Rows [start, stop) as numbers; only their bytes are fetched.
+        """Read rows [start, stop) as numbers.
 
         Raises:
-            RangeNotSatisfiable: rows that the tensor does not have.
+            RangeNotSatisfiable: the tensor has no such rows.
         """
         tensor_files.check_rows(start, stop, len(self))
         data = await self._source.read(self.hook, start, stop, self.row_bytes) if stop > start else b""
         return tensor_files.value_array(self.stored_dtype, (stop - start, *self.shape[1:]), data)
 
     def _rows(self, index: int | slice) -> tuple[int, int, Any]:
-        """Rows [low, high) that are needed, and what to take of them."""
+        """Return the rows [low, high) to read, and the index to apply to them."""
         wanted = range(len(self))[index]
         if isinstance(wanted, int):
             return wanted, wanted + 1, 0

@@ -1,4 +1,4 @@
-"""How coroutines wait: the counterpart of `blocking.runtime`, both written by hand."""
+"""Waiting and concurrency for coroutines: the counterpart of `blocking.runtime`, both written by hand."""
 
 import asyncio
 from collections import deque
@@ -11,19 +11,19 @@ T = TypeVar("T")
 
 
 async def sleep(seconds: float) -> None:
-    """Let other tasks run for so long."""
+    """Sleep."""
     await asyncio.sleep(seconds)
 
 
 async def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do what holds a thread up (hashing, a large read) without holding up the event loop."""
+    """Run blocking work (hashing, a large read) in a thread."""
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
 async def each_of(
     work: Callable[[A], Awaitable[T]], items: AsyncIterable[A] | Iterable[A], at_once: int
 ) -> AsyncIterator[T]:
-    """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
+    """Yield the result of `work` for each item, in order, with at most `at_once` items in progress."""
     pending: deque[asyncio.Future[T]] = deque()
     try:
         async for item in _awaited(items):
@@ -48,5 +48,5 @@ async def _awaited(items: AsyncIterable[A] | Iterable[A]) -> AsyncIterator[A]:
 
 
 def whole(tensor: Any) -> Any:
-    """numpy cannot wait for rows that are fetched."""
+    """Refuse: numpy cannot await rows."""
     raise TypeError(f"{tensor!r} is fetched by coroutines: np.asarray(await tensor.numpy())")

@@ -1,4 +1,4 @@
-"""How plain calls wait: the counterpart of `aio.runtime`, both written by hand."""
+"""Waiting and concurrency for plain calls: the counterpart of `aio.runtime`, both written by hand."""
 
 import time
 from collections import deque
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 def sleep(seconds: float) -> None:
-    """Wait so long."""
+    """Sleep."""
     time.sleep(seconds)
 
 
 def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do it here: there is no event loop that it could hold up."""
+    """Run the work in this thread."""
     return work(*args, **kwargs)
 
 
 def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterator[T]:
-    """What `work` makes of each item, in their order; at most `at_once` are under way or wait to be taken."""
+    """Yield the result of `work` for each item, in order, with at most `at_once` items in progress."""
     pending: deque[Future[T]] = deque()
     with ThreadPoolExecutor(at_once, thread_name_prefix="actograph-client") as pool:
         try:
@@ -38,5 +38,5 @@ def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterato
 
 
 def whole(tensor: Any) -> Any:
-    """Every row of a tensor."""
+    """Read all rows of a tensor."""
     return tensor.read(0, len(tensor))

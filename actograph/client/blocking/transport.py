@@ -1,12 +1,14 @@
-# Made of ../aio/transport.py by `python actograph/client/unasync.py`: change that file, not this one.
-"""Requests with retries: what may be repeated is repeated, everything else is reported at once."""
+# Generated from aio/transport.py by `python actograph/client/unasync.py`: edit that file.
+"""HTTP requests with retries, typed answers, and lists read page by page."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel
 
+from actograph.client.answers import read, validate
 from actograph.client.blocking.runtime import sleep
 from actograph.client.errors import from_response, unreachable
 from actograph.client.transport import (
@@ -20,6 +22,9 @@ from actograph.client.transport import (
     stated,
     trusts_environment,
 )
+from actograph.contract.resources import ListPage
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Transport:
@@ -35,13 +40,39 @@ class Transport:
                 base_url=self.base_url,
                 headers=headers,
                 timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
-                # presigned redirects lead to the object store; httpx drops our key on another origin
+                # presigned redirects lead to the object store; httpx drops the key on another origin
                 follow_redirects=True,
                 trust_env=trust_env,
             )
 
     def close(self) -> None:
         self._http.close()
+
+    def call(self, form: type[M], method: str, path: str, **options: Any) -> M:
+        """Send a request and return its answer as a `form`. Takes the options of `request`.
+
+        Raises:
+            UnexpectedAnswer: the answer is no `form`; and the errors of `request`.
+        """
+        return read(form, self.request(method, path, **options))
+
+    def items(self, form: type[M], path: str, params: Params | None = None) -> Iterator[M]:
+        """Yield the items of a list, fetched page by page."""
+        after: str | None = None
+        while True:
+            page = self.call(ListPage[Any], "GET", path, params={**(params or {}), "after": after})
+            for item in page.data:
+                yield validate(form, item)
+            if not page.has_more or page.last_id is None or page.last_id == after:
+                return
+            after = page.last_id
+
+    def collect(self, form: type[M], path: str) -> list[M]:
+        """Return a short list as a whole."""
+        items = []
+        for item in self.items(form, path):
+            items.append(item)
+        return items
 
     def request(
         self,
@@ -54,15 +85,15 @@ class Transport:
         repeatable: bool = True,
         timeout: float | None = None,
     ) -> httpx.Response:
-        """Send a request and return its answer, which has a status below 400.
+        """Send a request and return its answer, with a status below 400.
 
         Args:
-            repeatable: whether the same request may be sent again when its answer was lost, or the
-                service said that it cannot serve just now (502, 503, 504).
+            repeatable: whether to send the request again after a lost answer, or an answer of
+                502, 503 or 504.
 
         Raises:
             ApiError: the service refused.
-            ServiceUnreachable: no connection, or it broke off.
+            ServiceUnreachable: no connection, or it was lost.
         """
         options: dict[str, Any] = {"params": stated(params), "json": json, "headers": headers}
         if timeout is not None:
@@ -70,14 +101,14 @@ class Transport:
         return self.attempt(lambda: self._http.request(method, path, **options), repeatable=repeatable)
 
     def attempt(self, send: Callable[[], httpx.Response], *, repeatable: bool) -> httpx.Response:
-        """`request` for a caller that builds the request itself; `send` is called once per try."""
+        """Call `send`, with retries."""
         tries = 0
         while True:
             delay = backoff(tries)
             try:
                 response = send()
             except httpx.TransportError as error:
-                # what could not connect was not sent, and may be repeated whatever it is
+                # a request without a connection was not sent
                 safe = repeatable or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if not safe or tries >= self.retries:
                     raise unreachable(self.base_url, error) from error
@@ -103,14 +134,14 @@ class Transport:
         method: str = "GET",
         json: Any = None,
     ) -> Iterator[httpx.Response]:
-        """A request whose answer is read by the caller; tried once.
+        """Send a request once and yield its answer, whose body the caller reads.
 
         Args:
-            accept: statuses of 400 and above that are answers and not errors.
+            accept: statuses of 400 and above that are not raised.
 
         Raises:
             ApiError: the service refused.
-            ServiceUnreachable: no connection, or it broke off, also while the body is read.
+            ServiceUnreachable: no connection, or it was lost, also while the body is read.
         """
         options: dict[str, Any] = {"headers": headers, "json": json}
         if read_timeout is not None:
@@ -127,7 +158,7 @@ class Transport:
     def post_form(
         self, path: str, *, data: Mapping[str, str], files: Callable[[], Mapping[str, Any]]
     ) -> httpx.Response:
-        """A multipart POST; `files` opens the parts anew for each try. Raises as `request` does."""
+        """Send a multipart POST; `files` opens the parts for each attempt. Raises the errors of `request`."""
         return self.attempt(
             lambda: self._http.post(path, data=dict(data), files=dict(files())), repeatable=False
         )

@@ -1,12 +1,18 @@
-"""What the service answers with. Times are Unix seconds (UTC), sizes are bytes."""
+"""Resources: the answers of the service. Times are Unix seconds (UTC), sizes are bytes."""
 
-from actograph.contract.resources.base import Deleted, ErrorRecord, ListPage, Resource
+from actograph.contract.resources.base import (
+    Deleted,
+    ErrorRecord,
+    ListPage,
+    OpenAIError,
+    Problem,
+    ProblemItem,
+    Resource,
+)
 from actograph.contract.resources.estimates import Estimate, Need
-from actograph.contract.resources.files import File
 from actograph.contract.resources.jobs import ConditionResults, Event, Job, JobResults, JobStatus, Progress
 from actograph.contract.resources.models import HookInfo, LocationInfo, Model, ModelLoad, ModelStructure
-from actograph.contract.resources.problems import OpenAIError, Problem, ProblemItem
-from actograph.contract.resources.queue import Queue, QueuePause
+from actograph.contract.resources.queue import Queue, QueuePause, Worker, WorkerStatus
 from actograph.contract.resources.samples import Sample, SampleStatus, Score
 from actograph.contract.resources.sessions import (
     Session,
@@ -17,6 +23,7 @@ from actograph.contract.resources.sessions import (
     TensorInfo,
 )
 from actograph.contract.resources.store import (
+    File,
     StoredObject,
     StoreGc,
     StoreProblem,
@@ -24,7 +31,6 @@ from actograph.contract.resources.store import (
     StoreVerification,
     Usage,
 )
-from actograph.contract.resources.workers import Worker, WorkerStatus
 
 __all__ = [
     "ConditionResults",

@@ -1,23 +1,23 @@
-"""Jobs, how far they are, their log and their results."""
+"""Jobs: status, progress, events and results."""
 
 from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.model_identity import PinnedModel
+from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.resources.base import ErrorRecord, Resource
-from actograph.contract.tool_use import ToolTotals
+from actograph.contract.resources.tool_use import ToolTotals
 
 
 class JobStatus(StrEnum):
     QUEUED = "queued"  # accepted; no sample has been claimed
-    IN_PROGRESS = "in_progress"  # samples are being run
-    FINALIZING = "finalizing"  # all samples ended; results are being summed up
+    IN_PROGRESS = "in_progress"  # samples are running
+    FINALIZING = "finalizing"  # in stores of older versions; all samples have ended
     COMPLETED = "completed"  # ended, at least one sample completed
-    FAILED = "failed"  # ended, and nothing useful came of it
-    CANCELLING = "cancelling"  # cancel asked for; a worker still holds samples
-    CANCELLED = "cancelled"  # ended by the client; what finished is kept
+    FAILED = "failed"  # ended without a completed sample, or stopped by an error
+    CANCELLING = "cancelling"  # cancelled; a worker still runs samples
+    CANCELLED = "cancelled"  # ended by the client; completed samples are kept
 
     def is_terminal(self) -> bool:
         return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
@@ -39,27 +39,31 @@ class Job(Resource):
     started_at: int | None = None
     finished_at: int | None = None
     progress: Progress
-    queue_position: int | None = Field(None, description="1 is next; null once started or ended.")
+    queue_position: int | None = Field(
+        None, description="Position in the queue, from 1; null once the job has started or ended."
+    )
     waiting_reason: str | None = Field(
-        None, description="Why no worker takes it up at once; null if one does, or it has ended."
+        None, description="Reason why no worker runs it; null if one does, or if it has ended."
     )
     samples_per_second: float | None = Field(
-        None, description="Over the last minute, turns of other jobs included."
+        None, description="Mean over the last minute, including the time spent on other jobs."
     )
     eta_seconds: float | None = Field(
-        None, description="Until it ends, jobs before and beside it counted; null where that cannot be told."
+        None, description="Time until it ends, including jobs before and beside it; null if unknown."
     )
     error: ErrorRecord | None = None
     priority: int
-    owner: str | None = Field(None, description="Who submitted it: `local`, or `key:...`.")
+    owner: str | None = Field(None, description="Owner who submitted it: `local`, or `key:...`.")
     paused_reason: str | None = Field(
-        None, description="Which quota keeps it from being begun; it goes on by itself."
+        None, description="Quota that stops it; it continues by itself when there is space."
     )
-    deadline_at: int | None = Field(None, description="When it fails if it has not ended; null: never.")
+    deadline_at: int | None = Field(
+        None, description="Time at which it fails if it has not ended; null is never."
+    )
     identity_sha256: str | None = Field(
-        None, description="Digest of the identity of the model that it is pinned to; null until it is pinned."
+        None, description="Digest of the pinned model's identity; null until a model is pinned."
     )
-    pinned: PinnedModel | None = Field(None, description="The model that all of it is run with.")
+    pinned: PinnedModel | None = Field(None, description="The model that runs all of its samples.")
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
     spec: dict[str, Any]
@@ -67,19 +71,19 @@ class Job(Resource):
 
 
 class ConditionResults(Resource):
-    """Scores of one condition; metric keys are lm-eval's, `<metric>,<filter>`."""
+    """Scores of one condition; metric keys have lm-eval's form, `<metric>,<filter>`."""
 
     alias: str
     metrics: dict[str, float | None]
-    samples: int = Field(description="Samples scored.")
+    samples: int = Field(description="Number of scored samples.")
     failed: int
     truncated: int = Field(
-        description="Samples that ended at max_tokens; in an extract job, texts that were cut to the context."
+        description="Samples that reached max_tokens; in an extract job, texts that were cut to the context."
     )
-    tool_use: ToolTotals | None = Field(None, description="null where the condition has no tools.")
+    tool_use: ToolTotals | None = Field(None, description="Tool calls; null if the condition has no tools.")
     truncated_rate: float | None = Field(None, description="truncated / samples; null without samples.")
     unparsed: dict[str, int] = Field(
-        default_factory=dict, description="Metric key -> samples in which that scorer found no answer."
+        default_factory=dict, description="Metric key -> samples without an answer that the scorer can read."
     )
     unparsed_rate: dict[str, float] = Field(
         default_factory=dict, description="Metric key -> unparsed / samples."
@@ -96,7 +100,7 @@ class JobResults(Resource):
 
 
 class Event(Resource):
-    """One entry of a job's log, as sent over SSE."""
+    """An entry of a job's log, as sent over SSE."""
 
     id: int
     job_id: str

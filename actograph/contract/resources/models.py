@@ -1,4 +1,4 @@
-"""Served models, their structure, and loads of them."""
+"""Served models, their structure, and model loads."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.model_identity import ModelIdentity
+from actograph.contract.models.model_identity import ModelIdentity
 from actograph.contract.resources.base import ErrorRecord, Resource
 from actograph.contract.resources.jobs import JobStatus
 
@@ -17,23 +17,23 @@ class HookInfo(Resource):
     dtype: str
     aliases: list[str] = Field(
         default_factory=list,
-        description="Every other name of it in this model: module paths with dots and with brackets, flat "
-        "names, TransformerLens's, nnterp's, and savepoints.",
+        description="All other names of the hook: module paths with dots and with brackets, flat names, "
+        "names of TransformerLens and nnterp, and savepoints.",
     )
 
 
 class LocationInfo(Resource):
-    """The tensor that passes one module location."""
+    """The tensor at a module location."""
 
     width: int
     dtype: str
     tail_only: bool = Field(
-        False, description="While generating, it has rows from the last prompt token on, as logits have."
+        False, description="During generation it has rows only from the last prompt token on, as logits do."
     )
 
 
 class ModelStructure(Resource):
-    """What a loaded model looks like, as its worker found and proved it."""
+    """Structure of a loaded model, as its worker discovered and verified it."""
 
     object: Literal["model.structure"] = "model.structure"
     model: str
@@ -43,54 +43,61 @@ class ModelStructure(Resource):
     vocab_size: int
     context_length: int
     dtype: str
-    device: str = Field(description="Where inputs go in and tokens come out.")
-    devices: list[str] = Field(default_factory=list, description="Where each layer computes.")
+    device: str = Field(description="Device of the inputs and of the chosen tokens.")
+    devices: list[str] = Field(default_factory=list, description="Device of each layer.")
     num_parameters: int
     chat_template: bool
     eos_token_ids: list[int]
-    hooks: dict[str, HookInfo] = Field(description="Every standard hook point of this model.")
-    module_locations: list[str] = Field(description="Every module location, in execution order.")
+    hooks: dict[str, HookInfo] = Field(description="All standard hook points of this model.")
+    module_locations: list[str] = Field(description="All module locations, in execution order.")
     module_tensors: dict[str, LocationInfo] = Field(
-        default_factory=dict, description="Width and dtype of the tensor at every module location."
+        default_factory=dict, description="Width and dtype of the tensor at each module location."
     )
     unavailable: dict[str, str] = Field(
         default_factory=dict,
-        description="Point, or hook (`router_logits.0`) where only some layers lack it -> why it is missing.",
+        description="Missing point, or missing hook (`router_logits.0`) if only some layers lack it -> "
+        "reason.",
     )
-    proofs: list[str] = Field(default_factory=list, description="Identities checked when it was loaded.")
+    proofs: list[str] = Field(
+        default_factory=list,
+        description="Equations between hook points that were verified when the model was loaded.",
+    )
     ragged_batches: bool = Field(
         True,
-        description="Prompts of different lengths share a batch; false where padding changes the numbers.",
+        description="True if prompts of different lengths share a batch; false if padding changes the "
+        "numbers.",
     )
     revision: str | None = None
     savepoints: dict[str, str] = Field(
-        default_factory=dict, description="Names given when it was loaded -> hook point."
+        default_factory=dict, description="Names chosen when the model was loaded -> hook point."
     )
     kv_bytes_per_token: int | None = Field(
-        None, description="Bytes that one token takes in the key-value cache; null where unknown."
+        None, description="Bytes of one token in the key-value cache; null if unknown."
     )
     identity: ModelIdentity | None = Field(
-        None, description="Everything that its numbers depend on; new jobs are pinned to it."
+        None, description="Identity of the model; new jobs are pinned to it."
     )
     mask_bytes_per_pair: int | None = Field(
         None,
-        description="Bytes of a padded batch's mask for each pair of a prompt's tokens; null where unknown.",
+        description="Bytes of a padded batch's mask for each pair of a prompt's tokens; null if unknown.",
     )
     scores_bytes_per_pair: int = Field(
-        0, description="The same in attention scores; 0 if the attention never holds all scores at once."
+        0,
+        description="Bytes of attention scores for each pair; 0 if the attention never holds all scores at "
+        "once.",
     )
-    num_experts: int | None = Field(None, description="Experts of a layer that the router chooses from.")
-    experts_per_token: int | None = Field(None, description="Experts that the router chooses for a token.")
+    num_experts: int | None = Field(None, description="Experts in each layer.")
+    experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
 
     @cached_property
     def locations(self) -> Mapping[str, str]:
-        """Canonical hook name -> module location, as `hooks.resolve` wants it."""
+        """Canonical hook name -> module location, for `hooks.resolve`."""
         return {name: info.location for name, info in self.hooks.items()}
 
     def tensor_of(self, hook: str) -> LocationInfo | None:
-        """The tensor of a hook point or module location; None where this structure does not tell.
+        """The tensor of a hook point or module location. Returns None if it is unknown.
 
-        A structure that was stored before module locations had their tensors tells of hook points only.
+        Structures stored by older versions have the tensors of hook points only.
         """
         info = self.hooks.get(hook)
         found = self.module_tensors.get(hook if info is None else info.location)
@@ -110,7 +117,7 @@ class Model(Resource):
 
 
 class ModelLoad(Resource):
-    """A request to load a model, and what became of it. It is a job of kind `load`, with the same id."""
+    """A request to load a model, and its result. It is a job of kind `load`, with the same id."""
 
     id: str
     object: Literal["model.load"] = "model.load"
@@ -119,6 +126,8 @@ class ModelLoad(Resource):
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None
-    worker_id: str | None = Field(None, description="Who loads or last tried to load it.")
+    worker_id: str | None = Field(None, description="Worker that loads the model, or tried last.")
     options: dict[str, Any]
-    error: ErrorRecord | None = Field(None, description="Why it was refused; the worker went on as before.")
+    error: ErrorRecord | None = Field(
+        None, description="Reason of a failed load; the worker keeps its previous model."
+    )

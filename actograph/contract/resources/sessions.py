@@ -1,4 +1,4 @@
-"""Sessions, their tensors and files, and changes of many of them."""
+"""Sessions, their tensors and files, and bulk changes."""
 
 from typing import Literal
 
@@ -8,20 +8,20 @@ from actograph.contract.resources.base import Resource
 
 
 class TensorInfo(Resource):
-    """One tensor of a session."""
+    """A tensor of a session."""
 
     shape: list[int]
     dtype: str
-    first_row: int = Field(0, description="The token of row 0.")
+    first_row: int = Field(0, description="Token of row 0.")
     position_offset: int | None = Field(
         None,
-        description="null: row i is token first_row + i; else token row_positions[position_offset + i], "
-        "row_positions being a tensor of the session.",
+        description="null if row i is token first_row + i. Otherwise row i is token "
+        "row_positions[position_offset + i]; row_positions is a tensor of the session.",
     )
     summary: str | None = Field(
-        None, description="What the single row is of the `over` tokens from there on; null: rows as captured."
+        None, description="Reduction applied to produce this row; null for rows as captured."
     )
-    over: int | None = Field(None, description="Rows that were summed up.")
+    over: int | None = Field(None, description="Number of reduced rows.")
     nbytes: int
 
 
@@ -32,7 +32,7 @@ class SessionFile(Resource):
 
 
 class Session(Resource):
-    """One sample's generation with everything that was captured."""
+    """A sample's tokens and its captured activations."""
 
     id: str
     object: Literal["activation.session"] = "activation.session"
@@ -45,19 +45,19 @@ class Session(Resource):
     created_at: int
     prompt_tokens: int
     generated_tokens: int
-    rows: int = Field(description="prompt_tokens + generated_tokens - 1: the tokens that the model ran.")
+    rows: int = Field(description="Tokens that the model has read: prompt_tokens + generated_tokens - 1.")
     bytes: int
     dtype: str
     hooks: dict[str, TensorInfo]
     files: list[SessionFile]
     tags: list[str] = Field(default_factory=list)
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
-    owner: str | None = Field(None, description="Who submitted its job: `local`, or `key:...`.")
-    expires_at: int | None = Field(None, description="It is deleted some time after; null keeps it.")
+    owner: str | None = Field(None, description="Owner of its job: `local`, or `key:...`.")
+    expires_at: int | None = Field(None, description="Time after which it is deleted; null keeps it.")
     identity_sha256: str | None = Field(
-        None, description="Digest of the identity of its model; null in sessions of older versions."
+        None, description="Digest of its model's identity; null in sessions of older versions."
     )
-    pinned: bool = Field(False, description="Neither expiry nor a deletion of many removes it.")
+    pinned: bool = Field(False, description="Pinned sessions survive expiry and bulk deletions.")
 
 
 class SessionStats(Resource):
@@ -68,17 +68,17 @@ class SessionStats(Resource):
 
 
 class SessionDeletion(Resource):
-    """Sessions that a bulk deletion removed or, with `dry_run`, would remove."""
+    """Result of a bulk deletion; with `dry_run` nothing is deleted."""
 
     object: Literal["activation.session.deletion"] = "activation.session.deletion"
     dry_run: bool
     sessions: int
     bytes: int
-    pinned: int = Field(0, description="Sessions that fit and stay, because they are pinned.")
+    pinned: int = Field(0, description="Matching sessions that are kept because they are pinned.")
 
 
 class SessionChange(Resource):
-    """Sessions that a change of many reached or, with `dry_run`, would reach."""
+    """Result of a bulk change; with `dry_run` nothing is changed."""
 
     object: Literal["activation.session.change"] = "activation.session.change"
     dry_run: bool

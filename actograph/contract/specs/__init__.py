@@ -1,6 +1,6 @@
-"""What a client sends: job specs, sampling, capture and dataset references.
+"""Specs: job specs, sampling, capture and dataset references of clients.
 
-Every field but `kind`, `model` and the inputs has a default. Unknown fields are refused,
+All fields but `kind`, `model` and the inputs have a default. Unknown fields are refused,
 so that a misspelt option is an error and not a silent default.
 """
 
@@ -19,7 +19,7 @@ from actograph.contract.specs.base import (
     canonical_digest,
 )
 from actograph.contract.specs.capture import CaptureSpec, Dtype, ExtractCaptureSpec, LayerIndex, Layers
-from actograph.contract.specs.capture_job import CaptureJobSpec
+from actograph.contract.specs.changes import PauseRequest, SessionUpdate
 from actograph.contract.specs.conditions import CaptureCondition, Condition, Mode
 from actograph.contract.specs.datasets import (
     DatasetFormat,
@@ -30,8 +30,14 @@ from actograph.contract.specs.datasets import (
     PathDataset,
 )
 from actograph.contract.specs.evaluation import EvaluationSpec, ToolName
-from actograph.contract.specs.extract_job import ExtractSpec
-from actograph.contract.specs.inputs import MAX_INPUTS, CaptureInput, InputJobSpec, Message
+from actograph.contract.specs.input_jobs import (
+    MAX_INPUTS,
+    CaptureInput,
+    CaptureJobSpec,
+    ExtractSpec,
+    InputJobSpec,
+    Message,
+)
 from actograph.contract.specs.job_base import (
     MAX_EXPIRY_SECONDS,
     ExpiresAfter,
@@ -40,7 +46,6 @@ from actograph.contract.specs.job_base import (
     SampleTimeout,
 )
 from actograph.contract.specs.sampling import LogitBias, Penalty, SamplingChange, SamplingSpec, sample_seed
-from actograph.contract.specs.session_update import SessionUpdate
 
 AnyJobSpec = EvaluationSpec | CaptureJobSpec | ExtractSpec
 #: values of `kind`
@@ -81,6 +86,7 @@ __all__ = [
     "Mode",
     "Name",
     "PathDataset",
+    "PauseRequest",
     "Penalty",
     "PromptText",
     "SampleTimeout",

@@ -1,4 +1,4 @@
-"""What all specs share: the base class, names and texts, and the digest of a spec."""
+"""Parts of all specs: the base class, names and texts, and the digest of a spec."""
 
 import json
 from hashlib import sha256
@@ -15,12 +15,12 @@ Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Spec(BaseModel):
-    """Base of everything that a client sends."""
+    """Base of all requests of a client."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def canonical_digest(value: Any) -> str:
-    """sha256 (hex) of a JSON value, independent of key order and spacing."""
+    """sha256 (hex) of a JSON value, independent of key order and white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()

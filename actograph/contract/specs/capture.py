@@ -1,4 +1,4 @@
-"""Which activations are kept."""
+"""Capture specs: the activations to store."""
 
 from typing import Annotated, Literal
 
@@ -14,35 +14,41 @@ Layers = list[LayerIndex] | Literal["all"] | hooks.LayerSlice
 
 
 class CaptureSpec(Spec):
-    """Which activations to keep. See docs/capture.md, and docs/hook-points.md for the names.
+    """The activations to store. See docs/guides/capture.md, and docs/guides/hook-points.md for the names.
 
-    `points` x `layers` and the explicit `hooks` are joined. Points without a layer
+    A job captures `points` x `layers` and the explicit `hooks`. Points without a layer
     (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half
-    and three quarters of the depth. Where neither `points` nor `hooks` is given, `resid_post`
-    is meant.
+    and three quarters of the depth. Without `points` and `hooks` the point is `resid_post`.
     """
 
-    points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
-    layers: Layers | None = None
+    points: list[hooks.PointName] = Field(
+        default_factory=list, max_length=len(hooks.POINTS), description="Points to read in each of `layers`."
+    )
+    layers: Layers | None = Field(
+        None,
+        description="Layer numbers, `all`, or `start:stop:step`; null: a quarter, half and three quarters of "
+        "the depth.",
+    )
     hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
-        default_factory=list, max_length=10_000, description="Hook names, or any accepted alias of one."
+        default_factory=list, max_length=10_000, description="Hook names or aliases."
     )
     positions: Positions = Field(
         "all",
-        description="Tokens whose rows are kept: a name, one segment or several, {stride: k}, or token "
-        "numbers (negative ones count from the end of the prompt).",
+        description="Tokens whose rows are stored: a name, one or several segments, {stride: k}, or token "
+        "numbers (negative numbers count from the end of the prompt).",
     )
     features: Features | None = Field(
-        None, description="Columns to keep of every hook, such as {first: 50} or {indices: [3, 700]}."
+        None, description="Columns of each hook to store, such as {first: 50} or {indices: [3, 700]}."
     )
     reduce: Reduce = Field(
-        "none", description="One row per hook and sample, of the chosen tokens, instead of a row for each."
+        "none", description="Store one row per hook and sample instead of a row for each selected token."
     )
     stats: Stats = Field(
-        None, description="Per-channel statistics of the chosen tokens, beside the tensors or instead."
+        None,
+        description="Per-channel statistics of the selected tokens, with the tensors or instead of them.",
     )
     dtype: Dtype = Field(
-        "model", description="Stored dtype; `model` keeps what the model computed. Integers stay integers."
+        "model", description="Stored dtype; `model` keeps the model's own. Integers stay integers."
     )
     mode: Literal["generate", "prefill", "off"] = Field(
         "generate", description="`prefill` reads the prompt and generates nothing; `off` captures nothing."
@@ -58,21 +64,21 @@ class CaptureSpec(Spec):
     @model_validator(mode="after")
     def _reduced_or_dropped(self) -> "CaptureSpec":
         if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
-            raise ValueError("reduce makes a tensor and stats.tensors: false keeps none; drop one of them")
+            raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
         return self
 
     def digest(self) -> str:
-        """sha256 of the spec in canonical JSON, as recorded in each session's manifest."""
+        """sha256 of the spec in canonical JSON, stored in each session's manifest."""
         return canonical_digest(self.model_dump(mode="json"))
 
 
 class ExtractCaptureSpec(CaptureSpec):
-    """The capture spec of an extraction: every layer unless some are named, and always prefill."""
+    """The capture spec of an extract job: all layers by default, and always prefill."""
 
     layers: Annotated[
         Layers,
         BeforeValidator(
             lambda value: "all" if value is None else value, json_schema_input_type=Layers | None
         ),
-    ] = Field("all", description="null means all.")
-    mode: Literal["prefill"] = "prefill"
+    ] = Field("all", description="null is all.")
+    mode: Literal["prefill"] = Field("prefill", description="Extract jobs only read.")

@@ -12,23 +12,23 @@ Mode = Literal["no_tools", "with_tools"]
 
 
 class Condition(Spec):
-    """A named variant of the prompt; all conditions of a job meet the same problems and seeds."""
+    """A named variant of the prompt; all conditions of a job have the same problems and seeds."""
 
-    name: Name
+    name: Name = Field(description="Name in the results.")
     system: Text | None = Field(None, description="System message (chat template only).")
-    prefix: Text = Field("", description="Put before the question.")
-    suffix: Text = Field("", description="Put after the question, with one space between.")
-    mode: Mode | None = Field(None, description="With or without tools; null: as the job says.")
-    sampling: SamplingChange | None = Field(None, description="Other sampling than the job's.")
+    prefix: Text = Field("", description="Text before the question.")
+    suffix: Text = Field("", description="Text after the question, separated by a space.")
+    mode: Mode | None = Field(None, description="With or without tools; null uses the job's mode.")
+    sampling: SamplingChange | None = Field(None, description="Changes of the job's sampling.")
     interventions: InterventionList = Field(
         default_factory=list, description="Applied after the job's, to the samples of this condition alone."
     )
 
 
 class CaptureCondition(Spec):
-    """A named variant of a capture job; all conditions meet the same inputs and seeds."""
+    """A named variant of a capture job; all conditions have the same inputs and seeds."""
 
-    name: Name
+    name: Name = Field(description="Name in the results.")
     interventions: InterventionList = Field(
         default_factory=list, description="Applied after the job's, to the samples of this condition alone."
     )
@@ -38,7 +38,7 @@ C = TypeVar("C", Condition, CaptureCondition)
 
 
 def distinct_names(value: list[C]) -> list[C]:
-    """A validator: no two conditions of a job have the same name."""
+    """Check that the conditions of a job have different names."""
     names = [c.name for c in value]
     if len(set(names)) != len(names):
         raise ValueError("condition names must differ")

@@ -1,4 +1,4 @@
-"""Where rows come from: an uploaded file, a path on the server, or the Hub."""
+"""Datasets: an uploaded file, a path on the server, or a dataset on the Hub."""
 
 from typing import Annotated, Literal
 
@@ -9,21 +9,21 @@ from actograph.contract.specs.base import Spec
 DatasetFormat = Literal["jsonl", "csv", "parquet"]
 Format = Annotated[
     DatasetFormat | None,
-    Field(description="null: by the file's name, which ends in .csv or .parquet; any other is JSONL."),
+    Field(description="null takes the format from the file's name: .csv, .parquet, otherwise JSONL."),
 ]
 
 
 class FileDataset(Spec):
     """A file of rows uploaded through /v1/files."""
 
-    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="Id of the upload.")
     format: Format = None
 
 
 class PathDataset(Spec):
     """A file of rows on the server, under one of the allowed data roots."""
 
-    path: str = Field(min_length=1, max_length=4096)
+    path: str = Field(min_length=1, max_length=4096, description="Path below a data root.")
     format: Format = None
 
 
@@ -33,8 +33,8 @@ class HubDataset(Spec):
     hub: str = Field(
         max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
     )
-    config: str | None = Field(None, max_length=256)
-    split: str = Field("test", max_length=256)
+    config: str | None = Field(None, max_length=256, description="Configuration of the dataset.")
+    split: str = Field("test", max_length=256, description="Split of the dataset.")
 
 
 DatasetRef = FileDataset | PathDataset | HubDataset

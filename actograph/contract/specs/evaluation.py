@@ -13,7 +13,7 @@ from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
 
 ToolName = Literal["calculator"]
 ToolForm = Literal["template", "annotations"]
-#: turns of `annotations` where nothing is said: an answer has a turn for each of its calculations
+#: default of `max_turns` with `annotations`: an answer has a turn for each of its calculations
 ANNOTATION_TURNS = 32
 
 
@@ -22,65 +22,68 @@ def _calculator() -> list[ToolName]:
 
 
 class EvaluationSpec(GeneratingSpec):
-    """Run a task over a dataset, score every answer, keep the activations."""
+    """Run a task on a dataset, score the answers, and store the activations."""
 
-    kind: Literal["evaluation"]
-    task: TaskRef = Field(
-        "gsm8k", description="A task's name, one of your own, or a YAML file that holds one."
-    )
-    dataset: DatasetRef
+    kind: Literal["evaluation"] = Field(description="Kind of the job.")
+    task: TaskRef = Field("gsm8k", description="A task's name, your own task, or a YAML file with one.")
+    dataset: DatasetRef = Field(description="Problems to answer.")
     fewshot_dataset: DatasetRef | None = Field(
-        None, description="Where few-shot examples come from; null takes them from `dataset`."
+        None, description="Dataset of the few-shot examples; null takes them from `dataset`."
     )
-    limit: int | None = Field(None, ge=1, description="Most problems to take; null takes all.")
-    offset: int = Field(0, ge=0, description="Problems to skip first.")
-    mode: Mode = Field("no_tools", description="Whether the model may call tools; see docs/tools.md.")
+    limit: int | None = Field(None, ge=1, description="Maximum number of problems; null takes all.")
+    offset: int = Field(0, ge=0, description="Number of problems to skip.")
+    mode: Mode = Field("no_tools", description="With or without tools; see docs/guides/tools.md.")
     tools: list[ToolName] = Field(
-        default_factory=_calculator, min_length=1, max_length=1, description="Of `with_tools`."
+        default_factory=_calculator, min_length=1, max_length=1, description="Tools of `with_tools`."
     )
     tool_format: ToolForm = Field(
         "template",
-        description="How tools are called: as the chat template offers them, or in GSM8K's annotations, "
-        "`<<48/2=`, which the calculator completes.",
+        description="Form of tool calls: that of the chat template, or GSM8K's annotations, `<<48/2=`, which "
+        "the calculator completes.",
     )
     max_turns: int = Field(
         8,
         ge=1,
         le=64,
-        description="Most turns of the model with tools; max_tokens is for each of them. With annotations "
-        f"the default is {ANNOTATION_TURNS}, and max_tokens is for the whole answer.",
+        description="Maximum number of turns with tools; max_tokens limits each turn. With annotations the "
+        f"default is {ANNOTATION_TURNS}, and max_tokens limits the whole answer.",
     )
     num_fewshot: int = Field(
-        0, ge=0, le=64, description="Examples to show; a task that brings its own shows all by default."
+        0,
+        ge=0,
+        le=64,
+        description="Number of examples; a task with examples of its own shows all by default.",
     )
     apply_chat_template: bool | None = Field(
-        None, description="null: use the tokenizer's chat template where it has one."
+        None, description="null uses the tokenizer's chat template if there is one."
     )
-    fewshot_as_multiturn: bool = Field(True, description="Few-shot examples as turns of the chat.")
+    fewshot_as_multiturn: bool = Field(
+        True, description="True to give few-shot examples as turns of the chat."
+    )
     sample_timeout_seconds: SampleTimeout = None
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
     scorers: ScorerList | None = Field(
         None,
-        description="Names, or objects with parameters; the first gives the verdict. null: the task's own.",
+        description="Names, or objects with parameters; the first gives the verdict. null uses the task's.",
     )
     conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
-        default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
+        default_factory=lambda: [Condition(name="baseline")],
+        min_length=1,
+        max_length=64,
+        description="Variants on the same problems and seeds.",
     )
 
     @field_validator("capture")
     @classmethod
     def _answers(cls, value: CaptureSpec | None) -> CaptureSpec | None:
         if value is not None and value.mode == "prefill":
-            raise ValueError(
-                "mode prefill generates nothing, so there would be no answers to score; send an extract or a "
-                "capture job"
-            )
+            raise ValueError("mode prefill generates no answers to score; send an extract or capture job")
         return value
 
     @model_validator(mode="before")
     @classmethod
     def _all_own_examples(cls, value: Any) -> Any:
-        """The default of `num_fewshot` where the task brings its examples along, as in lm-eval."""
+        """Set the default of `num_fewshot` for tasks with their own examples, as in lm-eval."""
         if not isinstance(value, dict) or "num_fewshot" in value:
             return value
         task = value.get("task")
@@ -95,7 +98,7 @@ class EvaluationSpec(GeneratingSpec):
     @model_validator(mode="before")
     @classmethod
     def _turns_of_annotations(cls, value: Any) -> Any:
-        """The default of `max_turns` where every calculation ends a turn."""
+        """Set the default of `max_turns` for annotations, where each calculation ends a turn."""
         if not isinstance(value, dict) or "max_turns" in value or value.get("tool_format") != "annotations":
             return value
         return {**value, "max_turns": ANNOTATION_TURNS}
@@ -106,12 +109,12 @@ class EvaluationSpec(GeneratingSpec):
         if own and self.num_fewshot > own:
             raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
         if own and self.fewshot_dataset is not None:
-            raise ValueError("the task has examples of its own; leave fewshot_dataset out")
+            raise ValueError("the task has its own examples; remove fewshot_dataset")
         return self
 
     @property
     def own_examples(self) -> int:
-        """How many few-shot examples the task brings along; 0 where they come from a dataset."""
+        """Number of the task's own few-shot examples; 0 if they come from a dataset."""
         if isinstance(self.task, TaskSpec):
             return len(self.task.fewshot.samples)
         return OWN_EXAMPLES.get(self.task, 0) if isinstance(self.task, str) else 0
@@ -129,11 +132,11 @@ class EvaluationSpec(GeneratingSpec):
         if not self.uses_tools:
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} needs mode: with_tools, of the job or of a condition")
+                    raise ValueError(f"{name} needs mode: with_tools, in the job or in a condition")
             return self
         if self.apply_chat_template is False and self.tool_format == "template":
             raise ValueError(
-                "tools are offered through the chat template; apply_chat_template cannot be false, "
-                "except with tool_format: annotations"
+                "tools need the chat template: set apply_chat_template to true or null, or use tool_format: "
+                "annotations"
             )
         return self

@@ -1,4 +1,4 @@
-"""What every kind of job has, and what every one that generates has."""
+"""Fields of all jobs, and of all jobs that generate."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ SampleTimeout = Annotated[
         ge=0,
         le=366 * 86400.0,
         allow_inf_nan=False,
-        description="A sample that is decoded for longer fails; null: the service's default, 0: never. All "
+        description="Maximum decoding time of a sample; null uses the service's default, 0 is no limit. All "
         "samples of a batch are decoded at the same time.",
     ),
 ]
@@ -26,62 +26,68 @@ MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 
 
 class ExpiresAfter(Spec):
-    """When sessions or files are deleted: so many seconds after each of them was created (`anchor`)."""
+    """Expiry of sessions or files: `seconds` after their creation (`anchor`)."""
 
-    anchor: Literal["created_at"] = "created_at"
+    anchor: Literal["created_at"] = Field("created_at", description="Start of the time.")
     seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
 
 
 class JobSpecBase(Spec):
-    """What every kind of job has."""
+    """Fields of all jobs."""
 
-    model: str = Field(min_length=1, max_length=1024)
-    capture: CaptureSpec | None = None
+    model: str = Field(min_length=1, max_length=1024, description="A served model.")
+    capture: CaptureSpec | None = Field(
+        None, description="Activations to keep; null keeps texts and scores only."
+    )
     interventions: InterventionList = Field(
-        default_factory=list, description="Changes of the activations, in the order in which they apply."
+        default_factory=list, description="Changes of the activations, in the order of their application."
     )
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
     max_consecutive_failures: int | None = Field(
         None,
         ge=0,
         le=1_000_000,
-        description="The job stops when so many samples failed one after the other; null: the service's "
-        "default, 0: never.",
+        description="The job stops after this many consecutive failed samples; null uses the service's "
+        "default, 0 never stops it.",
     )
     deadline_seconds: float | None = Field(
         None,
         gt=0,
         le=10 * 366 * 86400.0,
-        description="The job fails if it has not ended so long after it was submitted or retried; waiting "
-        "counts. null: never.",
+        description="The job fails if it has not ended this long after its submission or retry, including "
+        "the time in the queue; null is no limit.",
     )
-    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
+    tags: list[Tag] = Field(
+        default_factory=list, max_length=MAX_TAGS, description="Tags of the job and its sessions."
+    )
     expires_after: ExpiresAfter | Literal["never"] | None = Field(
-        None, description="When its sessions are deleted; null takes the service's own default."
+        None, description="Expiry of its sessions; null uses the service's default."
     )
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
-        default_factory=dict, max_length=16
+        default_factory=dict, max_length=16, description="Your own keys and values."
     )
     webhook: WebhookSpec | None = Field(
-        None, description="Who is told when it ends, see docs/webhooks.md; null: the service's default."
+        None,
+        description="Receiver of a notice when it ends; null uses the service's default. See "
+        "docs/guides/webhooks.md.",
     )
 
     @property
     def is_prefill(self) -> bool:
-        """Whether prompts are only read, and nothing is generated."""
+        """True if the job reads prompts and generates nothing."""
         return self.capture is not None and self.capture.mode == "prefill"
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that a sample generates."""
+        """Maximum of generated tokens per sample."""
         return 0
 
 
 class GeneratingSpec(JobSpecBase):
-    """A job that generates, or can."""
+    """Fields of all jobs that can generate."""
 
-    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
-    epochs: int = Field(1, ge=1, le=1000, description="Times that every sample is run.")
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
+    epochs: int = Field(1, ge=1, le=1000, description="Number of runs of each sample.")
 
     @property
     def max_tokens(self) -> int:

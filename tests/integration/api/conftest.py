@@ -3,8 +3,8 @@
 The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database too.
 """
 
+import base64
 import json
-import re
 import shutil
 import socket
 import threading
@@ -26,15 +26,17 @@ from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure,
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
-from storage import job_queue, migrate, samples, sessions, workers
-from storage.database import Database
-from storage.deletion_drain import drain_deletions
-from storage.ids import new_session_id, new_worker_id
-from storage.manifest import SessionManifest, StoredTensor
-from storage.models import JobRow, SampleRow
+from storage import migrate, samples
+from storage.index.database import Database
+from storage.index.ids import new_session_id, new_worker_id
+from storage.queue import job_queue, workers
 from storage.samples import LeasedSample, SampleResult
-from storage.session_files import SessionWriter, TensorRows
-from worker.pauses import Pauses
+from storage.sessions import sessions
+from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.writer import SessionWriter, TensorRows
+from storage.tables.models import JobRow, SampleRow
+from storage.upkeep.deletion_drain import drain_deletions
+from worker.drain.pauses import Pauses
 
 #: the modules whose routes live on the index
 ON_BOTH = {
@@ -164,15 +166,15 @@ class Service:
         return str(answer.json()["id"])
 
     def messages(self) -> list[bytes]:
-        """Every message in the broker, whatever its priority."""
+        """Every message in the broker."""
         with redis.Redis.from_url(self.services.settings.broker_url) as client:
-            keys = [k for k in client.scan_iter("actograph*") if client.type(k) == b"list"]
+            keys = [k for k in client.scan_iter("actograph.wake.*") if client.type(k) == b"list"]
             return [m for key in sorted(keys) for m in client.lrange(key, 0, -1)]
 
-    def woken(self) -> set[str]:
-        """Jobs that have a message in the broker."""
-        found = (re.search(rb"job_[0-9a-f]{32}", message) for message in self.messages())
-        return {match.group().decode() for match in found if match}
+    def woken(self) -> list[str]:
+        """The models of all messages in the broker."""
+        bodies = [json.loads(base64.b64decode(json.loads(m)["body"])) for m in self.messages()]
+        return sorted(str(body[0][0]) for body in bodies)
 
     def next_job(self, *models: str) -> str | None:
         """The job that the index has for an idle worker of these models, by default of the demo's."""
@@ -198,7 +200,7 @@ class Service:
 
     def claim(self, job_id: str, count: int = 1, lease_seconds: float = 60) -> list[LeasedSample]:
         """Samples as a worker takes them."""
-        from storage import jobs
+        from storage.jobs import jobs
 
         with self.database.write() as session:
             jobs.start(session, job_id)
@@ -215,7 +217,7 @@ class Service:
         scores: dict[str, Any] | None = None,
     ) -> str | None:
         """Complete a sample as a worker does: session files, session row, sample, counters, end."""
-        from storage import jobs
+        from storage.jobs import jobs
 
         session_id = None if tensors is None else new_session_id()
         result = SampleResult(

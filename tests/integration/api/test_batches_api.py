@@ -10,10 +10,11 @@ import pytest
 
 from actograph.contract.batches import unit_key
 from actograph.settings import Settings
-from api.batch_keeper import BatchKeeper
-from bench.servers.receiver import Receiver
-from storage import batches, jobs, samples
-from storage.models import BatchRow
+from api.openai.batch_keeper import BatchKeeper
+from storage import samples
+from storage.jobs import batches, jobs
+from storage.tables.models import BatchRow
+from tests.support.servers.receiver import Receiver
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem, Service, Start

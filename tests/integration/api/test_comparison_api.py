@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from actograph.contract.resources import Score
-from storage.models import SessionRow
-from storage.session_files import TensorRows
+from storage.sessions.writer import TensorRows
+from storage.tables.models import SessionRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service

@@ -13,11 +13,12 @@ import pytest
 from pyarrow import parquet
 
 from actograph import tensor_files
-from api.batch_keeper import BatchKeeper
-from storage import counters, events
-from storage.counters import Counter
-from storage.models import ArtifactRow, FileRow
-from storage.session_files import TensorRows
+from api.openai.batch_keeper import BatchKeeper
+from storage.index import counters, events
+from storage.index.counters import Counter
+from storage.sessions.writer import TensorRows
+from storage.tables.models import ArtifactRow, FileRow
+from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -40,8 +41,7 @@ def session_id(service: "Service") -> str:
 
 
 def path_of(service: "Service", session_id: str, name: str = NAME) -> Path:
-    path = service.services.store.local_path(f"sessions/{session_id}/{name}")
-    assert path is not None
+    path = stored_path(service.services.store, f"sessions/{session_id}/{name}")
     return path
 
 
@@ -172,8 +172,7 @@ def upload(service: "Service", name: str, content: bytes, purpose: str = "datase
 
 
 def tampered(service: "Service", file_id: str, at: int) -> None:
-    path = service.services.store.local_path(f"files/{file_id}")
-    assert path is not None
+    path = stored_path(service.services.store, f"files/{file_id}")
     flip(path, at)
 
 

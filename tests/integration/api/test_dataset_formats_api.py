@@ -122,7 +122,7 @@ def test_tasks_and_examples_at_fault_are_refused(service: "Service", problem: "P
     missing = "file_" + "0" * 32
     assert missing in refused({"file_id": missing}, "/task/file_id")
     junk = upload(service, "task.yaml", b"- a\n- b\n")
-    assert "no mapping" in refused({"file_id": junk}, "/task")
+    assert "not a mapping" in refused({"file_id": junk}, "/task")
     lacking = TASK | {"fewshot": {"samples": [{"story": "1+2?", "a": 1}]}}
     assert "example 0: target" in refused(lacking, "/task/fewshot/samples/0")
     assert "the row's columns are story, a, b" in refused(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from worker.pauses import Pauses
+from worker.drain.pauses import Pauses
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -41,10 +41,10 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
     job_id = service.submit(capture={"mode": "off"})
     disk.free = floor - 1
     pauses = Pauses(services.settings, services.database, service.services.store)
-    with caplog.at_level(logging.INFO, "worker.pauses"):
+    with caplog.at_level(logging.INFO, "worker.drain.pauses"):
         assert pauses.hold()
         assert pauses.hold()
-        assert caplog.text.count("nothing new is begun") == 1, "said once, not at every look"
+        assert caplog.text.count("no batch may begin") == 1, "said once, not at every look"
         shown = service.client.get("/v1/queue").json()
         assert shown["paused"] is True
         assert f"{floor - 1:,} bytes free" in shown["paused_reason"]
@@ -54,6 +54,6 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
 
         disk.free = floor
         assert not pauses.hold()
-        assert "there is room again" in caplog.text
+        assert "new batches may begin again" in caplog.text
     assert service.next_job() == job_id
     assert service.client.get("/v1/queue").json()["paused"] is False

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from actograph.settings import Settings
-from api import measured_prompts
-from storage import model_tokenizers, workers
+from api.submission import measured_prompts
+from storage.queue import model_tokenizers, workers
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -113,7 +113,7 @@ def test_the_prompt_length_can_be_said(service_with: Disk) -> None:
     said = service.client.post("/v1/estimate?prompt_tokens=300", json=capture()).json()
     assert (said["prompt_tokens_mean"], said["prompt_tokens_longest"]) == (300, 300)
     assert said["prompt_tokens_source"] == "request"
-    assert "300 tokens, as asked for" in said["assumptions"][0]
+    assert "300 tokens, as requested" in said["assumptions"][0]
 
 
 def test_without_a_tokenizer_characters_count_whatever_ran_before(service_with: Disk) -> None:
@@ -220,7 +220,7 @@ def test_a_tokenizer_that_does_not_work_is_told(
 
 
 def test_a_template_that_never_ends_is_killed(service_with: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.measured_prompts._TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("api.submission.measured_prompts._TIMEOUT_SECONDS", 1.0)
     service = service_with(GIB)
     loaded(service)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

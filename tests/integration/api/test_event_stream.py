@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api import sse
-from storage import events
+from api.reading import sse
+from storage.index import events
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service

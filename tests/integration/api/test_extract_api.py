@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage import samples, workers
+from storage import samples
+from storage.queue import workers
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -75,8 +76,8 @@ def loaded(service: "Service", host_buffer: int) -> None:
         workers.heartbeat(session, worker_id, numbers | {"host_buffer_bytes": host_buffer})
 
 
-def test_an_estimate_tells_batch_and_layers_per_pass(service: "Service") -> None:
-    # 100 tokens of a hook take 3,200 bytes: the buffer must hold those of one hook; one layer fills it
+def test_an_estimate_tells_the_batch_and_ignores_layers_per_pass(service: "Service") -> None:
+    # 100 tokens of a hook take 3,200 bytes: the buffer must hold those of one hook
     loaded(service, host_buffer=3 * 6400)
     body = extract(capture={"points": ["attn_in", "mlp_in"]}, inputs=[{"prompt": "x" * 400}] * 3)
     found = service.client.post("/v1/estimate", json=body).json()
@@ -84,19 +85,19 @@ def test_an_estimate_tells_batch_and_layers_per_pass(service: "Service") -> None
     assert found["prompt_tokens_longest"] == 100
     assert found["bytes_per_token"] == 8 * ROW
     assert 100 * 8 * ROW < found["bytes_per_sample"] < 100 * 8 * ROW + 8000
-    assert (found["batch_size"], found["layers_per_pass"]) == (6, 1)
-    asked = service.client.post("/v1/estimate", json=body | {"layers_per_pass": 2}).json()
-    assert (asked["batch_size"], asked["layers_per_pass"]) == (6, 2)
+    assert (found["batch_size"], found["layers_per_pass"]) == (6, None)
+    ignored = service.client.post("/v1/estimate", json=body | {"layers_per_pass": 2}).json()
+    assert ignored | {"disk": None} == found | {"disk": None}
     assert found["fits"] is True
-    # on a CPU the same memory holds the forward pass and one layer's rows of all six
-    assert found["host"]["needed"] - found["device"]["needed"] == 6 * 6400
+    # on a CPU the same memory holds the forward pass, the buffer, and rows of six hooks on their way to it
+    assert found["host"]["needed"] - found["device"]["needed"] == 3 * 6400 + 6 * 6 * 3200
 
 
-def test_other_jobs_have_no_layers_per_pass_and_prefill_captures_do(service: "Service") -> None:
+def test_captures_that_only_read_generate_nothing(service: "Service") -> None:
     loaded(service, host_buffer=MIB)
     body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x" * 40}]}
     generating = service.client.post("/v1/estimate", json=body).json()
-    assert (generating["generated_tokens"], generating["layers_per_pass"]) == (512, None)
+    assert generating["generated_tokens"] == 512
     reading = service.client.post("/v1/estimate", json=body | {"capture": {"mode": "prefill"}}).json()
-    assert (reading["generated_tokens"], reading["layers_per_pass"]) == (0, 3)
+    assert reading["generated_tokens"] == 0
     assert reading["bytes_per_sample"] < generating["bytes_per_sample"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.settings import Settings
-from storage import disk_reserve
-from storage.disk_reserve import RESERVE_BYTES
+from storage.index import disk_reserve
+from storage.index.disk_reserve import RESERVE_BYTES
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -44,7 +44,7 @@ def service(start: "Start", settings: Settings, small_disk: Path) -> "Service":
     changes = {"home": home, "database_url": "", "artifact_url": "", "disk_floor_bytes": FLOOR}
     moved = settings.model_copy(update=changes)
     from storage import migrate
-    from storage.database import Database
+    from storage.index.database import Database
 
     database = Database(moved.effective_database_url)
     migrate.upgrade(database)

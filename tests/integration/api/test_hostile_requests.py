@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.testclient import TestClient
 
-from api.examples import PARAMETERS
-from api.roles import ROLES
-from storage import ids
+from api.openapi import PARAMETERS
+from api.routing import RULES
+from storage.index import ids
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem, Service
@@ -48,11 +48,11 @@ NUMBERS = ["%D9%A3", "1e2", "-1", "NaN", "inf", "0x10", "9" * 30, "", "1%00"]
 def addresses() -> Iterator[tuple[str, str]]:
     """(method, address) of every route, with ids that nothing has."""
     values = {**PARAMETERS, "hook:path": "embed", "model:path": "nothing"}
-    for method, path in ROLES:
+    for method, path in RULES:
         address = path
         for name, value in values.items():
             address = address.replace("{" + name + "}", value)
-        assert "{" not in address, f"{path}: give its parameters an example in api/examples.py"
+        assert "{" not in address, f"{path}: give its parameters an example in api/openapi.py"
         yield method, address
 
 
@@ -65,7 +65,7 @@ def test_bodies_that_cannot_be_read_are_refused_everywhere(keyed: "Keyed", probl
     document = keyed.client.get("/openapi.json", headers=keyed.headers()).json()["paths"]
     tried = 0
     for method, path in addresses():
-        shape = next((p for m, p in ROLES if m == method and _same(p, path)), path)
+        shape = next((p for m, p in RULES if m == method and _same(p, path)), path)
         operation = document.get(shape.replace(":path", ""), {}).get(method.lower(), {})
         if "application/json" not in operation.get("requestBody", {}).get("content", {}):
             continue
@@ -128,7 +128,7 @@ def test_other_methods_and_spellings_of_a_route_let_nobody_in(keyed: "Keyed") ->
             answer = keyed.client.request(verb, path, headers=reader)
             is_page = verb == "HEAD" and path in PAGES
             assert answer.status_code in (403, 404, 405) or is_page, (verb, path, answer.status_code)
-        if ROLES[method, _pattern(method, path)] == "read":
+        if RULES[method, _pattern(method, path)].role == "read":
             continue
         for spelt in (
             path + "/",
@@ -141,7 +141,7 @@ def test_other_methods_and_spellings_of_a_route_let_nobody_in(keyed: "Keyed") ->
 
 
 def _pattern(method: str, address: str) -> str:
-    return next(p for m, p in ROLES if m == method and (p == address or _same(p, address) or ":path" in p))
+    return next(p for m, p in RULES if m == method and (p == address or _same(p, address) or ":path" in p))
 
 
 @pytest.mark.parametrize(

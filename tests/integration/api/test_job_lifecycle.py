@@ -8,8 +8,10 @@ import pytest
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import Score
-from storage import forecast, jobs, samples
-from storage.session_files import TensorRows
+from storage import samples
+from storage.jobs import jobs
+from storage.queue import forecast
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.settings import Settings
-from api import submissions
-from storage import jobs, routing, samples
+from api.submission import datasets, steps
+from storage import samples
+from storage.broker.broker import queue_of
+from storage.jobs import jobs
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -38,8 +40,7 @@ def test_a_capture_job_is_accepted_with_its_place_and_woken_once(service: "Servi
     assert job["queue_position"] == 1
     assert job["progress"] == {"total": 1, "completed": 0, "failed": 0}
     assert (job["priority"], job["tags"], job["metadata"]) == (2, ["a"], {"k": "v"})
-    assert service.woken() == {job["id"]}
-    assert len(service.messages()) == 1
+    assert service.woken() == ["demo"]
     assert service.client.get(answer.headers["location"]).json() == job
 
 
@@ -263,14 +264,14 @@ def test_max_tokens_beyond_the_context_is_refused_with_both_numbers(
     answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 1023}))
     assert answer.status_code == 202
     service.client.delete(f"/v1/jobs/{answer.json()['id']}")
-    _drop_last_message(service, routing.holders_queue("demo"))
+    _drop_last_message(service, "demo")
 
 
-def _drop_last_message(service: "Service", queue: str) -> None:
+def _drop_last_message(service: "Service", model: str) -> None:
     import redis
 
     with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        assert client.lpop(f"{queue}:5")
+        assert client.lpop(queue_of(model))
 
 
 def test_what_needs_a_chat_template_is_refused_without_one(
@@ -291,7 +292,7 @@ def test_what_needs_a_chat_template_is_refused_without_one(
 
 def test_a_system_message_needs_the_template_that_was_declined(refused: Callable[..., Any]) -> None:
     conditions = [{"name": "a", "system": "You are helpful."}]
-    spec = evaluation({"path": "x"}, apply_chat_template=False, conditions=conditions)
+    spec = evaluation({"hub": "openai/gsm8k"}, apply_chat_template=False, conditions=conditions)
     refused(spec, "/conditions/0/system", says="apply_chat_template is false")
 
 
@@ -387,7 +388,8 @@ def test_a_hub_name_without_owner_is_refused(refused: Callable[..., Any]) -> Non
 def test_a_job_of_too_many_samples_is_refused(
     service: "Service", refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submissions, "MAX_SAMPLES", 9)
+    for module in (steps, datasets):
+        monkeypatch.setattr(module, "MAX_SAMPLES", 9)
     file_id = service.upload(*GOOD_ROWS)
     refused(evaluation({"file_id": file_id}, epochs=2), None, says="9")
     refused(capture(epochs=10), None, says="9")
@@ -395,7 +397,7 @@ def test_a_job_of_too_many_samples_is_refused(
         service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, limit=4, epochs=2)).status_code
         == 202
     )
-    _drop_last_message(service, routing.loaders_queue("demo"))
+    _drop_last_message(service, "demo")
     service.client.delete(f"/v1/jobs/{service.client.get('/v1/jobs').json()['first_id']}")
 
 
@@ -424,7 +426,7 @@ def test_a_key_with_another_body_is_refused(service: "Service", problem: "Proble
 def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -> None:
     from hashlib import sha256
 
-    from storage import idempotency
+    from storage.submission import idempotency
 
     body = json.dumps(capture()).encode()
     with service.database.write() as session:

@@ -11,17 +11,17 @@ from starlette.testclient import TestClient
 from actograph.settings import Settings
 from api import metrics
 from api.app import create_app
-from storage import counters
-from storage.counters import Counter
-from storage.models import WorkerRow
-from storage.session_files import TensorRows
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.sessions.writer import TensorRows
+from storage.tables.models import WorkerRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate" / "monitoring.md"
 
 
 def read(client: TestClient) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

@@ -10,11 +10,11 @@ import pytest
 import sqlalchemy as sa
 import uvicorn
 
-from actograph.contract.capabilities import of_contract
 from actograph.contract.scorers import SCORER_NAMES
+from actograph.contract.service.capabilities import of_contract
 from actograph.contract.specs import JOB_KINDS, job_spec_adapter
-from storage import file_expiry
-from storage.models import FileRow
+from storage.files import files
+from storage.tables.models import FileRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -70,11 +70,11 @@ def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service
     spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": read.id}}
     assert service.client.post("/v1/jobs", json=spec).status_code == 202
     services = service.services
-    assert file_expiry.expire(services.database) == 0
+    assert files.expire(services.database) == 0
     with service.database.write() as session:
         session.execute(sa.update(FileRow).where(FileRow.expires_at.is_not(None)).values(expires_at=1.0))
-        assert file_expiry.is_any_due(session)
-    assert file_expiry.expire(services.database) == 1
+        assert files.is_any_expired(session)
+    assert files.expire(services.database) == 1
     assert {file.id for file in client.files.list()} == {kept.id, read.id}
     service.drain()
     assert {found.prefix for found in services.store.list_prefixes("files")} == {

@@ -10,11 +10,14 @@ import sqlalchemy as sa
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from api.reconciler import Reconciler
-from storage import job_control, jobs, queue_pause, samples, sessions
-from storage.models import SessionRow
-from storage.session_files import TensorRows
-from storage.sweep import sweep_sessions
+from api.background.reconciler import Reconciler
+from storage import samples
+from storage.jobs import job_control, jobs
+from storage.queue import pause
+from storage.sessions import sessions
+from storage.sessions.writer import TensorRows
+from storage.tables.models import SessionRow
+from storage.upkeep.sweep import sweep_sessions
 
 if TYPE_CHECKING:
     from storage.samples import LeasedSample
@@ -53,7 +56,7 @@ def test_a_paused_queue_takes_jobs_and_wakes_nobody_until_it_is_resumed(
     (pause,) = queue["pauses"]
     assert (pause["kind"], pause["reason"], pause["by"]) == ("manual", "a new disk", "local")
     assert pause["since"] > 0
-    job_id = service.submit()
+    service.submit()
     flush(service)
     # it survives the process: another one on the same index sees it
     other = start(settings)
@@ -62,7 +65,7 @@ def test_a_paused_queue_takes_jobs_and_wakes_nobody_until_it_is_resumed(
     assert service.messages() == []
     resumed = service.client.post("/v1/queue/resume").json()
     assert (resumed["paused"], resumed["pauses"], resumed["paused_reason"]) == (False, [], None)
-    assert service.woken() == {job_id}
+    assert service.woken() == ["demo"]
     assert service.client.post("/v1/queue/resume").json()["paused"] is False
 
 
@@ -108,7 +111,7 @@ def test_resuming_without_a_broker_leaves_the_rest_to_idle_workers(
     service.client.post("/v1/queue/pause")
     assert service.client.post("/v1/queue/resume").json()["paused"] is False
     with service.database.read() as session:
-        assert not queue_pause.holds(session)
+        assert not pause.holds(session)
     assert service.next_job() is not None
 
 
@@ -129,7 +132,7 @@ def test_a_retry_answers_with_the_job_in_the_queue_and_wakes_it(
     assert answer.headers["location"] == f"/v1/jobs/{job_id}"
     assert answer.json()["status"] == "queued"
     assert answer.json()["progress"] == {"total": 2, "completed": 1, "failed": 0}
-    assert service.woken() == {job_id}
+    assert service.woken() == ["demo"]
     with service.database.read() as session:
         assert list(sessions.ids(session, sessions.SessionFilter())) == [session_id]
     problem(service.client.post("/v1/jobs/job_" + "0" * 32 + "/retry"), 404, "not_found")

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from actograph.settings import Settings
-from storage.session_files import TensorRows
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start

@@ -12,9 +12,9 @@ from actograph.client.artifact_stores import open_store
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import Session
 from actograph.settings import Settings
+from storage.artifacts.checked_files import SESSION_CHUNK_BYTES
 from storage.artifacts.s3 import S3Store
-from storage.checked_files import SESSION_CHUNK_BYTES
-from storage.session_files import TensorRows
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start

@@ -12,9 +12,12 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import WorkerStatus
 from actograph.settings import Settings
-from api.reconciler import Reconciler
-from storage import duties, events, jobs, unserved_jobs, workers
-from storage.models import DutyRow, SampleRow, WorkerRow
+from api.background.reconciler import Reconciler
+from storage.index import events
+from storage.jobs import jobs
+from storage.queue import unserved_jobs, workers
+from storage.tables.models import DutyRow, SampleRow, WorkerRow
+from storage.upkeep import duties
 from tests.integration.api.conftest import capture_spec
 
 if TYPE_CHECKING:
@@ -213,7 +216,7 @@ def test_the_thread_outlives_a_database_that_goes_and_comes(
     start: "Start", settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
-    with caplog.at_level(logging.INFO, "storage.healing"):
+    with caplog.at_level(logging.INFO, "storage.upkeep.healing"):
         with service.database.engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE workers RENAME TO workers_away"))
         wait_for(lambda: "waits for a service that is away" in caplog.text)
@@ -234,7 +237,7 @@ def test_the_thread_outlives_an_error_that_nobody_foresaw(
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.job_queue.unended", fail)
+        patch.setattr("storage.queue.job_queue.unended", fail)
         wait_for(lambda: "nobody foresaw this" in caplog.text)
     is_healed(service)
 

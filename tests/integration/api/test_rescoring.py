@@ -7,8 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import Score
-from storage.models import JobRow, SampleRow, SessionRow
-from storage.session_files import TensorRows
+from storage.sessions.writer import TensorRows
+from storage.tables.models import JobRow, SampleRow, SessionRow
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from actograph.settings import Settings
-from bench.processes import has_ended, words_of
+from tests.support.processes import has_ended, words_of
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +55,7 @@ def run(settings: Settings) -> Iterator[Run]:
         )
         started.append(process)
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             try:
                 httpx.get(f"{url}/livez", trust_env=False)

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from actograph.contract.errors import ModelRefused
 from actograph.settings import Settings
 from api.app import create_app
-from storage import workers
+from storage.queue import workers
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -94,7 +94,7 @@ def test_a_database_that_is_away_is_503_and_the_process_lives(service: "Service"
 
 def test_an_old_schema_is_not_served(settings: Settings) -> None:
     from storage import migrate
-    from storage.database import Database
+    from storage.index.database import Database
 
     database = Database(settings.effective_database_url)
     migrate.downgrade(database, "base")
@@ -261,7 +261,7 @@ def test_an_unexpected_failure_is_logged_and_tells_nothing(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret reason")
 
-    monkeypatch.setattr("storage.jobs.find", fail)
+    monkeypatch.setattr("storage.jobs.jobs.find", fail)
     answer = service.client.get("/v1/jobs")
     problem(answer, 500, "internal_error")
     assert "secret" not in answer.text

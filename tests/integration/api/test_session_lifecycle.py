@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.settings import Settings
-from storage import session_changes
-from storage.session_files import TensorRows
+from storage.sessions import session_changes
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -95,7 +95,7 @@ def test_what_has_expired_goes_and_the_jobs_log_says_so(service: "Service", make
     log = service.client.get(f"/v1/jobs/{job_id}/events", params={"after": 0}).text
     assert "job.completed" in log
     with service.database.read() as session:
-        from storage import events
+        from storage.index import events
 
         (event,) = [e for e in events.after(session, job_id, 0) if e.event == "sessions.expired"]
     assert event.data["sessions"] == 1

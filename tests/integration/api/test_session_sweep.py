@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from actograph.settings import Settings
 from storage.artifacts.local import LocalStore
-from storage.ids import new_session_id
-from storage.models import DutyRow
-from storage.session_files import TensorRows, session_prefix
+from storage.index.ids import new_session_id
+from storage.sessions.writer import TensorRows, session_prefix
+from storage.tables.models import DutyRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service, Start

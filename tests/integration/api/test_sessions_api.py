@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from actograph import tensor_files
-from api import tensor_slices
-from storage import jobs
-from storage.session_files import TensorRows
+from api.reading import tensor_slices
+from storage.jobs import jobs
+from storage.sessions.writer import TensorRows
+from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -196,7 +197,7 @@ def test_rows_that_cannot_be_read_are_refused(
 def test_json_is_limited_to_a_sane_size(
     service: "Service", session_id: str, problem: "Problem", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.tensor_slices.MAX_JSON_VALUES", 16)
+    monkeypatch.setattr("api.reading.tensor_slices.MAX_JSON_VALUES", 16)
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
     problem(service.client.get(url, params={"format": "json"}), 422, pointer="/rows", says="2 rows at a time")
     assert service.client.get(url, params={"format": "json", "rows": "0:2"}).status_code == 200
@@ -209,7 +210,7 @@ def test_large_slices_are_limited_and_a_refused_one_may_come_back(
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
     whole = service.client.get(url, params={"format": form})
     for name in ("PIECE_BYTES", "JSON_PIECE_BYTES"):
-        monkeypatch.setattr(f"api.tensor_slices.{name}", 32)  # one row
+        monkeypatch.setattr(f"api.reading.tensor_slices.{name}", 32)  # one row
     streamed = service.client.get(url, params={"format": form})
     assert streamed.content == whole.content
     assert streamed.headers["content-type"] == whole.headers["content-type"]
@@ -337,7 +338,7 @@ def test_deleting_a_session_removes_row_and_files_once(
 def test_bulk_deletion_counts_first_and_takes_only_what_fits(
     service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.session_changes.BATCH", 2)
+    monkeypatch.setattr("storage.sessions.session_changes.BATCH", 2)
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
     others = [service.finish(lease, tensors=tensors()) for lease in service.claim(job_id, 5)]
     store = service.services.store
@@ -374,13 +375,11 @@ def test_damage_in_the_store_is_said_and_not_served(
     service: "Service", session_id: str, problem: "Problem"
 ) -> None:
     store = service.services.store
-    path = store.local_path(f"sessions/{session_id}/activations.safetensors")
-    assert path is not None
+    path = stored_path(store, f"sessions/{session_id}/activations.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     problem(service.client.get(f"{BASE}/{session_id}/files/{path.name}"), 500, "store_damaged")
     problem(service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}"), 500, "store_damaged")
-    manifest = store.local_path(f"sessions/{session_id}/manifest.json")
-    assert manifest is not None
+    manifest = stored_path(store, f"sessions/{session_id}/manifest.json")
     manifest.unlink()
     problem(service.client.get(f"{BASE}/{session_id}/manifest"), 500, "store_damaged", says="manifest.json")
 

@@ -8,8 +8,8 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
-from storage import session_changes
-from storage.session_files import TensorRows
+from storage.sessions import session_changes
+from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Run, Service
@@ -34,17 +34,17 @@ def test_sessions_are_pinned_tagged_and_given_an_expiry(run: "Run", url: str, ma
     code, _, err = run("sessions", "update", "--correct", "--no-tags", "--dry-run")
     assert (code, err) == (0, "to be changed: 2 sessions\n")
     with Client(url, "") as client:
-        first = client.session(made[0])
+        first = client.sessions.get(made[0])
         assert (first.pinned, first.tags) == (True, ["night"])
         assert 7100 < (first.expires_at or 0) - time.time() < 7300
-        assert client.session_stats(tag="wrong").sessions == 2
+        assert client.sessions.stats(tag="wrong").sessions == 2
     shown = run("sessions", "show", made[0])[1]
     assert "pinned:    yes" in shown
     assert "expires:   in 1h59m (not while it is pinned)" in shown or "in 2h0m" in shown
     assert run("sessions", "ls", "--pinned", "-q", "--no-trunc")[1] == made[0] + "\n"
     assert run("sessions", "update", made[0], "--unpin", "--expires-in", "never")[0] == 0
     with Client(url, "") as client:
-        assert (client.session(made[0]).pinned, client.session(made[0]).expires_at) == (False, None)
+        assert (client.sessions.get(made[0]).pinned, client.sessions.get(made[0]).expires_at) == (False, None)
 
 
 def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str, made: list[str]) -> None:
@@ -56,8 +56,8 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
     assert (code, "--yes" in err) == (1, True)
     assert run("sessions", "rm", "--correct", "--yes")[0] == 0
     with Client(url, "") as client:
-        assert {session.id for session in client.sessions()} == {made[0], *made[2:]}
-        job_id = client.session(made[0]).job_id
+        assert {session.id for session in client.sessions.list()} == {made[0], *made[2:]}
+        job_id = client.sessions.get(made[0]).job_id
     code, _, err = run("jobs", "rm", job_id)
     assert (code, "pinned" in err) == (1, True)
     assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
@@ -112,14 +112,17 @@ def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made:
     assert (code, json.loads(out.splitlines()[0])["expired_sessions"]) == (0, 1)
     assert run("store", "gc")[1].startswith("REMOVED")
     with Client(url, "") as client:
-        assert {session.id for session in client.sessions()} == set(made[:3])
+        assert {session.id for session in client.sessions.list()} == set(made[:3])
 
 
 def test_a_job_is_submitted_with_an_expiry(run: "Run", url: str) -> None:
     code, out, _ = run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "7d")
     assert code == 0
     with Client(url, "") as client:
-        assert client.job(out.strip()).spec["expires_after"] == {"anchor": "created_at", "seconds": 604800}
+        assert client.jobs.get(out.strip()).spec["expires_after"] == {
+            "anchor": "created_at",
+            "seconds": 604800,
+        }
     assert run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "week")[0] == 1
 
 

@@ -14,9 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.settings import Settings
-from bench.servers.receiver import Receiver
-from storage import job_deletion
-from storage.models import WebhookRow
+from storage.jobs import job_deletion
+from storage.tables.models import WebhookRow
+from tests.support.servers.receiver import Receiver
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -35,7 +35,7 @@ def told(settings: Settings, receiver: Receiver) -> Settings:
 
 def entries(service: "Service", job_id: str) -> list[tuple[str, dict[str, Any]]]:
     """The webhooks' part of a job's log."""
-    from storage import events
+    from storage.index import events
 
     with service.database.read() as session:
         found = events.after(session, job_id, 0)

@@ -20,16 +20,19 @@ from fastapi import FastAPI
 from actograph.contract.resources import Job
 from actograph.settings import Settings
 from api.app import create_app
-from storage import job_queue, job_view, jobs, migrate, samples, workers
-from storage.artifacts.store import ArtifactStore, open_store
-from storage.broker import Broker
-from storage.database import Database
-from storage.models import SampleRow
-from storage.session_files import SessionReader
-from worker.drain import Drain
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
+from storage.broker.broker import Broker
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view, workers
+from storage.sessions.writer import SessionReader
+from storage.tables.models import SampleRow
+from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
-from worker.stop_signal import StopSignal
+from worker.engine.model.load import load_model
+from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
 WORKER = "wrk_" + "0" * 32
@@ -39,10 +42,10 @@ class OneModel:
     """A model holder whose model is loaded already."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def engine_for(self, name: str) -> Engine:
-        return self._engine
+        return self.engine
 
 
 @dataclass
@@ -102,7 +105,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)
     store = open_store(settings.effective_artifact_url)
-    broker = Broker(settings.broker_url, database)
+    broker = Broker(settings.broker_url)
     stop = StopSignal.create(tmp_path)
     drain = Drain(
         settings=settings,
@@ -120,10 +123,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         while not over.wait(0.005):
             if not works.is_set():
                 continue
-            with database.read() as session:
-                waiting = job_queue.claimable(session)
-            if waiting:
-                drain.run_slice(waiting[0].id)
+            drain.look()
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

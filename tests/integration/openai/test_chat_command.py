@@ -32,9 +32,9 @@ def test_the_client_asks_and_streams_with_activations(service: Any) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "seed": 2, "store_activations": True}
     with Client(service.url) as client:
         answer = client.chat("What is 3 + 4?", **options)
-        chunks = list(client.chat_stream(ASKED, model=MODEL, **options))
+        chunks = list(client.chat.stream(ASKED, model=MODEL, **options))
         assert answer.session_id is not None and answer.activations_meta is not None
-        assert client.session(answer.session_id).job_id == answer.run_id
+        assert client.sessions.get(answer.session_id).job_id == answer.run_id
         with pytest.raises(ApiError, match="presence_penalty"):
             client.chat("x", presence_penalty=3)
     assert answer.model == MODEL

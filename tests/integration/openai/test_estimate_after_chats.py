@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from storage import model_tokenizers
-from worker.chat_template import exported
+from storage.queue import model_tokenizers
+from worker.text.chat_template import exported
 
 if TYPE_CHECKING:
     from tests.integration.openai.conftest import Service

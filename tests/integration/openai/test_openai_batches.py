@@ -11,9 +11,10 @@ import openai
 import pytest
 
 from actograph.cli.main import main
-from api.batch_keeper import BatchKeeper
-from storage import batches, jobs, samples
-from storage.session_files import SessionReader
+from api.openai.batch_keeper import BatchKeeper
+from storage import samples
+from storage.jobs import batches, jobs
+from storage.sessions.writer import SessionReader
 
 if TYPE_CHECKING:
     from tests.integration.openai.conftest import Service
@@ -55,7 +56,7 @@ def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> 
 
     from api.dependencies import Services
     from api.served_models import ServedModels
-    from storage.broker import Broker
+    from storage.broker.broker import Broker
 
     @dataclass
     class Opened:
@@ -64,7 +65,7 @@ def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> 
                 settings=service.settings,
                 database=service.database,
                 store=service.store,
-                broker=Broker(service.settings.broker_url, service.database),
+                broker=Broker(service.settings.broker_url),
                 models=ServedModels(service.settings),
                 stopping=Event(),
             )
@@ -361,7 +362,7 @@ def test_cancel_keeps_what_finished(
 def test_expiry_keeps_what_finished(
     service: "Service", client: openai.OpenAI, half_done: Callable[..., str], ended: Callable[[str], Any]
 ) -> None:
-    from storage import job_control
+    from storage.jobs import job_control
 
     service.works.clear()
     batch_id = half_done(completion_window="1s")

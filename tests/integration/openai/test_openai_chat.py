@@ -245,7 +245,7 @@ def test_a_client_that_goes_away_ends_its_job_and_leaves_the_others_alone(
 
 
 def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -> None:
-    from storage import workers
+    from storage.queue import workers
 
     with service.database.write() as session:
         workers.set_offline(session, "wrk_" + "0" * 32)
@@ -257,7 +257,7 @@ def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -
 def test_while_the_queue_is_paused_a_request_is_told_why_at_once(
     service: Any, client: Any, eventually: Callable[..., None]
 ) -> None:
-    from storage import queue_pause
+    from storage.queue import pause
 
     options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 2}
     service.works.clear()
@@ -265,7 +265,7 @@ def test_while_the_queue_is_paused_a_request_is_told_why_at_once(
         waits = pool.submit(earlier.chat.completions.create, **options)
         eventually(lambda: len(service.jobs()) == 1)
         with service.database.write() as session:
-            queue_pause.pause(session, by="ann", reason="new disk at noon")
+            pause.start(session, by="ann", reason="new disk at noon")
         service.works.set()
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError, match="paused by ann: new disk at noon") as raised:
@@ -274,7 +274,7 @@ def test_while_the_queue_is_paused_a_request_is_told_why_at_once(
         # who came before the pause is answered after it
         assert not waits.done() and len(service.jobs()) == 1
         with service.database.write() as session:
-            queue_pause.resume(session)
+            pause.end(session)
         assert waits.result().choices[0].message.content
     assert client.chat.completions.create(**options).choices
 

@@ -8,10 +8,11 @@ import openai
 import pytest
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.key_roles import Role
-from actograph.contract.keys import KeyUpdate, NewKey
 from actograph.contract.resources import JobStatus
-from storage import api_keys, samples
+from actograph.contract.service.key_roles import Role
+from actograph.contract.service.keys import KeyUpdate, NewKey
+from storage import samples
+from storage.accounts import api_keys
 from storage.samples.lost_workers import MAX_ATTEMPTS
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ import redis
 import torch
 
 from actograph.contract.resources import JobStatus
-from storage.live_text import FADE_SECONDS
+from storage.broker.live_text import FADE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -128,7 +128,7 @@ def test_an_error_before_the_first_text_is_an_answer_of_its_own(client: Any) -> 
 def test_an_error_in_the_middle_is_an_error_of_the_stream(
     service: Any, slow: list[float], eventually: Callable[..., None]
 ) -> None:
-    from storage import jobs
+    from storage.jobs import jobs
 
     with service.client() as client:
         chunks = client.chat.completions.create(

@@ -132,7 +132,7 @@ def test_what_is_no_whole_call_is_told_as_text(
     ("changes", "why"),
     [
         ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "needs tools"),
-        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "not among the tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "not one of the tools"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from storage.broker import celery_app
+from storage.broker.broker import celery_app
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RedisProcess

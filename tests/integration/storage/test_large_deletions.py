@@ -12,11 +12,14 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import SessionUpdate
-from storage import deletions, ids, job_deletion, jobs, migrate, session_changes, sessions
+from storage import migrate
 from storage.artifacts.local import LocalStore
-from storage.database import Database
-from storage.deletion_drain import drain_deletions
-from storage.models import (
+from storage.index import deletions, ids
+from storage.index.database import Database
+from storage.jobs import job_deletion, jobs
+from storage.sessions import session_changes, sessions
+from storage.sessions.sessions import SessionFilter
+from storage.tables.models import (
     ArtifactRow,
     DeletionRow,
     EventRow,
@@ -25,7 +28,7 @@ from storage.models import (
     SessionRow,
     SessionTagRow,
 )
-from storage.sessions import SessionFilter
+from storage.upkeep.deletion_drain import drain_deletions
 
 pytestmark = pytest.mark.integration
 

@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 
-from storage import deletions, migrate, quotas
+from storage import migrate
+from storage.accounts import quotas
 from storage.artifacts.s3 import S3Store
-from storage.database import Database
-from storage.deletion_drain import drain_deletions
-from storage.ids import new_file_id, new_session_id
-from storage.models import DeletionRow
+from storage.index import deletions
+from storage.index.database import Database
+from storage.index.ids import new_file_id, new_session_id
+from storage.tables.models import DeletionRow
+from storage.upkeep.deletion_drain import drain_deletions
 
 pytestmark = pytest.mark.integration
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
-from storage.artifacts import InvalidKey, open_store
+from storage.artifacts.factory import open_store
 from storage.artifacts.s3 import PART_BYTES, S3Store
-from storage.manifest import SessionManifest, StoredTensor
-from storage.session_files import SessionReader, SessionWriter, TensorRows
+from storage.artifacts.store import InvalidKey
+from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 
 pytestmark = pytest.mark.integration
 
@@ -168,7 +169,6 @@ def test_uploads_are_hashed_and_whole(store: S3Store, size: int) -> None:
     assert store.put_stream(FILE, chunks) == (size, sha256(data).hexdigest())
     assert b"".join(store.stream(FILE)) == data
     assert store.exists(FILE)
-    assert store.local_path(FILE) is None
     assert store.delete_prefix(FILE) == size
     assert not store.exists(FILE)
 
@@ -225,7 +225,6 @@ def test_leftovers_are_swept(store: S3Store) -> None:
 def test_only_our_own_keys_are_accepted(store: S3Store, key: str) -> None:
     for call in (
         store.size,
-        store.local_path,
         store.presigned_url,
         store.exists,
         store.delete_prefix,

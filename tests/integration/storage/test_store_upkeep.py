@@ -13,19 +13,23 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import StoreGc, StoreVerification
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
-from storage import files, idempotency, jobs, migrate, samples, session_changes, sessions
+from storage import migrate, samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store
-from storage.database import Database
-from storage.ids import new_file_id, new_session_id
-from storage.manifest import SessionManifest, StoredTensor
-from storage.models import IdempotencyRow
-from storage.sample_expansion import capture_samples
+from storage.files import files
+from storage.index.database import Database
+from storage.index.ids import new_file_id, new_session_id
+from storage.jobs import jobs
 from storage.samples import LeasedSample, SampleResult
-from storage.session_files import SessionWriter, TensorRows, session_prefix
-from storage.sessions import NewSession
-from storage.store_gc import collect
-from storage.store_verify import in_sample, verify
+from storage.samples.expansion import capture_samples
+from storage.sessions import session_changes, sessions
+from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.sessions import NewSession
+from storage.sessions.writer import SessionWriter, TensorRows, session_prefix
+from storage.submission import idempotency
+from storage.tables.models import IdempotencyRow
+from storage.upkeep.store_gc import collect
+from storage.upkeep.store_verify import in_sample, verify
 
 pytestmark = pytest.mark.integration
 
@@ -105,9 +109,9 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.store_gc._BATCH", 2)
-    monkeypatch.setattr("storage.store_verify._CHUNK", 2)
-    monkeypatch.setattr("storage.store_verify._IDS", 2)
+    monkeypatch.setattr("storage.upkeep.sweep._BATCH", 2)
+    monkeypatch.setattr("storage.upkeep.store_verify._CHUNK", 2)
+    monkeypatch.setattr("storage.upkeep.store_verify._IDS", 2)
 
 
 def s3_client() -> Any:

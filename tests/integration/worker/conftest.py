@@ -15,14 +15,18 @@ from actograph.contract.resources import JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
-from storage import jobs, migrate, samples, sessions, workers
-from storage.artifacts.store import ArtifactStore, open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples, evaluation_samples
-from worker.drain import Drain
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.samples.expansion import capture_samples, evaluation_samples
+from storage.sessions import sessions
+from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
-from worker.stop_signal import StopSignal
+from worker.engine.model.load import load_model
+from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
 PROBLEMS = [
@@ -32,13 +36,13 @@ PROBLEMS = [
 
 
 class WakeLog:
-    """A broker that only notes whom it was asked to wake."""
+    """A broker that only notes its messages."""
 
     def __init__(self) -> None:
         self.woken: list[tuple[str, int]] = []
 
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.woken.append((job_id, priority))
+    def wake(self, model: str, hops: int = 0) -> bool:
+        self.woken.append((model, hops))
         return True
 
 
@@ -46,27 +50,12 @@ class OneModel:
     """A model holder whose model is loaded already."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def engine_for(self, name: str) -> Engine:
         if name != MODEL:
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
-        return self._engine
-
-
-class Messages:
-    """A broker as Redis serves it: by priority, and within one in the order in which they came."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, str]] = []
-
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.waiting.append((priority, job_id))
-        return True
-
-    def take(self) -> str:
-        self.waiting.sort(key=lambda message: message[0])  # stable: the order of coming stays
-        return self.waiting.pop(0)[1]
+        return self.engine
 
 
 @dataclass
@@ -95,6 +84,12 @@ class Bench:
             end_process=self.end_process,
         )
 
+    def next_slice(self, drain: Drain) -> bool:
+        """Run one slice of the job that the index has next; False if it has none."""
+        with self.database.read() as session:
+            job = drain._choice.next_job(session, [])
+        return job is not None and drain.run_slice(job.id)
+
     def submit(self, rows: list[dict[str, str]] | None = None, **changes: Any) -> str:
         """An evaluation of `rows`, or a capture job where `inputs` are among the changes."""
         body: dict[str, Any] = {"model": MODEL, "sampling": {"max_tokens": 8}} | changes
@@ -119,7 +114,7 @@ class Bench:
 
     def drain_reader(self, spec: EvaluationSpec) -> Any:
         from actograph.contract.specs import HubDataset
-        from storage import dataset_sources
+        from storage.files import dataset_sources
 
         if isinstance(spec.dataset, HubDataset):
             return None
@@ -142,12 +137,6 @@ class Bench:
     def indexed_sessions(self) -> set[str]:
         with self.database.read() as session:
             return set(sessions.ids(session, sessions.SessionFilter()))
-
-
-@pytest.fixture
-def messages() -> Messages:
-    """For a drain in place of Redis."""
-    return Messages()
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from bench import null_worker
-from bench.null_engine import NullEngine
+from tests.support import null_worker
+from tests.support.null_engine import NullEngine
 from worker.__main__ import main
 from worker.engine.requests import Generation, GenerationRequest
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from actograph.contract.chat.tool_calls import ToolCall
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
-from actograph.tool_calls import ToolCall
-from storage.export import trajectories
-from storage.session_files import SessionReader
+from storage.results.export import trajectories
+from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, TextEnd
 from worker.evals.tools import CALCULATOR

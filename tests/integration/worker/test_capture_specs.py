@@ -15,15 +15,16 @@ from actograph.client.tensors import open_folder
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
-from storage.artifacts.store import ArtifactStore, open_store
+from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
-from storage.session_files import SessionReader
+from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
+from worker.engine.model.load import load_model
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest
-from worker.recording import Provenance, Recorded, UnitRecorder
-from worker.segments import Markup
+from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.segments import Markup
 
 pytestmark = pytest.mark.integration
 

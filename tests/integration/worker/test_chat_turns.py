@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.resources import JobStatus
-from storage import jobs, samples
-from storage.sample_expansion import chat_samples
+from storage import samples
+from storage.jobs import jobs
+from storage.samples.expansion import chat_samples
 
 if TYPE_CHECKING:
-    from tests.integration.worker.conftest import Bench, Messages
+    from tests.integration.worker.conftest import Bench
 
 pytestmark = pytest.mark.integration
 
 MODEL = "tiny-qwen3"
 
 
-def ask(bench: "Bench", messages: "Messages | None" = None, **sampling: Any) -> str:
-    """A chat that waits, with a message where there is somebody to take it."""
+def ask(bench: "Bench", **sampling: Any) -> str:
+    """A chat that waits."""
     spec = ChatJobSpec.model_validate(
         {
             "model": MODEL,
@@ -34,8 +35,6 @@ def ask(bench: "Bench", messages: "Messages | None" = None, **sampling: Any) -> 
         samples.insert(session, row.id, chat_samples(spec))
     # SQLite's clock counts milliseconds, and no two chats of a test are of one moment by chance
     time.sleep(0.002)
-    if messages is not None:
-        messages.wake(row.id, 0)
     return row.id
 
 
@@ -51,25 +50,19 @@ def of(session: Any, job_id: str) -> Any:
     return samples.find(session, job_id, limit=1000)[0]
 
 
-def run_with_endless_chats(
-    bench: "Bench", messages: "Messages", night: str, slices: int, **changes: Any
-) -> None:
+def run_with_endless_chats(bench: "Bench", night: str, slices: int, **changes: Any) -> None:
     """Slices of which none begins without a chat that waits; up to the end of the job, or so many."""
-    bench.broker = messages  # type: ignore[assignment]
-    messages.wake(night, 5)
     drain = bench.drain(batch_size=1, **changes)
     for _ in range(slices):
         if bench.status(night) == JobStatus.COMPLETED:
             return
-        ask(bench, messages)
-        drain.run_slice(messages.take())
+        ask(bench)
+        assert bench.next_slice(drain)
 
 
-def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job(
-    bench: "Bench", messages: "Messages"
-) -> None:
+def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job(bench: "Bench") -> None:
     night = bench.submit(inputs=[{"prompt": f"{n} and {n}"} for n in range(4)], sampling={"max_tokens": 2})
-    run_with_endless_chats(bench, messages, night, slices=40, turn_seconds=1e-6)
+    run_with_endless_chats(bench, night, slices=40, turn_seconds=1e-6)
     assert bench.status(night) == JobStatus.COMPLETED
     is_night = [job_id == night for job_id in served(bench)]
     # chats begin, and wait for one unit at most
@@ -77,21 +70,13 @@ def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job
     assert not any(first and second for first, second in pairwise(is_night))
 
 
-def test_before_their_turn_is_over_chats_go_first(bench: "Bench", messages: "Messages") -> None:
+def test_before_their_turn_is_over_chats_go_first(bench: "Bench") -> None:
     night = bench.submit(inputs=[{"prompt": "3 and 4"}], sampling={"max_tokens": 2})
-    run_with_endless_chats(bench, messages, night, slices=8, turn_seconds=1000)
+    run_with_endless_chats(bench, night, slices=8, turn_seconds=1000)
     assert night not in served(bench) and len(served(bench)) >= 8
 
 
-def test_a_chat_that_is_sampled_otherwise_has_its_turn_by_its_age(
-    bench: "Bench", messages: "Messages"
-) -> None:
-    bench.broker = messages  # type: ignore[assignment]
+def test_a_chat_that_is_sampled_otherwise_has_its_turn_by_its_age(bench: "Bench") -> None:
     asked = [ask(bench, temperature=temperature) for temperature in (1.0, 1.0, 0.0, 1.0, 0.0)]
-    messages.wake(asked[-1], 0)  # as if the other messages were lost: one is enough for all
-    drain = bench.drain(batch_size=1, turn_seconds=1000)
-    for _ in range(20):
-        if not messages.waiting:
-            break
-        drain.run_slice(messages.take())
+    assert bench.drain(batch_size=1, turn_seconds=1000).look()
     assert served(bench) == asked

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actograph.contract.errors import ModelRefused
-from worker.engine.model import load_model
+from worker.engine.model.load import load_model
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import counters, gauges, job_deletion, job_results, job_view, jobs, samples
-from storage.counters import Counter
-from storage.session_files import SessionReader
-from worker.stop_signal import StopSignal
+from storage import samples
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.jobs import job_deletion, jobs
+from storage.queue import gauges, job_view
+from storage.results import job_results
+from storage.sessions.writer import SessionReader
+from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -166,11 +170,10 @@ def test_values_that_are_not_finite_fail_the_sample(bench: "Bench") -> None:
     assert bench.stored_sessions() == set()
 
 
-def test_the_slice_ends_in_time_and_wakes_the_job_again(bench: "Bench") -> None:
+def test_a_slice_ends_in_time(bench: "Bench") -> None:
     job_id = bench.submit(capture=CAPTURE, priority=3)
     bench.drain(slice_seconds=1e-6, batch_size=2).run_slice(job_id)
     assert [s.status for s in bench.samples(job_id)].count(SampleStatus.COMPLETED) == 2
-    assert bench.broker.woken == [(job_id, 3)]
     while bench.status(job_id) is JobStatus.IN_PROGRESS:
         bench.drain(slice_seconds=1e-6, batch_size=2).run_slice(job_id)
     assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
@@ -181,7 +184,6 @@ def test_more_urgent_work_ends_the_slice_after_one_unit(bench: "Bench") -> None:
     chat = bench.submit(capture=CAPTURE, priority=0)
     bench.drain(batch_size=2).run_slice(night)
     assert [s.status for s in bench.samples(night)].count(SampleStatus.COMPLETED) == 2
-    assert bench.broker.woken == [(night, 5)]
     bench.drain(batch_size=2).run_slice(chat)
     assert bench.status(chat) is JobStatus.COMPLETED
 
@@ -224,10 +226,9 @@ def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(
 def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 0.0)
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
     run_until(bench, job_id, bench.stop.set)
-    assert bench.broker.woken == [(job_id, 5)]
     assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
@@ -291,7 +292,7 @@ def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:
 
 
 def test_two_hundred_jobs_in_a_row_keep_memory_flat(bench: "Bench") -> None:
-    from worker.engine.memory import memory_snapshot
+    from worker.engine.model.memory import memory_snapshot
 
     drain = bench.drain()
     used = []

@@ -9,8 +9,9 @@ import pytest
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import job_control, job_view, jobs, queue_pause
 from storage.artifacts.store import ArtifactStore
+from storage.jobs import job_control, jobs
+from storage.queue import job_view, pause
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -54,19 +55,18 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
 ) -> None:
     job_id = bench.submit(capture=CAPTURE)
 
-    def pause() -> None:
+    def pause_the_queue() -> None:
         with bench.database.write() as session:
-            queue_pause.pause(session, by="local", reason=None)
+            pause.start(session, by="local", reason=None)
 
-    disk.before = pause
+    disk.before = pause_the_queue
     bench.drain(batch_size=2).run_slice(job_id)
     assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
-    assert bench.broker.woken == [], "a message now would only come back at once"
     bench.drain().run_slice(job_id)
     assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
     disk.before = lambda: None
     with bench.database.write() as session:
-        queue_pause.resume(session)
+        pause.end(session)
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
@@ -136,7 +136,6 @@ def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
     assert job.error is not None and job.error.type == "deadline_exceeded"
     assert statuses(bench, job_id) == ["cancelled"] * 4
     assert bench.stored_sessions() == set()
-    assert bench.broker.woken == []
 
 
 def test_a_deadline_that_passed_while_the_job_waited_begins_nothing(bench: "Bench") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import workers
+from storage.queue import workers
 from worker.engine.engine import Engine
 
 if TYPE_CHECKING:

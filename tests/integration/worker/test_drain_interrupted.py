@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import jobs
-from storage.session_files import SessionReader
-from worker.stop_signal import StopSignal
+from storage.jobs import jobs
+from storage.sessions.writer import SessionReader
+from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -78,12 +78,11 @@ def test_a_cancelled_job_keeps_the_finished_samples_of_its_last_batch(
 def test_a_stopped_worker_keeps_the_finished_samples_of_its_last_batch(
     bench: "Bench", slow: list[float], job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.lease.STOP_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 0.2)
     interrupt(bench, job_id, slow, bench.stop.set)
     check_first(bench, job_id)
     second = bench.samples(job_id)[1]
     assert (second.status, second.attempts) == (SampleStatus.PENDING, 0)
-    assert bench.broker.woken == [(job_id, 5)]
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
         jobs.cancel(session, job_id)

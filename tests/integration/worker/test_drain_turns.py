@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus
-from storage import jobs
 from storage.artifacts.store import ArtifactStore
+from storage.jobs import jobs
 
 if TYPE_CHECKING:
-    from tests.integration.worker.conftest import Bench, Messages
+    from tests.integration.worker.conftest import Bench
 
 pytestmark = pytest.mark.integration
 
@@ -51,39 +51,23 @@ def _rows(session: Any, job_id: str) -> Any:
     return samples.find(session, job_id, limit=1000)[0]
 
 
-def run_all(bench: "Bench", messages: "Messages", **changes: Any) -> None:
-    bench.broker = messages  # type: ignore[assignment]
-    drain = bench.drain(batch_size=1, **changes)
-    for _ in range(100):
-        if not messages.waiting:
-            return
-        drain.run_slice(messages.take())
-    raise AssertionError("the jobs do not end")
-
-
-def test_jobs_of_one_priority_take_turns_however_many_messages_each_has(
-    bench: "Bench", messages: "Messages"
-) -> None:
+def test_jobs_of_one_priority_take_turns(bench: "Bench") -> None:
     inputs = [{"prompt": f"{n} and {n}"} for n in range(3)]
     first, second, third = (bench.submit(inputs=inputs, sampling={"max_tokens": 2}) for _ in range(3))
-    for job_id in (first, first, first, first, second, third):
-        messages.wake(job_id, 5)
-    run_all(bench, messages, turn_seconds=1e-6)
+    assert bench.drain(batch_size=1, turn_seconds=1e-6).look()
     assert served(bench, first, second, third) == [0, 1, 2] * 3
     assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 
 
-def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench", messages: "Messages") -> None:
+def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench") -> None:
     night = bench.submit(capture=CAPTURE, priority=5)
-    messages.wake(night, 5)
     chat: list[str] = []
 
     def ask() -> None:
         chat.append(bench.submit(inputs=[{"prompt": "hello"}], priority=0))
-        messages.wake(chat[0], 0)
 
     bench.store = Watched(bench.store, ask)
-    run_all(bench, messages)
+    assert bench.drain(batch_size=1).look()
     assert served(bench, night, chat[0]) == [0, 1, 0, 0, 0, 0]
     with bench.database.read() as session:
         assert jobs.get(session, chat[0]).status == JobStatus.COMPLETED

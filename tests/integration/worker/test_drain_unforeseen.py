@@ -10,11 +10,12 @@ import torch
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
-from storage import job_control, sessions
-from storage.sessions import NewSession
-from worker.exit_status import DEVICE_LOST
+from storage.jobs import job_control
+from storage.sessions import sessions
+from storage.sessions.sessions import NewSession
+from worker.drain.slices import Slices
 from worker.runners.evaluation import EvaluationRunner
-from worker.slices import Slices
+from worker.signals.process_end import DEVICE_LOST
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -71,7 +72,7 @@ def test_a_bug_in_a_runner_fails_its_sample(
 def test_a_bug_in_closing_a_session_fails_its_sample(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from worker.recording import UnitRecorder
+    from worker.sample.recording import UnitRecorder
 
     real = UnitRecorder._manifest
     monkeypatch.setattr(
@@ -94,7 +95,7 @@ def test_a_result_that_the_index_refuses_fails_its_sample(
             raise Bug("nobody foresaw this")
         insert(session, *new)
 
-    monkeypatch.setattr("storage.sessions.insert", faulty)
+    monkeypatch.setattr("storage.sessions.sessions.insert", faulty)
     job_id = bench.submit(capture=CAPTURE)
     bench.drain(batch_size=5).run_slice(job_id)
     second_fails_alone(bench, job_id, caplog, "stored")
@@ -111,7 +112,6 @@ def test_a_job_that_cannot_be_made_ready_fails_at_the_third_attempt_of_any_proce
             bench.drain(f"wrk_{number:032x}").run_slice(job_id)
     assert bench.status(job_id) is JobStatus.FAILED
     assert caplog.text.count("in faulty") == 3
-    assert bench.broker.woken == []
     with bench.database.write() as session:
         row = job_control.retry(session, job_id)
         assert row.error is None

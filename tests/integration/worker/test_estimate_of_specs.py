@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract import estimate
 from actograph.contract import hooks as grammar
+from actograph.contract.plans import estimate
 from actograph.contract.specs import CaptureSpec, SamplingSpec
-from storage.artifacts.store import open_store
+from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
+from worker.engine.model.load import load_model
 from worker.engine.requests import GenerationRequest
-from worker.recording import Provenance, Recorded, UnitRecorder
-from worker.segments import Markup
+from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.segments import Markup
 
 pytestmark = pytest.mark.integration
 

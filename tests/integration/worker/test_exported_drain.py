@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus
-from storage.export import folder, plan
-from storage.models import SampleRow
+from storage.results.export import folder, plan
+from storage.tables.models import SampleRow
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

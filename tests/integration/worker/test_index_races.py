@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.index_races import Load, race
 from storage import migrate
-from storage.database import Database
+from storage.index.database import Database
+from tests.support.races.race import Load, race
 
 pytestmark = pytest.mark.integration
 

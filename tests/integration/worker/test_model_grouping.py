@@ -1,6 +1,5 @@
 """Two jobs of two models side by side: how often a model is loaded, counted on real models."""
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,21 @@ import torch
 from actograph.contract.resources import JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, samples, workers
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
-from worker.model_holder import ModelHolder
-from worker.stop_signal import StopSignal
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.broker.broker import Broker
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.samples.expansion import capture_samples
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 
 MODELS = ("tiny-qwen3", "stories260k")
 WORKER = "wrk_" + "0" * 32
-
-
-class Turns:
-    """A broker of one priority: who is woken comes last."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[str] = deque()
-
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.waiting.append(job_id)
-        return True
 
 
 @pytest.fixture
@@ -81,24 +72,20 @@ def test_two_jobs_of_two_models_load_each_once(
         model_hold_seconds=hold_seconds,
     )
     loaded: list[str] = []
-    turns = Turns()
     holder = ModelHolder(settings, lambda structure: loaded.append(structure.model))
     drain = Drain(
         settings=settings,
         database=database,
         store=open_store(settings.effective_artifact_url),
-        broker=turns,  # type: ignore[arg-type]
+        broker=Broker(settings.broker_url),
         models=holder,
         worker_id=WORKER,
         stop=StopSignal.create(tmp_path),
+        may_load=MODELS,
     )
     ids = [submit(database, name) for name in MODELS]
-    turns.waiting.extend(ids)
-    served = 0
-    while turns.waiting:
-        drain.run_slice(turns.waiting.popleft())
-        served += 1
-        assert served < 50
+    drain.load(MODELS[0])
+    assert drain.look()
     with database.read() as session:
         assert [jobs.status_of(session, job_id) for job_id in ids] == [JobStatus.COMPLETED] * 2
     assert loaded == loads

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, model_loads, samples, workers
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
-from worker.model_holder import ModelHolder
-from worker.stop_signal import StopSignal
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import model_loads, workers
+from storage.samples.expansion import capture_samples
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +28,7 @@ WORKER = "wrk_" + "0" * 32
 
 
 class Broker:
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
 
 

@@ -1,5 +1,7 @@
 """Two workers, two real models: who takes whose jobs, and how often a model is loaded."""
 
+import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,15 +13,18 @@ import torch
 from actograph.contract.resources import JobStatus, ModelStructure
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import jobs, migrate, routing, samples, workers
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.ids import new_worker_id
-from storage.models import SampleRow
-from storage.sample_expansion import capture_samples
-from worker.drain import Drain
-from worker.model_holder import ModelHolder
-from worker.stop_signal import StopSignal
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.broker.broker import MAX_HOPS
+from storage.index.database import Database
+from storage.index.ids import new_worker_id
+from storage.jobs import jobs
+from storage.queue import routing, workers
+from storage.samples.expansion import capture_samples
+from storage.tables.models import SampleRow
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 
@@ -27,25 +32,21 @@ FIRST, SECOND = "tiny-qwen3", "stories260k"
 
 
 class Queues:
-    """A broker in memory that routes as the real one does."""
+    """A broker in memory with a queue for each model, as the real one has."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.waiting: defaultdict[str, deque[str]] = defaultdict(deque)
+    def __init__(self) -> None:
+        self.waiting: defaultdict[str, deque[int]] = defaultdict(deque)
         self.is_away = False
 
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
         if self.is_away:
             return False
-        with self._database.read() as session:
-            queue = routing.queue_of_job(session, job_id)
-        assert queue is not None
-        self.waiting[queue].append(job_id)
+        self.waiting[model].append(hops)
         return True
 
 
 class Worker:
-    """A worker in this process; it reads the queues that a real one subscribes to."""
+    """A worker in this process; it reads the queues that a real one reads."""
 
     def __init__(self, settings: Settings, database: Database, queues: Queues, served: Sequence[str]) -> None:
         self.id = new_worker_id()
@@ -73,10 +74,9 @@ class Worker:
 
     def take_one(self) -> bool:
         """Serve one message, if there is one for this worker."""
-        reads = [routing.holders_queue(self.loaded[-1]), *map(routing.loaders_queue, self._served)]
-        for queue in reads:
-            if self._queues.waiting[queue]:
-                self.drain.run_slice(self._queues.waiting[queue].popleft())
+        for model in self._served:
+            if self._queues.waiting[model]:
+                self.drain.serve(model, self._queues.waiting[model].popleft())
                 return True
         return False
 
@@ -93,8 +93,8 @@ Make = Callable[[Sequence[str]], Worker]
 
 
 @pytest.fixture
-def queues(database: Database) -> Queues:
-    return Queues(database)
+def queues() -> Queues:
+    return Queues()
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def submit(database: Database, queues: Queues, model: str, count: int = 3) -> st
     with database.write() as session:
         row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=[], total=count)
         samples.insert(session, row.id, capture_samples(spec))
-    queues.wake(row.id, row.priority)
+    queues.wake(model)
     return row.id
 
 
@@ -178,14 +178,58 @@ def test_idle_workers_join_a_long_job_by_asking_the_index(
 ) -> None:
     first, second, other = make([FIRST]), make([FIRST]), make([SECOND])
     job_id = submit(database, queues, FIRST, count=9)
-    first.take_one()
     queues.waiting.clear()  # a Redis that was flushed
+    assert first.drain.run_slice(job_id)
     assert not other.drain.look(), "it can do nothing for the job"
-    second.drain.look()
-    assert queues.waiting[routing.holders_queue(FIRST)] == deque([job_id]), "Celery knows who is free"
+    assert second.drain.look()
+    assert set(who_ran(database, job_id)) == {first.id, second.id}
+
+
+def test_a_wake_up_goes_on_to_the_idle_worker_that_holds_the_model(
+    database: Database, queues: Queues, make: Make
+) -> None:
+    first, second = make([FIRST, SECOND]), make([SECOND, FIRST])
+    job_id = submit(database, queues, SECOND)
     queues.waiting.clear()
-    second.drain.look()
-    assert set(who_ran(database, job_id)) == {"", first.id, second.id}
+    first.drain.serve(SECOND, 2)
+    assert (queues.waiting.pop(SECOND), set(who_ran(database, job_id))) == (deque([1]), {""})
+    first.drain.serve(SECOND, 0)
+    assert not queues.waiting[SECOND], "it passes a few workers, not one after the other for ever"
+    second.drain.serve(SECOND, 0)
+    assert set(who_ran(database, job_id)) == {second.id}
+    first.drain.serve(FIRST, 2)
+    assert not queues.waiting[FIRST], "nobody else needs it"
+
+
+def test_a_wake_up_that_a_busy_worker_took_goes_on_and_is_looked_after_in_the_end(
+    database: Database, queues: Queues, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make([FIRST])
+    begun, goes_on = threading.Event(), threading.Event()
+    work = worker.drain._work
+
+    def slow_work() -> bool:
+        begun.set()
+        assert goes_on.wait(60)
+        return work()
+
+    monkeypatch.setattr(worker.drain, "_work", slow_work)
+    job_id = submit(database, queues, FIRST)
+    queues.waiting.clear()
+    threads = [threading.Thread(target=worker.drain.look)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads.append(threading.Thread(target=worker.drain.serve, args=(FIRST, 2)))
+    threads[1].start()
+    deadline = time.monotonic() + 60
+    while not queues.waiting[FIRST]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    goes_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert queues.waiting[FIRST] == deque([1])
+    assert set(who_ran(database, job_id)) == {worker.id}
 
 
 def test_a_drain_goes_on_by_the_index_where_no_message_can_be_sent(
@@ -194,11 +238,8 @@ def test_a_drain_goes_on_by_the_index_where_no_message_can_be_sent(
     fixed, free = make([FIRST]), make([FIRST, SECOND])
     queues.is_away = True
     made = [submit(database, queues, model) for model in (FIRST, SECOND, FIRST)]
-    looks = 0
-    # every slice of one unit asks for the next look at once
-    while any(worker.drain.look() for worker in (free, fixed)):
-        looks += 1
-        assert looks < 50
+    assert free.drain.look() or fixed.drain.look()
+    fixed.drain.look()
     with database.read() as session:
         assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
     assert fixed.loaded == [FIRST]

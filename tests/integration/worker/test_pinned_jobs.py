@@ -11,20 +11,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actograph.contract import resources
-from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, ModelStructure
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import events, job_pins, jobs, migrate, model_loads, samples, sessions, workers
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.manifest import SessionManifest
-from storage.models import JobRow, SessionRow
-from storage.sample_expansion import capture_samples
-from storage.session_files import SessionReader
-from worker.drain import Drain
-from worker.model_holder import ModelHolder
-from worker.stop_signal import StopSignal
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.index import events
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_pins, model_loads, workers
+from storage.samples.expansion import capture_samples
+from storage.sessions import sessions
+from storage.sessions.manifest import SessionManifest
+from storage.sessions.writer import SessionReader
+from storage.tables.models import JobRow, SessionRow
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 
@@ -39,8 +43,8 @@ class Broker:
     def __init__(self) -> None:
         self.woken: list[str] = []
 
-    def wake(self, job_id: str, priority: int) -> bool:
-        self.woken.append(job_id)
+    def wake(self, model: str, hops: int = 0) -> bool:
+        self.woken.append(model)
         return True
 
 
@@ -286,7 +290,7 @@ def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
     assert bench.finish(worker, job_id) is JobStatus.FAILED
     path.write_bytes(former)
     with bench.database.write() as session:
-        from storage import job_control
+        from storage.jobs import job_control
 
         job_control.retry(session, job_id)
     assert bench.finish(worker, job_id) is JobStatus.COMPLETED

@@ -13,15 +13,20 @@ from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import ErrorRecord, JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
 from actograph.settings import Settings
-from storage import dataset_sources, job_view, jobs, migrate, samples, vectors, workers
-from storage.artifacts.store import ArtifactStore, open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples, evaluation_samples
-from storage.session_files import SessionReader
-from worker.drain import Drain
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
+from storage.files import dataset_sources
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view, workers
+from storage.samples.expansion import capture_samples, evaluation_samples
+from storage.sessions import vectors
+from storage.sessions.writer import SessionReader
+from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
-from worker.stop_signal import StopSignal
+from worker.engine.model.load import load_model
+from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +39,7 @@ HOOK = "resid_post.0"
 class Silent:
     """A broker that wakes nobody."""
 
-    def wake(self, job_id: str, priority: int) -> bool:
+    def wake(self, model: str, hops: int = 0) -> bool:
         return True
 
 

@@ -10,8 +10,9 @@ import torch
 
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
-from storage import job_results, jobs
-from storage.session_files import SessionReader
+from storage.jobs import jobs
+from storage.results import job_results
+from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest
 from worker.evals import tools

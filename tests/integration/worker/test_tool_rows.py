@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from storage.manifest import SessionManifest
-from storage.session_files import SessionReader
+from storage.sessions.manifest import SessionManifest
+from storage.sessions.writer import SessionReader
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

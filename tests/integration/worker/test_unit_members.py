@@ -9,13 +9,14 @@ import torch
 
 from actograph import tensor_files
 from actograph.contract.batches import BatchInput, BatchJobSpec, unit_key
-from actograph.contract.chat_job import ChatJobSpec, batch_key
+from actograph.contract.chat.chat_job import ChatJobSpec, batch_key
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, SamplingSpec, job_spec_adapter
-from storage import jobs, samples
-from storage.sample_expansion import capture_samples, chat_samples
+from storage import samples
+from storage.jobs import jobs
 from storage.samples import NewSample
-from storage.session_files import SessionReader
+from storage.samples.expansion import capture_samples, chat_samples
+from storage.sessions.writer import SessionReader
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

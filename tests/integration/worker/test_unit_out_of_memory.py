@@ -12,21 +12,24 @@ from actograph.contract.hooks import expand
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec
 from actograph.settings import Settings
-from storage import jobs, migrate, samples, workers
-from storage.artifacts.store import open_store
-from storage.database import Database
-from storage.sample_expansion import capture_samples
-from storage.session_files import SessionReader
-from worker.chat_template import template_sha256, tokenizer_sha256
+from storage import migrate, samples
+from storage.artifacts.factory import open_store
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.samples.expansion import capture_samples
+from storage.sessions.writer import SessionReader
+from worker.drain.lease import LeaseKeeper
 from worker.engine.engine import Engine
-from worker.engine.learned_limit import LearnedLimit
-from worker.engine.model import load_model
-from worker.lease import LeaseKeeper
-from worker.recording import Provenance
+from worker.engine.model.load import load_model
+from worker.engine.model.memory import LearnedLimit
 from worker.runners.capture import CaptureRunner
-from worker.segments import Markup
-from worker.stop_signal import StopSignal
-from worker.unit import UnitRunner
+from worker.sample.generation import BatchGenerator
+from worker.sample.recording import Provenance
+from worker.sample.segments import Markup
+from worker.sample.unit import UnitRunner
+from worker.signals.stop_signal import StopSignal
+from worker.text.chat_template import template_sha256, tokenizer_sha256
 
 pytestmark = pytest.mark.integration
 
@@ -103,7 +106,8 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         sampling=runner.sampling,
         markup=Markup(engine.model.tokenizer),
     )
-    unit = UnitRunner(settings=settings, store=store, engine=engine, runner=runner, provenance=origin)
+    generator = BatchGenerator(settings=settings, engine=engine, runner=runner, provenance=origin)
+    unit = UnitRunner(store, generator)
     longest = len(runner.prompt(leases[TOO_LARGE]).token_ids)
     stop = StopSignal.create(tmp_path)
     with (

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage import migrate
-from storage.database import Database
+from storage.index.database import Database
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -41,7 +41,7 @@ def upgrade() -> None:
     )
 """
 ITS_INDEX = """
-from storage.migrations import indexes
+from storage.index.migrations import indexes
 
 revision = "9001"
 down_revision = "9000"

@@ -7,7 +7,7 @@ import pytest
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import Condition
-from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, read_rows
 from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
 
 GSM8K = TASKS["gsm8k"]

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from actograph.contract.errors import NotFound
-from api import tensor_slices
-from api.tensor_slices import PIECE_BYTES, Format, answer
-from storage.artifacts.store import open_store
-from storage.ids import new_session_id
-from storage.manifest import SessionManifest, StoredTensor
-from storage.session_files import SessionReader, SessionWriter, TensorRows
+from api.reading import tensor_slices
+from api.reading.tensor_slices import PIECE_BYTES, Format, answer
+from storage.artifacts.factory import open_store
+from storage.index.ids import new_session_id
+from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 
 ROWS = np.arange(12, dtype="<f4").reshape(3, 4)
 CHOSEN = (0, 4, 8)

@@ -7,34 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from actograph.contract.batches import BatchRequest
-from actograph.contract.chat import ChatCompletionRequest, CompletionRequest
-from actograph.contract.comparison import ActivationComparisonRequest
-from actograph.contract.interventions import NewVector
-from actograph.contract.keys import KeyUpdate, NewKey
-from actograph.contract.model_loads import ModelLoadRequest
-from actograph.contract.queue_control import PauseRequest
 from actograph.contract.resources import Problem
-from actograph.contract.scorers import RescoreRequest
-from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.app import create_app
-from api.examples import EXAMPLES
-from api.roles import OPEN_PATHS
-
-MODELS: dict[str, type[BaseModel] | TypeAdapter[Any]] = {
-    "JobSpec": job_spec_adapter,
-    "BatchRequest": BatchRequest,
-    "ChatCompletionRequest": ChatCompletionRequest,
-    "CompletionRequest": CompletionRequest,
-    "NewVector": NewVector,
-    "RescoreRequest": RescoreRequest,
-    "ActivationComparisonRequest": ActivationComparisonRequest,
-    "SessionUpdate": SessionUpdate,
-    "ModelLoadRequest": ModelLoadRequest,
-    "NewKey": NewKey,
-    "KeyUpdate": KeyUpdate,
-    "PauseRequest": PauseRequest,
-}
+from api.routing import OPEN_PATHS, Body, bodies
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +28,13 @@ def test_every_body_has_examples(document: dict[str, Any]) -> None:
     assert without == []
 
 
-@pytest.mark.parametrize(
-    ("schema", "about"), [(schema, about) for schema, examples in EXAMPLES.items() for about in examples]
-)
-def test_every_example_is_accepted(schema: str, about: str) -> None:
-    model, value = MODELS[schema], EXAMPLES[schema][about]
-    if isinstance(model, TypeAdapter):
-        model.validate_python(value)
+@pytest.mark.parametrize(("body", "about"), [(body, about) for body in bodies() for about in body.examples])
+def test_every_example_is_accepted(body: Body, about: str) -> None:
+    value = body.examples[about]
+    if isinstance(body.model, TypeAdapter):
+        body.model.validate_python(value)
     else:
-        model.model_validate(value)
+        body.model.model_validate(value)
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -118,7 +91,7 @@ def test_every_answer_has_an_example_of_its_form(document: dict[str, Any]) -> No
                 elif media_type == "application/problem+json":
                     problem = Problem.model_validate(example)
                     assert problem.status == int(status)
-    assert without == [], "an example of each answer belongs into api/examples.py or api/answer_examples.json"
+    assert without == [], "put an example of each answer beside its route or into api/answer_examples.json"
 
 
 def test_every_parameter_of_a_path_has_an_example(document: dict[str, Any]) -> None:

@@ -12,12 +12,12 @@ from starlette.types import Message, Receive, Scope, Send
 from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import Event
 from actograph.settings import Settings
-from api import downloads, sse
-from api.auth import is_loopback
-from api.body_limit import BodyLimit
-from api.downloads import UnsatisfiableRange, parse_range
+from api.reading import downloads, sse
+from api.reading.downloads import UnsatisfiableRange, parse_range
+from api.requests.body_limit import BodyLimit
+from api.security.auth import is_loopback
 from api.served_models import ServedModels
-from storage.checked_files import CheckedFile
+from storage.artifacts.checked_files import CheckedFile
 
 
 @pytest.mark.parametrize(

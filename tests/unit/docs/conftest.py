@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[3]
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    """A page's path inside the repository."""
+    return page.relative_to(REPO).as_posix()
 
 
 @dataclass(frozen=True)
@@ -27,13 +32,13 @@ def _blocks(language: str) -> Iterator[Block]:
         text = page.read_text(encoding="utf-8")
         for found in FENCE.finditer(text):
             if found[1] == language:
-                yield Block(page.name, text.count("\n", 0, found.start()) + 1, language, found[2])
+                yield Block(name_of(page), text.count("\n", 0, found.start()) + 1, language, found[2])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in metafunc.fixturenames:
         if name == "page":
-            metafunc.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+            metafunc.parametrize("page", PAGES, ids=[name_of(page) for page in PAGES])
         elif name.endswith("_block"):
             found = list(_blocks(name.removesuffix("_block")))
             assert found, f"no page has a block of {name}"

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from actograph.cli import examples
+from actograph.cli.flags.options import GlobalOptions
 from actograph.cli.main import app
-from actograph.cli.options import GlobalOptions
 
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*", re.DOTALL)
 #: what prose may leave out

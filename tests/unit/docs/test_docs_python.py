@@ -6,7 +6,8 @@ import importlib.util
 from typing import Any
 
 from actograph.client import AsyncClient, Client
-from actograph.client.blocking.handles import JobHandle, SessionHandle
+from actograph.client.blocking.resources.jobs import JobHandle
+from actograph.client.blocking.resources.sessions import SessionHandle
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -28,9 +29,10 @@ def test_python(python_block: Any) -> None:
     names = imported(tree)
     if not names:  # then `client` is another package's
         return
-    client = AsyncClient if "AsyncClient" in names else Client
+    client = (AsyncClient if "AsyncClient" in names else Client)("http://127.0.0.1:1", "")
+    known: dict[str, Any] = {"client": client, "job": JobHandle, "session": SessionHandle}
+    known |= {f"client.{name}": resource for name, resource in vars(client).items()}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            of = {"client": client, "job": JobHandle, "session": SessionHandle}.get(node.value.id)
+        if isinstance(node, ast.Attribute) and (of := known.get(ast.unparse(node.value))) is not None:
             fields = getattr(of, "model_fields", {})
-            assert of is None or hasattr(of, node.attr) or node.attr in fields, ast.unparse(node)
+            assert hasattr(of, node.attr) or node.attr in fields, ast.unparse(node)

@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import jobs, migrate, samples
-from storage.database import Database
-from storage.sample_expansion import capture_samples
+from storage import migrate, samples
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.samples.expansion import capture_samples
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def database(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         shutil.copy(empty_database, tmp_path / "test.db")

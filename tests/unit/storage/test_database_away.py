@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from bench.servers.postgres import PostgresServer
-from storage.database import Database, is_away
+from storage.index.database import Database, is_away
+from tests.support.servers.postgres import PostgresServer
 
 
 def failure(database: Database, statement: str = "SELECT 1") -> DBAPIError:

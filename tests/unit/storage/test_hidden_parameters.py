@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from actograph.redaction import RedactingFormatter
-from storage.database import Database
-from storage.models import JobRow
+from storage.index.database import Database
+from storage.tables.models import JobRow
 
 SECRET = "a prompt that nobody else shall read"
 

@@ -10,27 +10,15 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
-from storage import (
-    batches,
-    chat_batches,
-    deletions,
-    events,
-    files,
-    forecast,
-    job_control,
-    job_deletion,
-    job_queue,
-    jobs,
-    retention,
-    samples,
-    sessions,
-    vectors,
-    webhooks,
-    workers,
-)
-from storage.database import Database
-from storage.models import JobRow
-from storage.sessions import SessionFilter
+from storage import samples
+from storage.files import files
+from storage.index import deletions, events
+from storage.index.database import Database
+from storage.jobs import batches, job_control, job_deletion, jobs, retention, webhooks
+from storage.queue import chat_batches, forecast, job_queue, workers
+from storage.sessions import sessions, vectors
+from storage.sessions.sessions import SessionFilter
+from storage.tables.models import JobRow
 
 Query = Callable[[Session, str], object]
 

@@ -9,11 +9,13 @@ from sqlalchemy import event
 
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import jobs, migrate, samples, sessions
-from storage.database import Database
-from storage.ids import new_session_id
-from storage.sample_expansion import capture_samples
-from storage.sessions import NewSession
+from storage import migrate, samples
+from storage.index.database import Database
+from storage.index.ids import new_session_id
+from storage.jobs import jobs
+from storage.samples.expansion import capture_samples
+from storage.sessions import sessions
+from storage.sessions.sessions import NewSession
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from worker.runners import text
-from worker.text_stream import TextStream
+from worker.text.text_stream import TextStream
 
 SAID = "Tom\0has 3\0"
 

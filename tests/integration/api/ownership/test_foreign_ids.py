@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.batches import BatchRequest
-from actograph.contract.key_roles import Role
-from api.batch_keeper import BatchKeeper
-from api.roles import ROLES
-from storage import batches, ids
+from actograph.contract.service.key_roles import Role
+from api.openai.batch_keeper import BatchKeeper
+from api.routing import RULES
+from storage.index import ids
+from storage.jobs import batches
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem
@@ -32,8 +33,8 @@ def own_routes() -> list[tuple[str, str]]:
     """Routes below admin that name a thing."""
     return [
         (method, path)
-        for (method, path), role in ROLES.items()
-        if role is not Role.ADMIN and "{" in path and "{model" not in path
+        for (method, path), rule in RULES.items()
+        if rule.role is not Role.ADMIN and "{" in path and "{model" not in path
     ]
 
 
@@ -243,7 +244,7 @@ def test_usage_is_shown_to_its_owner(keyed: "Keyed", things: "Things") -> None:
 
 
 def test_what_was_made_without_keys_is_seen_by_admins_and_by_keys_of_local(keyed: "Keyed") -> None:
-    from storage.models import JobRow
+    from storage.tables.models import JobRow
 
     root, local = keyed.headers(), keyed.headers(keyed.make_key("read", owner="local"))
     spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}

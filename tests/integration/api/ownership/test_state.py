@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from storage.artifacts.local import LocalStore
-from storage.database import changed
-from storage.models import (
+from storage.index.database import changed
+from storage.tables.models import (
     ApiKeyRow,
     Base,
     CounterRow,

@@ -19,7 +19,7 @@ from transformers import (
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.model import load_model, wrap_model
+from worker.engine.model.load import load_model, wrap_model
 from worker.engine.requests import (
     BufferOptions,
     EarlierRows,

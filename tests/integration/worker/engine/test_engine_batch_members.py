@@ -11,11 +11,12 @@ import torch
 
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.requests import (
     BufferOptions,
     EarlierRows,
+    Edit,
     Generation,
     GenerationRequest,
     Positions,
@@ -24,7 +25,6 @@ from worker.engine.requests import (
     TextEnd,
     TokenLogprobs,
 )
-from worker.row_choice import EveryKth, TheseTokens
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink, Way
@@ -275,7 +275,7 @@ def test_texts_that_are_only_read_differ_in_length_and_edits(
 
     def read(asked: Sequence[GenerationRequest]) -> tuple[list[Generation], "KeepingSink"]:
         sink = keeping_sink()
-        made = engine.prefill(asked, hooks=HOOKS, sink=sink, positions=positions, layers_per_pass=1)
+        made = engine.prefill(asked, hooks=HOOKS, sink=sink, positions=positions)
         return made, sink
 
     together, sink = read(requests)

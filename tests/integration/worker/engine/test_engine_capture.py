@@ -12,12 +12,12 @@ import torch
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.specs import SamplingSpec
-from worker.engine import generate as generate_module
-from worker.engine import memory
+from worker.engine import batches
 from worker.engine.engine import Engine
-from worker.engine.learned_limit import LearnedLimit
+from worker.engine.model import memory
+from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest, Positions
-from worker.engine.rows import RowStream
+from worker.engine.rows.rows import RowStream
 
 pytestmark = pytest.mark.integration
 
@@ -346,7 +346,7 @@ def test_an_error_inside_a_trace_leaves_the_next_one_clean(
             super().decode(values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_module, "RowStream", Breaking)
+        patch.setattr(batches, "RowStream", Breaking)
         with pytest.raises(TraceBroke):
             engine.generate(requests, sink=keeping_sink(), **call)
 

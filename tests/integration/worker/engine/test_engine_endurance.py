@@ -11,8 +11,8 @@ from nnsight.intervention.source import Controller
 from transformers import AutoTokenizer, LlamaConfig
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine import memory
 from worker.engine.engine import Engine
+from worker.engine.model import memory
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 
 pytestmark = pytest.mark.integration

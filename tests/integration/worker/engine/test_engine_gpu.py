@@ -14,19 +14,19 @@ from transformers import Qwen3Config
 
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
+from worker.engine.batches import sparing
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
-from worker.engine.ladder import sparing
-from worker.engine.learned_limit import LearnedLimit
-from worker.engine.model import wrap_model
+from worker.engine.model.load import wrap_model
+from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import (
     BufferOptions,
+    Edit,
     Generation,
     GenerationRequest,
     RowShaping,
     StatisticsOptions,
 )
-from worker.engine.sampling import gumbel
+from worker.engine.tokens.sampling import gumbel
 
 pytestmark = [
     pytest.mark.integration,
@@ -94,9 +94,7 @@ def test_rows_equal_a_plain_forward(
         dtype=dtype,
     )  # fmt: skip
     check_rows(engine, made, sink, reference, tolerance)
-    texts = engine.prefill(
-        requests(40, 3, 17), hooks=hooks, sink=read, options=options, dtype=dtype, layers_per_pass=1
-    )
+    texts = engine.prefill(requests(40, 3, 17), hooks=hooks, sink=read, options=options, dtype=dtype)
     check_rows(engine, texts, read, reference, tolerance)
 
 

@@ -12,13 +12,12 @@ from transformers import AutoTokenizer, GPT2Config, LogitsProcessorList
 from actograph.contract.errors import InterventionFailed, InvalidRequest, UnknownHook
 from actograph.contract.interventions import TokenRange
 from actograph.contract.specs import SamplingSpec
-from worker.engine import tracing
+from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
-from worker.engine.point_reader import PointReader
-from worker.engine.requests import Generation, GenerationRequest
-from worker.engine.sampling import GumbelSampler
-from worker.row_choice import TheseTokens
+from worker.engine.requests import Edit, Generation, GenerationRequest
+from worker.engine.tokens.sampling import GumbelSampler
+from worker.engine.traced import tracing
+from worker.engine.traced.point_reader import PointReader
 
 pytestmark = pytest.mark.integration
 

@@ -10,15 +10,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract import batch_memory
+from actograph.contract.plans import batch_memory
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
-from worker.engine import memory
-from worker.engine.attention_memory import pair_bytes
 from worker.engine.engine import Engine
-from worker.engine.held_rows import HeldRows
-from worker.engine.kv_cache import kv_bytes_per_token
+from worker.engine.model import memory
+from worker.engine.model.attention_memory import pair_bytes
+from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.requests import BufferOptions
+from worker.engine.rows.held_rows import HeldRows
 
 pytestmark = pytest.mark.integration
 

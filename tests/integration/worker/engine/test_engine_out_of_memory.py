@@ -15,9 +15,9 @@ from actograph.contract.errors import OutOfDeviceMemory
 from actograph.contract.resources import ErrorRecord
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.learned_limit import LearnedLimit
+from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk
-from worker.engine.rows import RowStream
+from worker.engine.rows.rows import RowStream
 
 pytestmark = pytest.mark.integration
 

@@ -8,15 +8,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Gemma2Config, Qwen3Config
 
-from actograph.contract.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
 from actograph.contract.errors import InterventionFailed
+from actograph.contract.plans.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
 from actograph.contract.specs import SamplingSpec
-from worker.engine import prompt_scores
 from worker.engine.engine import Engine
-from worker.engine.handoffs import run_unseen
-from worker.engine.interventions import Edit
-from worker.engine.memory import memory_snapshot
-from worker.engine.requests import Generation, GenerationRequest, TokenLogprobs
+from worker.engine.model.handoffs import run_unseen
+from worker.engine.model.memory import memory_snapshot
+from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
+from worker.engine.tokens import prompt_scores
 
 pytestmark = pytest.mark.integration
 

@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
+from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
-from worker.engine.learned_limit import LearnedLimit
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest
-from worker.row_choice import TheseTokens, due_tokens
-from worker.segments import Markup, segments
-from worker.steering import edited_tokens
+from worker.engine.model.memory import LearnedLimit
+from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
+from worker.sample.finished_sample import due_tokens
+from worker.sample.segments import Markup, segments
+from worker.sample.steering import edited_tokens
 
 pytestmark = pytest.mark.integration
 

@@ -11,11 +11,11 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
-from worker.engine import memory, placement
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
-from worker.engine.model import LoadedModel, load_model
-from worker.engine.requests import GenerationRequest
+from worker.engine.model import devices, memory, placement
+from worker.engine.model.load import load_model
+from worker.engine.model.loaded import LoadedModel
+from worker.engine.requests import Edit, GenerationRequest
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +140,7 @@ def test_a_strategy_without_a_gpu_is_the_cpu(shared: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     model = load_model(str(shared / "models" / "tiny-qwen3"), device_map="balanced")
-    assert model.device.type == "cpu" and not placement.kept_on(model.hf)
+    assert model.device.type == "cpu" and not devices.kept_on(model.hf)
 
 
 def test_a_layer_on_two_devices_is_refused(shared: Path) -> None:

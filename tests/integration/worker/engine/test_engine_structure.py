@@ -14,7 +14,8 @@ from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.model import load_model, resolve_device, wrap_model
+from worker.engine.model.devices import resolve_device
+from worker.engine.model.load import load_model, wrap_model
 
 pytestmark = pytest.mark.integration
 

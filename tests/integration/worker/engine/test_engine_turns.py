@@ -8,13 +8,13 @@ import torch
 
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec
-from worker.conversation import Conversation, TurnPrompt
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.evals.tool_dialogue import ToolFormat
 from worker.evals.tools import CALCULATOR
-from worker.segments import Markup
-from worker.turn_rows import TurnTokens
+from worker.sample.choosers import TurnTokens
+from worker.sample.conversation import Conversation, TurnPrompt
+from worker.sample.segments import Markup
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink

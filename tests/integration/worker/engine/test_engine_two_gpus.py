@@ -8,9 +8,8 @@ import torch
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
-from worker.engine.model import load_model
-from worker.engine.requests import BufferOptions, GenerationRequest
+from worker.engine.model.load import load_model
+from worker.engine.requests import BufferOptions, Edit, GenerationRequest
 
 pytestmark = [
     pytest.mark.integration,

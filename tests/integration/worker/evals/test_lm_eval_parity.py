@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actograph.contract.specs import Condition, EvaluationSpec
-from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, read_rows
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
-from worker.chat_template import encode_prompt, render_chat
+from worker.text.chat_template import encode_prompt, render_chat
 
 pytestmark = pytest.mark.integration
 

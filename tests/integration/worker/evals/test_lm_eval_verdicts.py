@@ -11,7 +11,7 @@ import pytest
 from actograph.contract.resources import JobStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
 from worker.engine.engine import Engine
-from worker.engine.model import load_model
+from worker.engine.model.load import load_model
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench

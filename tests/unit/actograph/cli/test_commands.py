@@ -192,7 +192,7 @@ def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_pat
 def test_submit_without_a_model_where_several_are_served(service: Any, run: Run) -> None:
     service.models = [resources.Model(id=name, created=1) for name in ("a", "b")]
     code, _, err = run("jobs", "submit", "--prompt", "p")
-    assert (code, err) == (1, "error: say which model with --model; served: a, b\n")
+    assert (code, err) == (1, "error: choose a model with --model; served: a, b\n")
 
 
 def test_submit_of_a_dataset_that_is_not_there(run: Run) -> None:
@@ -280,7 +280,7 @@ def test_sessions_pull(service: Any, run: Run, tmp_path: Path) -> None:
     code, out, err = run("sessions", "pull", one.id, two.id, "--out", tmp_path / "pulled")
     assert code == 0
     assert out.splitlines() == [str(tmp_path / "pulled" / one.id), str(tmp_path / "pulled" / two.id)]
-    assert "2 sessions, 4 files, 1.4 kB, checked" in err
+    assert "2 sessions, 4 files, 1.4 kB, verified" in err
     for session in (one, two):
         folder = tmp_path / "pulled" / session.id
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
@@ -392,7 +392,7 @@ def test_usage_errors_are_not_exit_2(run: Run) -> None:
 
 def test_a_group_alone_shows_its_help(run: Run) -> None:
     code, out, err = run("jobs")
-    assert code == 1 and "Submit jobs and follow them." in out + err
+    assert code == 1 and "Submit, follow and control jobs." in out + err
 
 
 def test_the_command_as_a_module() -> None:
@@ -412,7 +412,7 @@ def test_a_setting_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "no model: say which with --model"),
+        ([], "no model: set --model"),
         (["--model", "./none"], "there is no folder ./none"),
         (["--model", "m", "--port", "70000"], "--port: "),
         (["--model", "m", "--dtype", "int4"], "--dtype: "),

@@ -112,13 +112,12 @@ def test_what_cannot_be_asked_is_told_in_one_line(run: Run, arguments: list[str]
 
 def test_the_same_from_a_job_in_python(service: Any, run: Run) -> None:
     with Client(service.url, "") as client:
-        job = next(client.jobs())
+        job = next(client.jobs.list())
         found = job.compare_activations("kind", rows="answer", hooks=["resid_post.1"], store_as="kind")
         assert found == service.activation_comparison
         assert job.comparison(baseline="plain") == service.comparison
         assert json.loads(service.seen[-2].body) == {
-            "condition": "kind", "rows": "answer", "hooks": ["resid_post.1"], "baseline": None, "limit": None,
-            "store_as": "kind", "mixed_identities": False,
+            "condition": "kind", "rows": "answer", "hooks": ["resid_post.1"], "store_as": "kind",
         }  # fmt: skip
         assert job.delete().deleted
-        assert list(client.jobs()) == []
+        assert list(client.jobs.list()) == []

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actograph.cli import jobs
-from actograph.cli.estimate import estimate
+from actograph.cli.jobs import jobs
+from actograph.cli.jobs.estimate import estimate
 from actograph.cli.main import main
 from actograph.contract.resources import Estimate, Need
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actograph.cli import dataset_flags, job_flags
-from actograph.cli.condition_flags import conditions_of
+from actograph.cli.flags import dataset_flags, job_spec
+from actograph.cli.flags.condition_flags import conditions_of
 from actograph.cli.main import main
 from actograph.contract import resources
 from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
@@ -93,13 +93,13 @@ def test_conditions_of_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_capture(text: str, points: list[str], layers: str | None, hooks: list[str]) -> None:
-    assert job_flags.split_capture(text) == (points, layers, hooks)
+    assert job_spec.split_capture(text) == (points, layers, hooks)
 
 
 @pytest.mark.parametrize("text", ["", "@8", " , @all", "mlp_in.3@all"])
 def test_capture_that_says_nothing(text: str) -> None:
     with pytest.raises(InvalidRequest, match="points@layers"):
-        job_flags.split_capture(text)
+        job_spec.split_capture(text)
 
 
 def test_datasets(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
         (("--mode", "tools"), "mode: "),
         (("--max-turns", "3"), "max_turns needs mode: with_tools"),
         (("--tool-format", "annotations"), "tool_format needs mode: with_tools"),
-        (("--capture", "embed", "--layers", "all"), "leave --points"),
+        (("--capture", "embed", "--layers", "all"), "--capture excludes --points"),
         (("--condition", "a b"), "conditions.0.name: "),
     ],
 )

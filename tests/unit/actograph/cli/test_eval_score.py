@@ -136,7 +136,7 @@ def test_line_ends_of_windows_and_characters_of_any_kind(
         (b'{"id": 1, "completion": "5", "gold": "five"}', "the target 'five' is not a number"),
         (
             b'{"id": 1, "completion": "5", "gold": ' + b"9" * 5000 + b"}",
-            "not JSON that can be read: a number too long",
+            "not valid JSON here: a number is too long",
         ),
         (b'{"id": 1, "completion": "5", "gold": 5, "generated_tokens": "x"}', "generated_tokens is not"),
     ],

@@ -101,7 +101,7 @@ def test_sessions_are_pulled_side_by_side_and_taken_up_again(service: Any, run: 
     ranges = [s.headers.get("range") for s in service.seen if "/files/" in s.path]
     assert sorted(filter(None, ranges)) == ["bytes=5000-"]
     assert "in_progress 6/6" in err
-    assert "6 sessions, 6 files, 6.1 MB, checked" in err
+    assert "6 sessions, 6 files, 6.1 MB, verified" in err
 
 
 def test_sessions_are_pulled_by_filter(service: Any, run: Any, tmp_path: Path) -> None:
@@ -128,6 +128,7 @@ def complete(words: str, **environment: str) -> list[str]:
     return ended.stdout.split()
 
 
+@pytest.mark.integration
 def test_tab_offers_ids_and_models(service: Any) -> None:
     from actograph.contract import resources
 

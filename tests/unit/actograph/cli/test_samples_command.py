@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actograph.cli import tables
 from actograph.cli.main import main
+from actograph.cli.output import tables
 from actograph.contract import resources
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from actograph import tensor_files
 from actograph.client import AsyncClient, Client, transport
-from actograph.client.chosen_rows import NamedSpan, Segmented
+from actograph.client.matrix.chosen_rows import NamedSpan, Segmented
 from actograph.contract import resources
 
 WIDTH = 4

@@ -16,8 +16,7 @@ SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + 
 
 def test_the_plain_client_is_up_to_date() -> None:
     made = unasync.generated()
-    found = {path for path in unasync.TARGET.glob("*.py") if path.name not in unasync.BY_HAND}
-    assert found == set(made)
+    assert unasync.existing() == set(made)
     differing = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
     assert differing == [], "run: python actograph/client/unasync.py"
 
@@ -38,15 +37,18 @@ def test_what_is_made_waits_for_each_answer() -> None:
 
 
 def test_both_have_the_same_calls_with_the_same_arguments() -> None:
-    def calls(of: type) -> dict[str, list[str]]:
+    def calls(client: Any) -> dict[str, list[str]]:
+        resources = {"client": client} | {name: one for name, one in vars(client).items() if name[0] != "_"}
         return {
-            name: list(inspect.signature(member).parameters)
-            for name, member in inspect.getmembers(of, inspect.isfunction)
-            if not name.startswith("_") and name not in ("close", "aclose")
+            f"{resource}.{name}": list(inspect.signature(member).parameters)
+            for resource, of in resources.items()
+            for name, member in inspect.getmembers(type(of), inspect.isfunction)
+            if (not name.startswith("_") or name == "__call__") and name not in ("close", "aclose")
         }
 
-    assert calls(AsyncClient) == calls(Client)
-    assert "submit" in calls(Client)
+    url = "http://127.0.0.1:1"
+    assert calls(AsyncClient(url, "")) == calls(Client(url, ""))
+    assert {"client.submit", "jobs.submit", "sessions.list", "chat.__call__"} <= calls(Client(url, "")).keys()
 
 
 def test_coroutines_submit_list_and_tell_errors(service: Any, go: Any) -> None:
@@ -55,10 +57,10 @@ def test_coroutines_submit_list_and_tell_errors(service: Any, go: Any) -> None:
     async def talk(client: AsyncClient) -> None:
         job = await client.submit(SPEC)
         assert list(service.jobs) == [job.id]
-        assert [one.id async for one in client.jobs()] == [job.id]
-        assert await client.workers() == []
+        assert [one.id async for one in client.jobs.list()] == [job.id]
+        assert await client.workers.list() == []
         with pytest.raises(ApiError, match="no job"):
-            await client.job("job_1")
+            await client.jobs.get("job_1")
 
     go(talk)
 
@@ -69,7 +71,7 @@ def test_coroutines_follow_events_over_broken_connections(service: Any, go: Any)
     service.stream_cuts = [1, 0]
 
     async def talk(client: AsyncClient) -> list[int]:
-        return [event.id async for event in client.events(job.id)]
+        return [event.id async for event in client.jobs.events(job.id)]
 
     assert go(talk) == [1, 2, 3]
 
@@ -81,9 +83,9 @@ def test_coroutines_upload_and_download(service: Any, go: Any, tmp_path: Path) -
     (tmp_path / "up.bin").write_bytes(data)
 
     async def talk(client: AsyncClient) -> None:
-        file = await client.upload_file(tmp_path / "up.bin")
+        file = await client.files.upload(tmp_path / "up.bin")
         assert service.uploads[file.id][2] == data
-        await client.download_file(session.id, "a.bin", tmp_path / "a.bin")
+        await client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin")
 
     go(talk)
     assert (tmp_path / "a.bin").read_bytes() == data

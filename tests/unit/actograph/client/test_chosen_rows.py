@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actograph.client.chosen_rows import NamedSpan, row_ranges, spelled_out, token_spans
+from actograph.client.matrix.chosen_rows import NamedSpan, row_ranges, spelled_out, token_spans
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Session
 

@@ -40,7 +40,7 @@ def rude() -> Iterator[str]:
 
 def told(url: str) -> str:
     with Client(url, "", retries=0) as client, pytest.raises(ServiceUnreachable) as caught:
-        client.job("job_1")
+        client.jobs.get("job_1")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

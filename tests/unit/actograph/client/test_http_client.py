@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from actograph.client import (
@@ -39,7 +38,7 @@ def test_upload_sends_the_bytes_the_name_and_the_purpose(
     path = tmp_path / "problems é.jsonl"
     data = bytes(range(256)) * 5000
     path.write_bytes(data)
-    file = client.upload_file(path, "dataset")
+    file = client.files.upload(path, "dataset")
     assert file.bytes == len(data)
     _, purpose, received = service.uploads[file.id]
     assert (purpose, hashlib.sha256(received).digest()) == ("dataset", hashlib.sha256(data).digest())
@@ -49,11 +48,11 @@ def test_a_long_upload_shows_how_far_it_is(
     service: Any, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "small.jsonl").write_bytes(b"{}")
-    client.upload_file(tmp_path / "small.jsonl", progress=True)
+    client.files.upload(tmp_path / "small.jsonl", progress=True)
     assert capsys.readouterr().err == ""
     large = tmp_path / "large.jsonl"
     large.write_bytes(bytes(range(256)) * 40_000)
-    file = client.upload_file(large, progress=True)
+    file = client.files.upload(large, progress=True)
     assert service.uploads[file.id][2] == large.read_bytes()
     assert capsys.readouterr().err.splitlines()[-1].startswith("sending 10/10")
 
@@ -91,14 +90,14 @@ def test_submit_errors_name_the_field(service: Any, client: Client) -> None:
 def test_reads_are_repeated_while_the_service_is_away(service: Any, client: Client, fault: int | str) -> None:
     job = service.add_job(1)
     service.faults = [fault, fault, fault]
-    assert client.job(job.id) == job
+    assert client.jobs.get(job.id) == job
     assert len(service.seen) == 4
 
 
 def test_retries_end_and_the_last_reason_is_told(service: Any, client: Client) -> None:
     service.faults = [503] * 10
     with pytest.raises(ApiError, match=r"503 .*busy") as caught:
-        client.job("job_1")
+        client.jobs.get("job_1")
     assert caught.value.status == 503
     assert len(service.seen) == 4
 
@@ -107,7 +106,7 @@ def test_retries_end_and_the_last_reason_is_told(service: Any, client: Client) -
 def test_other_failures_are_not_repeated(service: Any, client: Client, status: int) -> None:
     service.faults = [status]
     with pytest.raises(ApiError) as caught:
-        client.job("job_1")
+        client.jobs.get("job_1")
     assert caught.value.status == status
     assert len(service.seen) == 1
 
@@ -117,7 +116,7 @@ def test_an_upload_is_not_repeated_once_it_was_sent(service: Any, client: Client
     path.write_text("{}")
     service.faults = ["lose"]
     with pytest.raises(ServiceUnreachable):
-        client.upload_file(path)
+        client.files.upload(path)
     assert len(service.paths("POST")) == 1
 
 
@@ -129,7 +128,7 @@ def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
         Client(f"http://127.0.0.1:{port}/", "", retries=2) as client,
         pytest.raises(ServiceUnreachable) as caught,
     ):
-        client.jobs().__next__()
+        client.jobs.list().__next__()
     assert str(caught.value) == (
         f"cannot reach the service at http://127.0.0.1:{port}; start it with: actograph up"
     )
@@ -164,17 +163,17 @@ def test_a_silent_service_is_told_from_an_absent_one() -> None:
             Client(url, "", timeout=0.1, retries=0) as client,
             pytest.raises(ServiceUnreachable, match="no answer"),
         ):
-            client.job("job_1")
+            client.jobs.get("job_1")
 
 
 def test_key_is_sent_and_its_absence_refused(service: Any, client: Client) -> None:
     service.api_key = "secret"
     service.add_job(1)
     with pytest.raises(ApiError) as caught:
-        list(client.jobs())
+        list(client.jobs.list())
     assert caught.value.status == 401
     with Client(service.url, "secret") as trusted:
-        assert len(list(trusted.jobs())) == 1
+        assert len(list(trusted.jobs.list())) == 1
 
 
 def test_url_and_key_come_from_the_environment(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +182,7 @@ def test_url_and_key_come_from_the_environment(service: Any, monkeypatch: pytest
     monkeypatch.setenv("ACTOGRAPH_URL", service.url + "/")
     monkeypatch.setenv("ACTOGRAPH_API_KEY", "secret")
     with Client() as client:
-        assert len(list(client.jobs())) == 1
+        assert len(list(client.jobs.list())) == 1
 
 
 def test_a_proxy_of_the_environment_is_not_asked_for_loopback(
@@ -198,18 +197,18 @@ def test_a_proxy_of_the_environment_is_not_asked_for_loopback(
 def test_lists_follow_every_page_and_pass_filters_on(service: Any, client: Client) -> None:
     for number in range(1, 8):
         service.add_job(number, status="failed" if number % 2 else "completed")
-    assert [job.created_at for job in client.jobs(page_size=3)] == sorted(
+    assert [job.created_at for job in client.jobs.list(page_size=3)] == sorted(
         (job.created_at for job in service.jobs.values()), reverse=True
     )
     assert len(service.seen) == 3
-    assert {str(job.status) for job in client.jobs(status="failed", page_size=3)} == {"failed"}
-    assert len(list(client.jobs(status="failed", page_size=3))) == 4
+    assert {str(job.status) for job in client.jobs.list(status="failed", page_size=3)} == {"failed"}
+    assert len(list(client.jobs.list(status="failed", page_size=3))) == 4
 
 
 def test_a_list_asks_for_no_more_pages_than_are_read(service: Any, client: Client) -> None:
     for number in range(1, 8):
         service.add_job(number)
-    next(client.jobs(page_size=2))
+    next(client.jobs.list(page_size=2))
     assert len(service.seen) == 1
 
 
@@ -224,13 +223,13 @@ def test_samples_sessions_workers_queue_models_and_structure(service: Any, clien
     for number in range(5):
         service.add_session(number)
     service.models = [resources.Model(id="org/demo", created=1)]
-    assert [s.index for s in client.samples(job.id, page_size=2)] == [0, 1, 2, 3, 4]
-    assert {s.sample_index for s in client.sessions(correct=True, page_size=2)} == {0, 2, 4}
-    assert [m.id for m in client.models()] == ["org/demo"]
-    assert client.workers() == []
-    assert client.queue().next == [job.id]
+    assert [s.index for s in client.jobs.samples(job.id, page_size=2)] == [0, 1, 2, 3, 4]
+    assert {s.sample_index for s in client.sessions.list(correct=True, page_size=2)} == {0, 2, 4}
+    assert [m.id for m in client.models.list()] == ["org/demo"]
+    assert client.workers.list() == []
+    assert client.queue.get().next == [job.id]
     with pytest.raises(ApiError, match="no worker has loaded it"):
-        client.structure()
+        client.models.structure()
 
 
 def test_ready_is_false_without_a_worker(service: Any, client: Client) -> None:
@@ -241,14 +240,14 @@ def test_ready_is_false_without_a_worker(service: Any, client: Client) -> None:
 
 def test_cancel_and_delete(service: Any, client: Client) -> None:
     running, ended = service.add_job(1, status="in_progress"), service.add_job(2)
-    assert client.cancel(running.id).status == "cancelled"
+    assert client.jobs.cancel(running.id).status == "cancelled"
     with pytest.raises(ApiError, match="completed already") as caught:
-        client.cancel(ended.id)
+        client.jobs.cancel(ended.id)
     assert caught.value.status == 409
-    assert client.delete_job(ended.id).deleted
+    assert client.jobs.delete(ended.id).deleted
     assert list(service.jobs) == [running.id]
     session = service.add_session(1)
-    client.delete_session(session.id)
+    client.sessions.delete(session.id)
     assert not service.sessions
 
 
@@ -259,7 +258,7 @@ def test_events_come_once_each_over_broken_connections(service: Any, client: Cli
         job.id, ("job.queued", {"total": 4}), ("job.started", {}), *progress, ("job.completed", {})
     )
     service.stream_cuts = [2, 0, 3]
-    assert [event.id for event in client.events(job.id)] == [1, 2, 3, 4, 5, 6, 7]
+    assert [event.id for event in client.jobs.events(job.id)] == [1, 2, 3, 4, 5, 6, 7]
     resumed = [s.headers["last-event-id"] for s in service.seen if s.path.endswith("/events")]
     assert resumed == ["0", "2", "2", "5"]
 
@@ -267,61 +266,26 @@ def test_events_come_once_each_over_broken_connections(service: Any, client: Cli
 def test_events_after_a_given_one(service: Any, client: Client) -> None:
     job = service.add_job(1)
     service.add_events(job.id, ("job.queued", {}), ("job.started", {}), ("job.completed", {}))
-    assert [event.event for event in client.events(job.id, after=2)] == ["job.completed"]
-    assert list(client.events(job.id, after=3)) == []
+    assert [event.event for event in client.jobs.events(job.id, after=2)] == ["job.completed"]
+    assert list(client.jobs.events(job.id, after=3)) == []
 
 
 def test_events_outlive_a_service_that_is_away_for_a_moment(service: Any, client: Client) -> None:
     job = service.add_job(1)
     service.add_events(job.id, ("job.queued", {}), ("job.completed", {}))
     service.faults = [503, "drop", 502]
-    assert len(list(client.events(job.id))) == 2
+    assert len(list(client.jobs.events(job.id))) == 2
 
 
 def test_events_of_an_unknown_job_are_an_error(service: Any, client: Client) -> None:
     with pytest.raises(ApiError, match="no job"):
-        list(client.events("job_1"))
+        list(client.jobs.events("job_1"))
     assert len(service.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("rows", "asked"),
-    [
-        (None, None),
-        ((2, 5), "2:5"),
-        (slice(2, None), "2:"),
-        (slice(None, 3), ":3"),
-        ("1:2", "1:2"),
-    ],
-)
-def test_tensor_rows(service: Any, client: Client, rows: Any, asked: str | None) -> None:
-    session = service.add_session(1)
-    whole = np.arange(28, dtype="<f4").reshape(7, 4)
-    service.tensors[session.id, "model.layers[1].output"] = ("F32", whole)
-    array = client.tensor(session.id, "model.layers[1].output", rows)
-    expected = whole if asked is None else whole[slice(*(int(p) if p else None for p in asked.split(":")))]
-    np.testing.assert_array_equal(array, expected)
-    assert service.seen[-1].query.get("rows") == asked
-    assert service.seen[-1].query["format"] == "safetensors"
-
-
-def test_bfloat16_tensors_come_as_their_exact_float32(service: Any, client: Client) -> None:
-    session = service.add_session(1)
-    values = np.array([[1.0, -2.5], [0.0, 384.0]], dtype="<f4")
-    service.tensors[session.id, "resid_post.0"] = ("BF16", (values.view("<u4") >> 16).astype("<u2"))
-    array = client.tensor(session.id, "resid_post.0")
-    assert array.dtype == np.float32
-    np.testing.assert_array_equal(array, values)
-
-
-def test_stepped_rows_are_refused(client: Client) -> None:
-    with pytest.raises(InvalidRequest, match="step"):
-        client.tensor("ses_1", "resid_post.0", slice(0, 4, 2))
 
 
 def test_download_is_checked_and_renamed(service: Any, client: Client, tmp_path: Path) -> None:
     session = service.add_session(1, {"a.bin": bytes(range(256)) * 9000})
-    target = client.download_file(session.id, "a.bin", tmp_path / "a.bin")
+    target = client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin")
     assert target.read_bytes() == service.stored[session.id, "a.bin"]
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
 
@@ -329,7 +293,7 @@ def test_download_is_checked_and_renamed(service: Any, client: Client, tmp_path:
 def test_download_goes_on_where_it_broke_off(service: Any, client: Client, tmp_path: Path) -> None:
     session = service.add_session(1, {"a.bin": bytes(range(256)) * 4000})
     service.download_cuts = [100_000, 200_000, 0]
-    target = client.download_file(session.id, "a.bin", tmp_path / "a.bin")
+    target = client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin")
     assert target.read_bytes() == service.stored[session.id, "a.bin"]
     ranges = [s.headers.get("range") for s in service.seen if "/files/" in s.path]
     assert ranges == [None, "bytes=100000-", "bytes=300000-", "bytes=300000-"]
@@ -339,7 +303,7 @@ def test_a_later_call_takes_up_what_an_earlier_one_left(service: Any, client: Cl
     data = bytes(range(256)) * 4000
     session = service.add_session(1, {"a.bin": data})
     (tmp_path / "a.bin.part").write_bytes(data[:5000])
-    assert client.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
+    assert client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
     assert service.seen[-1].headers["range"] == "bytes=5000-"
 
 
@@ -350,7 +314,7 @@ def test_a_part_of_something_else_is_thrown_away(
     data = bytes(range(256)) * 4000
     session = service.add_session(1, {"a.bin": data})
     (tmp_path / "a.bin.part").write_bytes(left)
-    assert client.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
+    assert client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
 
 
 def test_a_service_without_ranges_is_read_from_the_start(
@@ -360,38 +324,38 @@ def test_a_service_without_ranges_is_read_from_the_start(
     session = service.add_session(1, {"a.bin": data})
     service.ignores_ranges = True
     (tmp_path / "a.bin.part").write_bytes(data[:5000])
-    assert client.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
+    assert client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
 
 
 def test_damaged_bytes_never_get_the_name(service: Any, client: Client, tmp_path: Path) -> None:
     session = service.add_session(1, {"a.bin": b"right" * 100})
     service.stored[session.id, "a.bin"] = b"wrong" * 100
     with pytest.raises(DownloadDamaged, match="sha256"):
-        client.download_file(session.id, "a.bin", tmp_path / "a.bin")
+        client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_complete_file_is_not_fetched_again(service: Any, client: Client, tmp_path: Path) -> None:
     session = service.add_session(1, {"a.bin": b"right" * 100})
     (tmp_path / "a.bin").write_bytes(b"right" * 100)
-    client.download_file(session.id, "a.bin", tmp_path / "a.bin")
+    client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin")
     assert not [s for s in service.seen if "/files/" in s.path]
 
 
 def test_an_empty_file_is_fetched(service: Any, client: Client, tmp_path: Path) -> None:
     session = service.add_session(1, {"empty": b""})
-    assert client.download_file(session.id, "empty", tmp_path / "empty").read_bytes() == b""
+    assert client.sessions.download_file(session.id, "empty", tmp_path / "empty").read_bytes() == b""
 
 
 def test_a_file_that_the_session_lacks(service: Any, client: Client, tmp_path: Path) -> None:
     session = service.add_session(1, {"a.bin": b"a"})
     with pytest.raises(NotFound, match=r"it has a\.bin"):
-        client.download_file(session.id, "b.bin", tmp_path / "b.bin")
+        client.sessions.download_file(session.id, "b.bin", tmp_path / "b.bin")
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "..", "", "a\\b", "/etc/passwd"])
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
-    from actograph.client.session_files import plain_name
+    from actograph.client.pulls.session_files import plain_name
 
     with pytest.raises(StoreDamaged, match="unusable name"):
         plain_name(name)
@@ -400,13 +364,13 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
 @pytest.mark.parametrize("identifier", ["", "..", "."])
 def test_ids_cannot_lead_to_another_route(service: Any, client: Client, identifier: str) -> None:
     with pytest.raises(InvalidRequest):
-        client.delete_job(identifier)
+        client.jobs.delete(identifier)
     assert service.seen == []
 
 
 def test_slashes_in_ids_are_escaped(service: Any, client: Client) -> None:
     with pytest.raises(ApiError, match="no job a/b"):
-        client.job("a/b")
+        client.jobs.get("a/b")
     assert service.seen[-1].path == "/v1/jobs/a%2Fb"
 
 
@@ -414,13 +378,13 @@ def test_answers_of_another_version_are_told(service: Any, client: Client) -> No
     session = service.add_session(1)
     service.sessions[session.id] = resources.Deleted(id="x", object="y")
     with pytest.raises(UnexpectedAnswer, match="same version"):
-        client.session(session.id)
+        client.sessions.get(session.id)
 
 
 def test_a_page_that_is_no_service_of_ours(service: Any, client: Client) -> None:
     service.faults = [200]
     with pytest.raises(UnexpectedAnswer, match="is this an Actograph service"):
-        client.job("job_1")
+        client.jobs.get("job_1")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8420", "ftp://a", ""])

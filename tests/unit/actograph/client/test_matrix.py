@@ -13,7 +13,7 @@ from actograph.client import AsyncClient, Client
 from actograph.client.optional import PackageMissing
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
-from actograph.contract.model_identity import ModelIdentity, PinnedModel
+from actograph.contract.models.model_identity import ModelIdentity, PinnedModel
 
 JOB = f"job_{1:032x}"
 HOOK = "resid_post.1"
@@ -43,7 +43,7 @@ def client(request: pytest.FixtureRequest, sessions: list[resources.Session]) ->
     ],
 )
 def test_features_and_where_they_come_from(client: Client, rows: Any, taken: list[int]) -> None:
-    matrix = client.job(JOB).matrix(HOOK, rows=rows)
+    matrix = client.jobs.get(JOB).matrix(HOOK, rows=rows)
     expected = np.concatenate([rows_of(number)[taken] for number in range(5)])
     assert matrix.features.dtype == np.float32
     assert np.array_equal(matrix.features, expected)
@@ -67,37 +67,37 @@ def test_features_and_where_they_come_from(client: Client, rows: Any, taken: lis
     ],
 )
 def test_one_row_for_each_session(client: Client, rows: Any, reduce: Any, numpy: Any) -> None:
-    matrix = client.matrix(JOB, HOOK, rows=rows, reduce=reduce)
+    matrix = client.jobs.matrix(JOB, HOOK, rows=rows, reduce=reduce)
     assert np.array_equal(matrix.features, np.stack([numpy(rows_of(n)) for n in range(5)]))
     assert set(matrix.tokens.tolist()) == ({4} if reduce == "last" else {-1})
 
 
 def test_chosen_tokens_and_summaries_are_found_by_their_tokens(client: Client) -> None:
-    matrix = client.matrix(JOB, "mlp_in.1", rows="last_prompt")
+    matrix = client.jobs.matrix(JOB, "mlp_in.1", rows="last_prompt")
     assert matrix.features.dtype == np.float32, "float16 widened"
     assert np.array_equal(matrix.features, np.stack([rows_of(n)[4] for n in range(5)]))
-    summary = client.matrix(JOB, "mlp_out.1", rows="mean")
+    summary = client.jobs.matrix(JOB, "mlp_out.1", rows="mean")
     assert np.array_equal(summary.features, np.stack([rows_of(n).mean(axis=0) for n in range(5)]))
     with pytest.raises(InvalidRequest, match="stored as the mean"):
-        client.matrix(JOB, "mlp_out.1", rows="last")
+        client.jobs.matrix(JOB, "mlp_out.1", rows="last")
 
 
 def test_numbers_of_experts_are_kept_but_not_averaged(client: Client) -> None:
-    assert client.matrix(JOB, "expert_indices.1").features.dtype == np.int64
-    with pytest.raises(InvalidRequest, match="of which no mean is taken"):
-        client.matrix(JOB, "expert_indices.1", rows="mean")
+    assert client.jobs.matrix(JOB, "expert_indices.1").features.dtype == np.int64
+    with pytest.raises(InvalidRequest, match="mean needs floats"):
+        client.jobs.matrix(JOB, "expert_indices.1", rows="mean")
 
 
 def test_bfloat16_is_float32(client: Client) -> None:
-    features = client.matrix(JOB, "attn_in.1").features
+    features = client.jobs.matrix(JOB, "attn_in.1").features
     assert features.dtype == np.float32
     assert (features == 1).all()
 
 
 def test_filters_limit_and_aliases(client: Client) -> None:
-    assert set(client.matrix(JOB, "blocks.1.hook_resid_post", condition="b").condition) == {"b"}
-    assert client.matrix(JOB, HOOK, correct=False).sample_index.tolist() == [3, 4]
-    assert client.matrix(JOB, HOOK, limit=2, parallel=1).sample_index.tolist() == [0, 1]
+    assert set(client.jobs.matrix(JOB, "blocks.1.hook_resid_post", condition="b").condition) == {"b"}
+    assert client.jobs.matrix(JOB, HOOK, correct=False).sample_index.tolist() == [3, 4]
+    assert client.jobs.matrix(JOB, HOOK, limit=2, parallel=1).sample_index.tolist() == [0, 1]
 
 
 def test_module_paths_are_looked_up_in_the_structure(service: Any, client: Client) -> None:
@@ -107,7 +107,7 @@ def test_module_paths_are_looked_up_in_the_structure(service: Any, client: Clien
         dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[],
         hooks={HOOK: resources.HookInfo(location=path, width=4, dtype="float32")}, module_locations=[path],
     )  # fmt: skip
-    assert len(client.matrix(JOB, "model.layers[1].output")) == 5
+    assert len(client.jobs.matrix(JOB, "model.layers[1].output")) == 5
     assert [seen.path for seen in service.seen].count("/v1/model/structure") == 1
 
 
@@ -117,29 +117,29 @@ def test_sessions_without_the_rows_are_told(service: Any, client: Client) -> Non
     hooks = {HOOK: sessions[1].hooks[HOOK].model_copy(update={"shape": [2, 4]})}
     service.sessions[short.id] = short.model_copy(update={"hooks": hooks})
     service.sessions[sessions[2].id] = sessions[2].model_copy(update={"hooks": {}})
-    matrix = client.matrix(JOB, HOOK, rows=3)
+    matrix = client.jobs.matrix(JOB, HOOK, rows=3)
     assert matrix.sample_index.tolist() == [0, 3, 4]
     assert [one.session_id for one in matrix.skipped] == [sessions[1].id, sessions[2].id]
     assert "no row of token 3" in matrix.skipped[0].reason
     assert "there are none" in matrix.skipped[1].reason
     assert "2 sessions skipped" in repr(matrix)
     with pytest.raises(NotFound, match=r"no session gave rows of resid_post\.7"):
-        client.matrix(JOB, "resid_post.7")
-    with pytest.raises(NotFound, match="none fits the filters"):
-        client.matrix(JOB, HOOK, condition="c")
+        client.jobs.matrix(JOB, "resid_post.7")
+    with pytest.raises(NotFound, match="no session matches the filters"):
+        client.jobs.matrix(JOB, HOOK, condition="c")
 
 
 def test_a_session_that_is_deleted_meanwhile_is_told(service: Any, plain: Client, sessions: Any) -> None:
     for name in list(service.tensors):
         if name[0] == sessions[0].id:
             del service.tensors[name]
-    matrix = plain.matrix(JOB, HOOK)
+    matrix = plain.jobs.matrix(JOB, HOOK)
     assert matrix.sample_index.tolist() == [1, 2, 3, 4]
     assert "has no tensor" in matrix.skipped[0].reason
 
 
 def test_over_http_only_the_rows_that_are_wanted_travel(service: Any, plain: Client, sessions: Any) -> None:
-    plain.matrix(JOB, HOOK, rows="last_prompt")
+    plain.jobs.matrix(JOB, HOOK, rows="last_prompt")
     read = [(s.path.split("/")[4], s.query["rows"]) for s in service.seen if "/tensors/" in s.path]
     assert sorted(read) == sorted((session.id, "4:5") for session in sessions)
 
@@ -156,7 +156,7 @@ def test_from_the_folder_only_the_rows_that_are_wanted_are_read(
         return data
 
     monkeypatch.setattr(os, "pread", counted)
-    local.matrix(JOB, HOOK, rows="last")
+    local.jobs.matrix(JOB, HOOK, rows="last")
     size = (store / "sessions" / sessions[0].id / "activations.safetensors").stat().st_size
     # each file's header (one read, here the whole small file), then the one row
     assert sorted(read) == sorted([size] * 5 + [16] * 5)
@@ -165,8 +165,8 @@ def test_from_the_folder_only_the_rows_that_are_wanted_are_read(
 
 def test_memory_is_bounded(client: Client) -> None:
     with pytest.raises(InvalidRequest, match="max_bytes=64"):
-        client.matrix(JOB, HOOK, rows="last", max_bytes=64)
-    assert len(client.matrix(JOB, HOOK, rows="last", max_bytes=80)) == 5
+        client.jobs.matrix(JOB, HOOK, rows="last", max_bytes=64)
+    assert len(client.jobs.matrix(JOB, HOOK, rows="last", max_bytes=80)) == 5
 
 
 def test_sessions_of_two_widths_are_refused(service: Any, plain: Client, sessions: Any) -> None:
@@ -175,7 +175,7 @@ def test_sessions_of_two_widths_are_refused(service: Any, plain: Client, session
     hooks = {HOOK: wide.hooks[HOOK].model_copy(update={"shape": [7, 6]})}
     service.sessions[wide.id] = wide.model_copy(update={"hooks": hooks})
     with pytest.raises(InvalidRequest, match="6 wide"):
-        plain.matrix(JOB, HOOK)
+        plain.jobs.matrix(JOB, HOOK)
 
 
 def test_labels_are_the_scores_of_samples(service: Any, client: Client) -> None:
@@ -186,15 +186,15 @@ def test_labels_are_the_scores_of_samples(service: Any, client: Client) -> None:
         )
         for n in range(5)
     ]  # fmt: skip
-    labels = client.matrix(JOB, HOOK, label="exact_match,strict-match").labels
+    labels = client.jobs.matrix(JOB, HOOK, label="exact_match,strict-match").labels
     assert labels[[0, 1, 3, 4]].tolist() == [0.0, 0.1, 0.3, 0.4]
     assert np.isnan(labels[2])
     with pytest.raises(InvalidRequest, match="there are correct, exact_match,strict-match"):
-        client.matrix(JOB, HOOK, label="f1")
+        client.jobs.matrix(JOB, HOOK, label="f1")
 
 
 def test_torch_and_pandas_on_request(client: Client) -> None:
-    matrix = client.matrix(JOB, HOOK)
+    matrix = client.jobs.matrix(JOB, HOOK)
     features, labels = matrix.torch()
     assert features.shape == (5, 4)
     assert labels.dtype == torch.float32
@@ -206,7 +206,7 @@ def test_torch_and_pandas_on_request(client: Client) -> None:
 @pytest.mark.parametrize("from_store", [False, True])
 def test_coroutines_gather_alike(go: Any, sessions: Any, store: Path, from_store: bool) -> None:
     async def talk(client: AsyncClient) -> Any:
-        return await (await client.job(JOB)).matrix(HOOK, rows="answer", parallel=3)
+        return await (await client.jobs.get(JOB)).matrix(HOOK, rows="answer", parallel=3)
 
     matrix = go(talk, store=store if from_store else None)
     assert np.array_equal(matrix.features, np.stack([rows_of(n)[6] for n in range(5)]))
@@ -222,7 +222,7 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
         )
         for n in range(3)
     ]  # fmt: skip
-    frame = client.job(JOB).frame()
+    frame = client.jobs.get(JOB).frame()
     assert frame["index"].tolist() == [0, 1, 2]
     assert frame["status"].tolist() == ["failed", "completed", "completed"]
     assert frame["error"].tolist()[0] == "it broke"
@@ -238,11 +238,11 @@ def test_a_package_that_is_missing_is_named(
     def absent(name: str) -> Any:
         raise builtins.ModuleNotFoundError(f"No module named {name!r}")
 
-    matrix = client.matrix(JOB, HOOK)
+    matrix = client.jobs.matrix(JOB, HOOK)
     monkeypatch.setattr(optional.importlib, "import_module", absent)  # type: ignore[attr-defined]
     service.seen.clear()
     with pytest.raises(PackageMissing, match="pip install pandas"):
-        client.frame(JOB)
+        client.jobs.frame(JOB)
     with pytest.raises(PackageMissing, match="pip install torch"):
         matrix.torch()
     assert service.seen == []
@@ -252,9 +252,9 @@ def test_a_package_that_is_missing_is_named(
 def test_progress_counts_the_sessions_that_are_read(
     client: Client, wanted: dict[str, Any], total: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.job(JOB).matrix(HOOK, **wanted)
+    client.jobs.get(JOB).matrix(HOOK, **wanted)
     assert capsys.readouterr().err == ""
-    client.job(JOB).matrix(HOOK, progress=True, **wanted)
+    client.jobs.get(JOB).matrix(HOOK, progress=True, **wanted)
     assert f"{total}/{total}" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -264,11 +264,11 @@ def test_sessions_of_different_models_are_not_mixed_by_accident(service: Any, cl
         one = sessions[number].model_copy(update={"identity_sha256": identity})
         service.sessions[one.id] = one
     with pytest.raises(MixedIdentities, match=r"aaaaaaaaaaaa and bbbbbbbbbbbb.*mixed_identities=True"):
-        client.job(JOB).matrix(HOOK)
+        client.jobs.get(JOB).matrix(HOOK)
     with pytest.raises(MixedIdentities, match="aaaaaaaaaaaa and unknown"):
-        client.matrix(JOB, HOOK, correct=False)
-    assert len(client.matrix(JOB, HOOK, limit=2)) == 2
-    assert len(client.job(JOB).matrix(HOOK, mixed_identities=True)) == 5
+        client.jobs.matrix(JOB, HOOK, correct=False)
+    assert len(client.jobs.matrix(JOB, HOOK, limit=2)) == 2
+    assert len(client.jobs.get(JOB).matrix(HOOK, mixed_identities=True)) == 5
 
 
 def test_a_savepoint_is_that_of_the_job(service: Any, client: Client) -> None:
@@ -277,5 +277,5 @@ def test_a_savepoint_is_that_of_the_job(service: Any, client: Client) -> None:
     )
     pinned = PinnedModel(identity=identity, savepoints={"late": HOOK})
     service.jobs[JOB] = service.jobs[JOB].model_copy(update={"pinned": pinned})
-    matrix = client.matrix(JOB, "late")
-    assert np.array_equal(matrix.features, client.matrix(JOB, HOOK).features)
+    matrix = client.jobs.matrix(JOB, "late")
+    assert np.array_equal(matrix.features, client.jobs.matrix(JOB, HOOK).features)

@@ -27,20 +27,20 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 @pytest.mark.parametrize("index", INDICES)
 def test_indexing_is_numpy_indexing(client: Client, session: Session, index: Any) -> None:
-    got = client.session(session.id)["resid_post.1"][index]
+    got = client.sessions.get(session.id)["resid_post.1"][index]
     assert np.array_equal(got, WHOLE[index])
     assert got.shape == WHOLE[index].shape
 
 
 @pytest.mark.parametrize("index", INDICES)
 def test_torch_tensors_are_indexed_alike(client: Client, session: Session, index: Any) -> None:
-    got = client.session(session.id)["resid_post.1"].torch(index)
+    got = client.sessions.get(session.id)["resid_post.1"].torch(index)
     assert isinstance(got, torch.Tensor)
     assert np.array_equal(got.numpy(), WHOLE[index])
 
 
 def test_bfloat16_is_float32_in_numpy_and_itself_in_torch(client: Client, session: Session) -> None:
-    tensor = client.session(session.id)["attn_in.1"]
+    tensor = client.sessions.get(session.id)["attn_in.1"]
     assert (tensor.shape, tensor.stored_dtype, tensor.dtype) == ((7, 4), "BF16", np.dtype(np.float32))
     assert tensor[2:4].tolist() == np.ones((2, 4)).tolist()
     assert tensor.torch(slice(2, 4)).equal(torch.ones(2, 4, dtype=torch.bfloat16))
@@ -52,20 +52,20 @@ def test_bfloat16_is_float32_in_numpy_and_itself_in_torch(client: Client, sessio
     "name", ["resid_post.1", "blocks.1.hook_resid_post", "layers_output[1]", "layer_1_output"]
 )
 def test_aliases(client: Client, session: Session, name: str) -> None:
-    found = client.session(session.id)
+    found = client.sessions.get(session.id)
     assert name in found
     assert np.array_equal(found[name][0], WHOLE[0])
 
 
 def test_token_numbers(client: Client, session: Session) -> None:
-    found = client.session(session.id)
+    found = client.sessions.get(session.id)
     assert found.token_ids().tolist() == list(range(8))
     assert found.tokens_of("resid_post.1").tolist() == list(range(7))
     assert found.tokens_of("mlp_in.1").tolist() == [0, 4, 6]
 
 
 def test_names_that_are_not_there(client: Client, session: Session) -> None:
-    found = client.session(session.id)
+    found = client.sessions.get(session.id)
     assert "resid_post.9" not in found
     with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; there are resid_post\.1"):
         _ = found["resid_post.9"]
@@ -74,7 +74,7 @@ def test_names_that_are_not_there(client: Client, session: Session) -> None:
 
 
 def test_over_http_only_the_rows_are_asked_for(service: Any, plain: Client, session: Session) -> None:
-    tensor = plain.session(session.id)["resid_post.1"]
+    tensor = plain.sessions.get(session.id)["resid_post.1"]
     service.seen.clear()
     _ = tensor[-2:]
     assert [seen.query["rows"] for seen in service.seen] == ["5:7"]
@@ -88,7 +88,7 @@ def test_long_reads_take_several_answers(
     from actograph.client.blocking import row_tensor
 
     monkeypatch.setattr(row_tensor, "ANSWER_BYTES", 3 * 16)
-    tensor = plain.session(session.id)["resid_post.1"]
+    tensor = plain.sessions.get(session.id)["resid_post.1"]
     assert np.array_equal(tensor[:], WHOLE)
     assert [s.query["rows"] for s in service.seen if "rows" in s.query] == ["0:3", "3:6", "6:7"]
 
@@ -96,7 +96,7 @@ def test_long_reads_take_several_answers(
 def test_from_the_folder_only_the_rows_are_read(
     service: Any, local: Client, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensor = local.session(session.id)["resid_post.1"]
+    tensor = local.sessions.get(session.id)["resid_post.1"]
     service.seen.clear()
     _ = tensor[0]
     read: list[int] = []
@@ -114,7 +114,7 @@ def test_from_the_folder_only_the_rows_are_read(
 
 def test_a_file_url_is_a_folder(service: Any, store: Path, session: Session) -> None:
     with Client(service.url, "", store=store.as_uri()) as client:
-        assert np.array_equal(client.session(session.id)["resid_post.1"][1], WHOLE[1])
+        assert np.array_equal(client.sessions.get(session.id)["resid_post.1"][1], WHOLE[1])
 
 
 def test_stores_that_are_none(service: Any, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_stores_that_are_none(service: Any, tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_another_services_is_told(local: Client, session: Session, store: Path) -> None:
-    tensor = local.session(session.id)["resid_post.1"]
+    tensor = local.sessions.get(session.id)["resid_post.1"]
     file = store / "sessions" / session.id / "activations.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(StoreDamaged, match="on record"):
@@ -140,7 +140,7 @@ def test_a_store_that_is_another_services_is_told(local: Client, session: Sessio
 @pytest.mark.parametrize("from_store", [False, True])
 def test_coroutines_index_too(go: Any, session: Session, store: Path, from_store: bool) -> None:
     async def talk(client: AsyncClient) -> None:
-        found = await client.session(session.id)
+        found = await client.sessions.get(session.id)
         tensor = found["resid_post.1"]
         assert np.array_equal(await tensor[-2:], WHOLE[-2:])
         assert np.array_equal(await tensor[3], WHOLE[3])
@@ -153,17 +153,12 @@ def test_coroutines_index_too(go: Any, session: Session, store: Path, from_store
 
 
 def test_handles_equal_what_the_service_said(service: Any, plain: Client, session: Session) -> None:
-    first, second = plain.session(session.id), plain.session(session.id)
+    first, second = plain.sessions.get(session.id), plain.sessions.get(session.id)
     assert first == second == session
     assert len({first, second}) == 1
     assert first != session.model_copy(update={"pinned": True})
 
 
-def test_negative_rows_of_a_tensor_call(plain: Client, session: Session) -> None:
-    assert np.array_equal(plain.tensor(session.id, "resid_post.1", slice(-2, None)), WHOLE[-2:])
-    assert np.array_equal(plain.tensor(session.id, "resid_post.1", (1, -1)), WHOLE[1:-1])
-
-
 def test_a_session_downloads_itself(plain: Client, session: Session, tmp_path: Path) -> None:
-    folder = plain.session(session.id).download(tmp_path / "pulled")
+    folder = plain.sessions.get(session.id).download(tmp_path / "pulled")
     assert sorted(path.name for path in folder.iterdir()) == ["activations.safetensors", "manifest.json"]

@@ -23,7 +23,7 @@ def end_soon(service: Any, job_id: str, status: JobStatus) -> threading.Timer:
 def test_it_waits_for_the_end_however_it_comes(service: Any, plain: Client, status: JobStatus) -> None:
     job = service.add_job(1, status="in_progress")
     timer = end_soon(service, job.id, status)
-    assert plain.job(job.id).wait().status is status
+    assert plain.jobs.get(job.id).wait().status is status
     timer.join()
 
 
@@ -32,7 +32,7 @@ def test_the_end_is_seen_by_coroutines(service: Any, go: Any) -> None:
     timer = end_soon(service, job.id, JobStatus.COMPLETED)
 
     async def talk(client: AsyncClient) -> str:
-        return (await client.wait(job.id)).status
+        return (await client.jobs.wait(job.id)).status
 
     assert go(talk) == "completed"
     timer.join()
@@ -41,22 +41,22 @@ def test_the_end_is_seen_by_coroutines(service: Any, go: Any) -> None:
 def test_patience_ends_and_the_job_goes_on(service: Any, plain: Client) -> None:
     job = service.add_job(1, status="in_progress")
     with pytest.raises(WaitTimeout, match=r"in_progress after 0\.05 s \(0 of 4 samples\)"):
-        plain.wait(job.id, timeout=0.05)
+        plain.jobs.wait(job.id, timeout=0.05)
     assert service.paths("POST") == []
 
 
 def test_progress_is_shown_on_stderr(service: Any, plain: Client, capsys: pytest.CaptureFixture[str]) -> None:
     job = service.add_job(1)
-    plain.wait(job.id, progress=True)
+    plain.jobs.wait(job.id, progress=True)
     told = capsys.readouterr()
     assert told.err.startswith("completed 4/4")
     assert told.out == ""
-    plain.wait(job.id)
+    plain.jobs.wait(job.id)
     assert capsys.readouterr().err == ""
 
 
 def test_handles_do_what_the_client_does(service: Any, plain: Client) -> None:
-    job = plain.job(service.add_job(1, status="in_progress").id)
+    job = plain.jobs.get(service.add_job(1, status="in_progress").id)
     assert list(job.samples()) == list(job.sessions()) == []
     assert job.cancel().status is JobStatus.CANCELLED
     assert job.status is JobStatus.IN_PROGRESS, "a handle does not change"

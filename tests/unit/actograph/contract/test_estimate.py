@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actograph.contract import estimate
+from actograph.contract.plans import estimate
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 

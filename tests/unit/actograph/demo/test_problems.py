@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actograph.dataset_rows import read_rows
+from actograph.datasets.dataset_rows import read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.demo.problems import (
     ADDITIONS,

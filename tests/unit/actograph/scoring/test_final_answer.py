@@ -347,6 +347,7 @@ def test_the_answer_may_stand_anywhere_in_a_long_text(filler: str) -> None:
         assert str(final_number(filler + stated + filler)) == "5"
 
 
+@pytest.mark.integration
 @pytest.mark.timeout(150)
 def test_a_megabyte_of_anything_takes_linear_time() -> None:
     """What would take hours in quadratic time; every piece comes from a pattern of the scorer."""

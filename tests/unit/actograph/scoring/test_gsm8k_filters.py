@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actograph.contract.resources import Score
-from actograph.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, read_rows
 from actograph.scoring.completions import cut_at_stop
 from actograph.scoring.scorers import GSM8K_SCORERS, Answered, ScorerSet
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from worker.engine.held_rows import Point
+from worker.engine.locations import Point
 from worker.engine.requests import BufferOptions, RowChunk, RowShaping, StatisticsOptions
-from worker.engine.rows import RowStream
+from worker.engine.rows.rows import RowStream
 
 ROWS, WIDTH = 512, 1024
 AS_COMPUTED = RowShaping()
@@ -115,7 +115,7 @@ def test_what_the_writer_itself_meets_in_a_thread_ends_the_batch(monkeypatch: py
     def no_memory(*_: object) -> torch.Tensor:
         raise MemoryError("no room for rows")
 
-    monkeypatch.setattr("worker.engine.held_rows.host_empty", no_memory)
+    monkeypatch.setattr("worker.engine.rows.held_rows.host_empty", no_memory)
     with pytest.raises(MemoryError, match="no room for rows"):
         texts(Together(1), 4, shard_bytes=1 << 30)
 

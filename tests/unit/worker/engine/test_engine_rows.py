@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.held_rows import Point
+from worker.engine.locations import Point
 from worker.engine.requests import BufferOptions, Positions, Reduce, RowChunk, RowShaping, StatisticsOptions
-from worker.engine.row_writer import expected_rows
-from worker.engine.rows import RowStream
+from worker.engine.rows.row_writer import expected_rows
+from worker.engine.rows.rows import RowStream
 
 PROMPTS = (3, 7, 5)
 GENERATED = (9, 2, 14)
@@ -252,7 +252,7 @@ def test_missing_rows_are_an_error() -> None:
     stream.prefill(0, torch.zeros(1, 2, 4))
     stream.finish((5,))  # four decode steps never came
     stream.close()
-    assert "2 rows were captured where 6 were due" in str(stream.errors[0])
+    assert "2 rows were captured, 6 expected" in str(stream.errors[0])
 
 
 def test_wrong_shapes_are_refused() -> None:
@@ -333,7 +333,7 @@ def test_memory_does_not_grow_with_max_tokens(tokens: int) -> None:
 
 
 def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.engine.rows._STOP_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.engine.rows.rows._STOP_PATIENCE_SECONDS", 0.0)
     sink = Chunks(delay=0.05)
     stopped = threading.Event()
     stream = RowStream(
@@ -365,7 +365,7 @@ def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait(monkeypatch: py
 def test_a_cancel_at_the_very_end_drops_rows_only_where_the_sink_is_too_slow(
     monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
-    monkeypatch.setattr("worker.engine.rows._STOP_PATIENCE_SECONDS", patience)
+    monkeypatch.setattr("worker.engine.rows.rows._STOP_PATIENCE_SECONDS", patience)
     sink = Chunks(delay=0.3)
     stream = RowStream(
         (Point(("a",)),),

@@ -8,12 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actograph.contract import batch_memory
+from actograph.contract.plans import batch_memory
 from actograph.contract.resources import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
-from worker.engine.held_rows import Point
+from worker.engine.locations import Point
 from worker.engine.requests import RowShaping, StatisticsOptions
-from worker.engine.summaries import Summaries
+from worker.engine.rows.summaries import Summaries
 
 WIDTH, BATCH, POINTS = 512, 3, 5
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from actograph.contract.chat.tool_calls import MalformedCall, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
-from actograph.tool_calls import MalformedCall, ToolCall, parse_calls
 from worker.evals.tool_dialogue import ToolFormat, tool_use
 from worker.evals.tools import CALCULATOR, MAX_RESULT_CHARS, run_call
 

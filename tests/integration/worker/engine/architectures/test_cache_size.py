@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from worker.engine.engine import Engine
-from worker.engine.kv_cache import kv_bytes_per_token
+from worker.engine.model.kv_cache import kv_bytes_per_token
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import torch
 from actograph.contract.interventions import READ_ONLY_POINTS
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
+from worker.engine.requests import Edit
 
 pytestmark = pytest.mark.integration
 
@@ -130,7 +130,7 @@ def test_adding_a_vector_reaches_everything_after_it(
         for name in want:
             if name == hook:
                 expected = plain[name] + v  # by the definition
-            elif engine._reads.edited_at(name) == engine._reads.edited_at(hook):
+            elif engine._hooks.edited_at(name) == engine._hooks.edited_at(hook):
                 expected = want[hook]
             elif hook == "resid_mid.1" and engine.structure.hooks[name].location.startswith(
                 _attention_delta(engine, generation.prompt_ids)

@@ -1,4 +1,4 @@
-"""The tables in docs/hook-points.md say what the structures of this suite say.
+"""The tables in docs/reference/architectures.md say what the structures of this suite say.
 
 `WRITE_HOOK_TABLE=1 .venv/bin/pytest <this file>` writes them anew.
 """
@@ -17,7 +17,7 @@ from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).resolve().parents[5] / "docs" / "hook-points.md"
+PAGE = Path(__file__).resolve().parents[5] / "docs" / "reference" / "architectures.md"
 ROUTER = ("router_logits", "expert_indices", "expert_weights")
 DENSE = [p for p in grammar.POINTS if p not in ROUTER]
 LAYER = 1  # one that has every point in every architecture but those whose second layer is dense

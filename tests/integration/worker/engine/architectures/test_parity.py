@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine import prefill
 from worker.engine.engine import Engine
+from worker.engine.prefill import prefill
 from worker.engine.requests import BufferOptions, Generation
 
 pytestmark = pytest.mark.integration
@@ -260,14 +260,14 @@ def test_prefill_gives_every_point_of_every_token_in_chunks_as_in_one_piece(
     row_bytes = engine.structure.vocab_size * 4
     monkeypatch.setattr(prefill, "_LEAST_PIECE_BYTES", 5 * len(requests) * row_bytes)
     options = BufferOptions(device_buffer_bytes=1)  # logits: five tokens at a time
-    made = engine.prefill(requests, hooks=hooks, sink=chunked, layers_per_pass=1, options=options)
+    made = engine.prefill(requests, hooks=hooks, sink=chunked, options=options)
     check(architecture, engine, made, chunked)
     for i in range(len(requests)):
         for hook in hooks:
             same = torch.equal if hook != "logits" else close  # pieces are other matrix products
             assert same(chunked.rows(i, hook), unchunked.rows(i, hook)), hook
 
-    alone = engine.prefill(requests[2:3], hooks=hooks, sink=single, layers_per_pass=1)
+    alone = engine.prefill(requests[2:3], hooks=hooks, sink=single)
     check(architecture, engine, alone, single)
 
 

@@ -11,9 +11,8 @@ import torch
 from actograph.contract.interventions import Op, TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
-from worker.engine.interventions import Edit
 from worker.engine.locations import place_of
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
 
 pytestmark = pytest.mark.integration
 
@@ -140,9 +139,7 @@ def test_rows_are_those_of_plain_hooks(
     made, read = keeping_sink(), keeping_sink()
     sampling = SamplingSpec(max_tokens=rng.choice([1, 2, 9]), temperature=rng.choice([0.0, 0.8]))
     generations = engine.generate(requests, sampling=sampling, hooks=hooks, sink=made, options=options)
-    texts = engine.prefill(
-        requests, hooks=hooks, sink=read, options=options, layers_per_pass=rng.choice([None, 1, 2])
-    )
+    texts = engine.prefill(requests, hooks=hooks, sink=read, options=options)
     for sink, outcomes in ((made, generations), (read, texts)):
         for i, (outcome, own) in enumerate(zip(outcomes, edits, strict=True)):
             assert outcome.error is None

@@ -28,8 +28,8 @@ from transformers import (
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused, UnknownHook
 from actograph.contract.specs import SamplingSpec
-from worker.engine import moe
 from worker.engine.engine import Engine
+from worker.engine.structure import moe
 
 pytestmark = pytest.mark.integration
 

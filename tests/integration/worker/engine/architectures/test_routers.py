@@ -11,8 +11,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused, UnknownHook
 from actograph.contract.specs import SamplingSpec
-from worker.engine import memory
 from worker.engine.engine import Engine
+from worker.engine.model import memory
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ import pytest
 
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import UnknownHook
-from actograph.contract.model_loads import with_savepoints
+from actograph.contract.models.model_loads import with_savepoints
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
@@ -34,7 +34,7 @@ def test_the_numbers_are_those_of_the_model(architecture: str, engine_for: Engin
         tensor = structure.module_tensors[info.location]
         assert (tensor.width, tensor.dtype) == (info.width, info.dtype)
     tails = {location for location, tensor in structure.module_tensors.items() if tensor.tail_only}
-    head = re.sub("output$", "", engine._head)
+    head = re.sub("output$", "", engine._hooks.head)
     assert tails == {f"{head}input", f"{head}output"}
 
 

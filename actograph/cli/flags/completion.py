@@ -1,0 +1,70 @@
+"""Completions for Tab: ids of jobs and sessions and names of models, from the service.
+
+A shell waits for it with the cursor standing still, so it takes a second at most; without a service, or
+without a key that it accepts, nothing is offered.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from actograph.contract.errors import ActographError
+
+if TYPE_CHECKING:
+    from actograph.client import Client
+
+SECONDS = 1.0
+#: the newest so many are offered
+SHOWN = 50
+
+
+def jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of jobs, with what they are."""
+
+    def found(client: "Client") -> Iterator[tuple[str, str]]:
+        for job in islice(client.jobs.list(page_size=SHOWN), SHOWN):
+            yield job.id, f"{job.kind} of {job.model}, {job.status}"
+
+    return _offered(ctx, incomplete, found)
+
+
+def sessions(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of sessions, with their job's sample."""
+
+    def found(client: "Client") -> Iterator[tuple[str, str]]:
+        for session in islice(client.sessions.list(page_size=SHOWN), SHOWN):
+            condition = f", {session.condition}" if session.condition else ""
+            yield session.id, f"sample {session.sample_index}{condition} of {session.job_id}"
+
+    return _offered(ctx, incomplete, found)
+
+
+def batches(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of batches, with how they stand."""
+
+    def found(client: "Client") -> Iterator[tuple[str, str]]:
+        for batch in islice(client.batches.list(), SHOWN):
+            yield batch.id, f"{batch.endpoint}, {batch.status}"
+
+    return _offered(ctx, incomplete, found)
+
+
+def models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Names of the served models."""
+    return _offered(ctx, incomplete, lambda client: ((model.id, "") for model in client.models.list()))
+
+
+def _offered(ctx: typer.Context, incomplete: str, found: Any) -> list[tuple[str, str]]:
+    from actograph.cli.flags.options import load_settings
+    from actograph.client import Client
+
+    given = ctx.find_root().params
+    try:
+        settings = load_settings()
+        url, key = given.get("url") or settings.effective_url, given.get("api_key") or settings.api_key
+        with Client(url, key, timeout=SECONDS, retries=0) as client:
+            return [(name, about) for name, about in found(client) if name.startswith(incomplete)]
+    except ActographError:
+        return []

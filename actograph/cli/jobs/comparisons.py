@@ -1,0 +1,85 @@
+"""`actograph jobs compare`: conditions of a job on the same problems."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actograph.cli.flags import identifiers
+from actograph.cli.flags.arguments import JobArgument
+from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
+from actograph.cli.output.output import Format, emit
+from actograph.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.contract.comparison import ActivationComparison, JobComparison
+
+
+def compare(
+    ctx: typer.Context,
+    job: JobArgument,
+    *,
+    baseline: Annotated[str | None, typer.Option(help="Default: the first condition.")] = None,
+    level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
+    activations: Annotated[
+        str | None,
+        typer.Option(metavar="CONDITION", help="Compare this condition's activations with the baseline's."),
+    ] = None,
+    hooks: Annotated[
+        list[str] | None, typer.Option(help="Hooks to compare (commas or repeated). Default: all.")
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="Tokens to average: all, generated, last, last_prompt, or a segment.")
+    ] = "all",
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of pairs.")] = None,
+    store_as: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Store the mean differences as vectors.")
+    ] = None,
+    mixed_identities: MixedIdentitiesOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Compare a job's conditions problem by problem: scores and lengths, or activations."""
+    from actograph.cli.output import comparison_tables
+
+    with closing(client_of(ctx)) as client:
+        job_id = identifiers.job(client, job)
+        found: JobComparison | ActivationComparison
+        if activations is None:
+            if hooks or store_as or limit:
+                raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
+            found = client.jobs.comparison(
+                identifiers.job(client, job),
+                baseline=baseline,
+                level=level,
+                mixed_identities=mixed_identities,
+            )
+            table = comparison_tables.render(found)
+        else:
+            wanted = _request(
+                {
+                    "baseline": baseline,
+                    "condition": activations,
+                    "hooks": [name for text in hooks or () for name in text.split(",") if name],
+                    "rows": rows,
+                    "limit": limit,
+                    "store_as": store_as,
+                    "mixed_identities": mixed_identities,
+                }
+            )
+            options = wanted.model_dump(exclude={"condition"})
+            found = client.jobs.compare_activations(job_id, activations, **options)
+            table = comparison_tables.render_activations(found)
+    emit(found.model_dump_json() if output is Format.JSON else table)
+
+
+def _request(fields: Mapping[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    from actograph.contract.comparison import ActivationComparisonRequest
+
+    try:
+        return ActivationComparisonRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidRequest(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None

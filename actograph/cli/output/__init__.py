@@ -1,0 +1,1 @@
+"""Tables, JSON and progress bars on the terminal."""

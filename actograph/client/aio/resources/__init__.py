@@ -1,0 +1,1 @@
+"""One class per resource of the service: `client.jobs`, `client.sessions`, and the others."""

@@ -1,0 +1,1 @@
+"""Results and sessions as files on disk: folders, archives, checksums."""

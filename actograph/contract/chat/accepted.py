@@ -1,0 +1,51 @@
+"""Fields of OpenAI's requests that have no meaning here."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import AfterValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from actograph.contract.specs import Spec
+
+
+def fault_of(field: str, why: str) -> PydanticCustomError:
+    """The error of a check over several fields, reported for one of them."""
+    return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
+
+
+def only(*accepted: Any, why: str) -> AfterValidator:
+    """Accept null and these values."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in accepted:
+            raise ValueError(why)
+        return value
+
+    return AfterValidator(check)
+
+
+class OpenAISpec(Spec):
+    """A request in OpenAI's form. Unknown fields are refused as in every request.
+
+    Attributes:
+        ignored: fields that do not change the answer.
+        unsupported: fields that would change it -> why they are refused; null is ignored.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        for field, why in cls.unsupported.items():
+            if value.get(field) is not None:
+                raise fault_of(field, f"not supported here: {why}")
+        return {
+            name: field
+            for name, field in value.items()
+            if name not in cls.ignored and name not in cls.unsupported
+        }

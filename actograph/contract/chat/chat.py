@@ -1,0 +1,282 @@
+"""Requests to `/v1/chat/completions` and `/v1/completions`, in OpenAI's form.
+
+The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from actograph.contract.chat.accepted import OpenAISpec, fault_of, only
+from actograph.contract.chat.chat_messages import ChatMessage, NamedTool, ToolDefinition
+from actograph.contract.chat.tool_calls import CLOSE
+from actograph.contract.interventions import InterventionList
+from actograph.contract.row_selection import needs_generation
+from actograph.contract.specs import (
+    MAX_PROMPT_CHARS,
+    CaptureSpec,
+    ExpiresAfter,
+    LogitBias,
+    Penalty,
+    SamplingSpec,
+    Spec,
+    Tag,
+)
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+#: replaces a top_p of 0, which keeps the most likely token at OpenAI
+LEAST_TOP_P = 1e-9
+
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ResponseFormat(Spec):
+    type: Annotated[str, only("text", why="only text is supported: generated text is not constrained")]
+    json_schema: Any = None
+
+
+class StreamOptions(OpenAISpec):
+    ignored = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+
+
+class ChatTemplateKwargs(Spec):
+    enable_thinking: bool | None = None
+
+
+class CompletionBase(OpenAISpec):
+    """Fields of both routes; the second part is Actograph's own."""
+
+    ignored = frozenset({
+        "user", "store", "service_tier", "safety_identifier", "prediction", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention",
+    })  # fmt: skip
+
+    model: str = Field(min_length=1, max_length=1024)
+    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps only the most likely token.")
+    max_tokens: int | None = Field(None, ge=0, le=1_000_000)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Stop | list[Stop] | None = Field(None, description="One string, or up to 16.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+
+    top_k: int | None = Field(
+        None, ge=1, description="Sample from the k most likely tokens; null samples from all."
+    )
+    store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
+    capture: CaptureSpec | None = Field(
+        None, description="Activations to capture; see docs/guides/capture.md."
+    )
+    interventions: InterventionList = Field(default_factory=list)
+    tags: list[Tag] = Field(default_factory=list, max_length=16)
+    expires_after: ExpiresAfter | Literal["never"] | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings")
+        return value
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "CompletionBase":
+        if self.store_activations is False and self.capture is not None:
+            raise fault_of(
+                "store_activations",
+                "store_activations is false, but there is a capture spec; remove one of them",
+            )
+        if self.capture is not None and self.capture.mode != "generate":
+            raise fault_of(
+                "capture",
+                f"mode {self.capture.mode} is not supported on this route; remove it or send an extract job",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise fault_of("stream_options", "stream_options needs stream: true")
+        return self
+
+    @property
+    def captures(self) -> CaptureSpec | None:
+        """The capture spec; None captures nothing."""
+        if self.capture is not None:
+            return self.capture
+        return CaptureSpec() if self.store_activations else None
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return list(dict.fromkeys(self.stop or ()))
+
+    def sampling(self, *, max_tokens: int, seed: int) -> SamplingSpec:
+        """The sampling spec, with OpenAI's defaults."""
+        return SamplingSpec(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else max(self.top_p, LEAST_TOP_P),
+            top_k=self.top_k,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=self.stops,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
+        )
+
+
+class ChatCompletionRequest(CompletionBase):
+    """The body of `POST /v1/chat/completions`."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "moderation": "nothing is moderated",
+        "audio": "answers are text",
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "verbosity": "the model knows no verbosity; say it in the prompt",
+        "web_search_options": "there is no web search",
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000, fail_fast=True)
+    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[ToolDefinition] | None = Field(None, max_length=128)
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+        None, description="No value guarantees a call; see docs/guides/openai.md."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
+    response_format: ResponseFormat | None = None
+    enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
+        Field(None, max_length=16, description="Metadata of the job.")
+    )
+
+    modalities: Annotated[list[str] | None, only(["text"], why="answers are text")] = None
+    reasoning_effort: Annotated[
+        str | None, only("none", why="only none is supported: say enable_thinking true or false")
+    ] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise fault_of("top_logprobs", "top_logprobs needs logprobs: true")
+        both = self.max_tokens, self.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            raise fault_of("max_tokens", "max_tokens and max_completion_tokens differ; send one of them")
+        names = [tool.function.name for tool in self.tools or ()]
+        if self.must_call and not names:
+            raise fault_of("tool_choice", "this tool_choice needs tools")
+        if self.call_name is not None and self.call_name not in names:
+            raise fault_of(
+                "tool_choice", f"tool_choice names {self.call_name}, which is not one of the tools"
+            )
+        if self.reasoning_effort is not None and self.thinks:
+            raise fault_of(
+                "reasoning_effort", "reasoning_effort is none, but enable_thinking is true; send one of them"
+            )
+        kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
+            raise fault_of(
+                "enable_thinking", "enable_thinking and chat_template_kwargs.enable_thinking differ"
+            )
+        return self
+
+    @property
+    def thinks(self) -> bool:
+        """Value of enable_thinking for the chat template."""
+        kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        return bool(self.enable_thinking if kwargs is None else kwargs)
+
+    @property
+    def must_call(self) -> bool:
+        """True if the answer must be a tool call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def call_name(self) -> str | None:
+        """The only tool that the answer may call. Returns None if there are several."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice.function.name
+        names = {tool.function.name for tool in self.tools or ()}
+        return names.pop() if self.must_call and len(names) == 1 else None
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings; an answer with a single call ends after the call."""
+        stops = super().stops
+        # calls within a thought do not count
+        if self.one_call and (self.must_call or not self.thinks) and len(stops) < MAX_STOPS:
+            return list(dict.fromkeys([*stops, CLOSE]))
+        return stops
+
+    @property
+    def one_call(self) -> bool:
+        """True if only the first call counts."""
+        named = isinstance(self.tool_choice, NamedTool)
+        return bool(self.offered_tools) and (named or self.parallel_tool_calls is False)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Maximum of tokens of an answer; None if the request has none."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def offered_tools(self) -> list[ToolDefinition]:
+        """The tools that the model sees."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class CompletionRequest(CompletionBase):
+    """The body of `POST /v1/completions`."""
+
+    prompt: (
+        Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+        | Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]],
+            Field(min_length=1, max_length=2048, fail_fast=True),
+        ]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]],
+            Field(min_length=1, max_length=2048, fail_fast=True),
+        ]
+    ) = Field(description="A text, token ids, or a list of either.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    suffix: Annotated[str | None, only("", why="not supported here: the model only continues text")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != self.choices:
+            raise fault_of("best_of", "best_of must be equal to n: all choices are returned")
+        if self.max_tokens == 0 and not self.echo:
+            raise fault_of("max_tokens", "max_tokens 0 needs echo: true; otherwise the answer is empty")
+        lacking = needs_generation(self.capture.positions) if self.capture is not None else None
+        if self.max_tokens == 0 and lacking is not None:
+            raise fault_of("capture", f"positions {lacking} need generated tokens, and max_tokens is 0")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or as token ids."""
+        given: Any = self.prompt
+        if isinstance(given, str) or isinstance(given[0], int):
+            return [given]
+        return list(given)

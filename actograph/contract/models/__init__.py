@@ -1,0 +1,1 @@
+"""Names, identities and loads of models."""

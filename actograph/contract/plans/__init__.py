@@ -1,0 +1,1 @@
+"""Estimates of the memory and bytes that a job takes."""

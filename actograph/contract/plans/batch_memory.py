@@ -1,0 +1,269 @@
+"""Memory of one batch by part, and the largest batch that fits. No torch, no I/O.
+
+The worker chooses its batches by it and the API answers and refuses by it, so that both say the same.
+Sizes are bytes, lengths are tokens.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actograph.contract.plans.estimate import (
+    STATISTIC_BYTES,
+    bytes_per_token,
+    hook_bytes,
+    hook_width,
+    item_bytes,
+    rows_of,
+    stores_every_row,
+)
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import CaptureSpec
+
+#: maximum of samples in a batch. On a CPU larger batches are not faster. On a GPU larger batches would delay
+#: chats and lose more in a crash.
+CPU_BATCH_CAP = 16
+GPU_BATCH_CAP = 256
+#: share of the free memory for a plan; the rest is for fragmentation and library workspaces
+USABLE = 0.6
+#: hidden tensors alive at once during a prefill, in tensors of the hidden size
+_PREFILL_TENSORS = 16
+#: the same for each expert of a token: its input, its output, and the weighted output
+_EXPERT_TENSORS = 3
+#: float32 copies of one step's logits that sampling makes
+_LOGITS_COPIES = 3
+#: logits in memory at once to score prompts, see `scored_token_bytes`
+SCORED_PIECE_BYTES = 128 << 20
+#: tensors of rows between the model and the host's buffer: one at the model, one at the writer, the queue
+QUEUE_BLOCKS = 4
+_ROWS_IN_FLIGHT = QUEUE_BLOCKS + 2
+#: limits of a block of decode steps that are copied together; a block has at least one step
+DEVICE_BUFFER_BYTES = 64 << 20
+MAX_BLOCK_STEPS = 64
+#: float64 numbers per channel to merge statistics: each of the running summary, the newest rows and the
+#: merged summary (one more with a threshold), and temporaries
+_STATISTICS_HELD, _STATISTICS_IN_PASSING = 6, 8
+#: float32 numbers per channel to merge reduced rows: the running row, the newest row and the merged row
+_REDUCED_HELD = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Memory of a worker for batches; `cap` is the maximum of samples in a batch."""
+
+    #: free bytes on the model's device
+    device_bytes: int
+    #: bytes of host memory for a batch's captured rows
+    host_buffer_bytes: int
+    cap: int
+    on_gpu: bool
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that a plan may use."""
+        return int(self.device_bytes * USABLE)
+
+
+def is_gpu(structure: ModelStructure) -> bool:
+    return structure.device.startswith("cuda")
+
+
+def batch_cap(*, on_gpu: bool, most: int = 0) -> int:
+    """Most samples at once: `most` (ACTOGRAPH_BATCH_SIZE), or the default if it is 0."""
+    return most or (GPU_BATCH_CAP if on_gpu else CPU_BATCH_CAP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureNeed:
+    """Memory that capturing adds to one sample."""
+
+    #: bytes of the stored rows of the prompt
+    prompt_rows: int = 0
+    #: the largest share of one hook, whose rows are copied and written together
+    largest_strip: int = 0
+    #: one decode step over all hooks, as the model computes it; 0 if no decoded row is read
+    step: int = 0
+    #: sums for `reduce` and `stats`
+    summaries: int = 0
+
+    def in_flight(self, samples: int) -> int:
+        """Bytes on the way to the host's buffer, at most: strips of the prompts, then blocks of steps."""
+        strips = min(self.prompt_rows, _ROWS_IN_FLIGHT * self.largest_strip)
+        step = samples * self.step
+        block = max(step, min(DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS * step))
+        return max(samples * strips, _ROWS_IN_FLIGHT * block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMemory:
+    """Bytes of one batch by part; all but `rows` are where the model is."""
+
+    #: keys and values of prompt and continuation
+    cache: int = 0
+    #: one step's logits
+    logits: int = 0
+    #: tensors of one layer during the prefill
+    activations: int = 0
+    #: mask of padded prompts, and attention scores
+    attention: int = 0
+    #: sums of captured rows
+    summaries: int = 0
+    #: captured rows that are being copied to host memory
+    in_flight: int = 0
+    #: logits of scored prompt tokens
+    scored: int = 0
+    #: captured rows in host memory that are not yet written
+    rows: int = 0
+
+    @property
+    def certain(self) -> int:
+        """Least memory of the batch on the model's device, in bytes; rows may leave as they come."""
+        return self.cache + self.logits + self.activations + self.attention + self.summaries + self.scored
+
+    @property
+    def device(self) -> int:
+        return self.certain + self.in_flight
+
+
+def attention_bytes(structure: ModelStructure, *, prompt_tokens: int, samples: int) -> int:
+    """Memory for every pair of tokens of the prompts: their mask, and the scores of eager attention.
+
+    One prompt alone is not padded and has no mask.
+    """
+    mask = structure.mask_bytes_per_pair
+    if mask is None:  # a structure of an older version: a boolean mask, converted twice
+        mask = 1 + 2 * item_bytes(structure.dtype)
+    pair = structure.scores_bytes_per_pair + (mask if samples > 1 else 0)
+    return samples * prompt_tokens**2 * pair
+
+
+def activation_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
+    """Tensors that reading one prompt makes in passing; each token goes to several experts."""
+    tensors = _PREFILL_TENSORS + _EXPERT_TENSORS * (structure.experts_per_token or 0)
+    return prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * tensors
+
+
+def scored_token_bytes(vocab_size: int) -> int:
+    """Memory of one token while its probability is taken: logits as computed, and float32 copies."""
+    return (_LOGITS_COPIES + 1) * 4 * vocab_size
+
+
+def scored_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
+    """Memory that taking the probabilities of one prompt's tokens needs at most at a time."""
+    return min(SCORED_PIECE_BYTES, prompt_tokens * scored_token_bytes(structure.vocab_size))
+
+
+def capture_need(
+    structure: ModelStructure,
+    hooks: Sequence[str],
+    capture: CaptureSpec,
+    *,
+    prompt_tokens: int,
+    generated_tokens: int = 1,
+) -> CaptureNeed:
+    """Memory that capturing these hooks adds to a sample with a prompt of so many tokens.
+
+    Args:
+        generated_tokens: 0 if the prompt is only read, and logits have rows for all of it.
+    """
+    strips = [0]
+    summaries = 0
+    for hook in hooks:
+        if stores_every_row(capture):
+            count = rows_of(structure, hook, capture, prompt_tokens, min(generated_tokens, 1))
+            strips.append(count * hook_bytes(structure, hook, capture.dtype, capture.features))
+        summaries += hook_width(structure, hook, capture.features) * _summary_bytes(capture)
+    decodes = generated_tokens and capture.positions not in ("prompt", "last", "last_prompt")
+    return CaptureNeed(
+        prompt_rows=sum(strips),
+        largest_strip=max(strips),
+        step=bytes_per_token(structure, hooks) if decodes else 0,
+        summaries=summaries,
+    )
+
+
+def _summary_bytes(capture: CaptureSpec) -> int:
+    """Bytes per channel that summing up rows takes on the device, at the moment when it takes most."""
+    total = 0 if capture.reduce == "none" else 4 * _REDUCED_HELD
+    if capture.stats is not None:
+        held = _STATISTICS_HELD + (capture.stats.threshold is not None)
+        total += STATISTIC_BYTES * (3 * held + _STATISTICS_IN_PASSING)
+    return total
+
+
+def batch_memory(
+    structure: ModelStructure,
+    kv_bytes: int,
+    capture: CaptureNeed,
+    *,
+    samples: int,
+    prompt_tokens: int,
+    max_tokens: int,
+    scored: int = 0,
+    rows: int = 0,
+) -> BatchMemory:
+    """Memory of so many samples that are generated at once.
+
+    Args:
+        kv_bytes: of one token in the key-value cache.
+        capture: of the longest prompt, see `capture_need`.
+        prompt_tokens: of the longest prompt.
+        scored: for prompts' logits, whatever the size of the batch.
+        rows: that are held in host memory.
+    """
+    tokens = min(prompt_tokens + max_tokens, structure.context_length)
+    return BatchMemory(
+        cache=samples * tokens * kv_bytes,
+        logits=samples * _LOGITS_COPIES * 4 * structure.vocab_size,
+        activations=samples * activation_bytes(structure, prompt_tokens=prompt_tokens),
+        attention=attention_bytes(structure, prompt_tokens=prompt_tokens, samples=samples),
+        summaries=samples * capture.summaries,
+        in_flight=capture.in_flight(samples),
+        scored=scored,
+        rows=rows,
+    )
+
+
+def held_rows_bytes(budget: Budget, capture: CaptureNeed, sample_bytes: int, *, samples: int) -> int:
+    """Host memory that captured rows of a batch take at most before they are written.
+
+    Args:
+        sample_bytes: of all rows of one sample that are captured before any must have been written.
+    """
+    return min(budget.host_buffer_bytes + capture.in_flight(samples), sample_bytes * samples)
+
+
+def batch_size(
+    structure: ModelStructure,
+    kv_bytes: int,
+    capture: CaptureNeed,
+    budget: Budget,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    scored: int = 0,
+) -> int:
+    """Samples to run at once, at least 1; arguments as in `batch_memory`.
+
+    The host's buffer does not divide the batch, since the writer empties it when it is full. Only the rows
+    of one hook are not divided: they must fit.
+    """
+    usable = budget.usable_bytes
+    if not budget.on_gpu and (capture.prompt_rows or capture.step):
+        usable -= budget.host_buffer_bytes  # in the same memory
+    most = budget.cap
+    if capture.largest_strip:
+        most = max(1, min(most, budget.host_buffer_bytes // capture.largest_strip))
+
+    def needed(samples: int) -> int:
+        return batch_memory(
+            structure,
+            kv_bytes,
+            capture,
+            samples=samples,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            scored=scored,
+        ).device
+
+    return max(1, bisect_right(range(1, most + 1), usable, key=needed))

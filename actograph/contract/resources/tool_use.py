@@ -1,0 +1,77 @@
+"""Tool use of a sample, and totals of a condition."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
+#: possible; `length`: a turn reached max_tokens
+ToolUseEnd = Literal["answer", "max_turns", "context_length", "length"]
+
+
+class ToolMessage(BaseModel):
+    """A turn of the model, or the result of one call."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: Literal["assistant", "tool"]
+    content: str
+    error: bool = Field(
+        False,
+        description="True if the call failed; the content is the error. The model sees it, except with "
+        "annotations, which the model then completes itself.",
+    )
+
+
+class ToolUse(BaseModel):
+    """Numbers of turns and tool calls of a sample."""
+
+    model_config = ConfigDict(frozen=True)
+
+    turns: int = Field(description="Turns of the model.")
+    calls: int = Field(description="Calls with a result, including failed ones.")
+    errors: int = Field(description="Failed calls.")
+    malformed: int = Field(description="Failed calls that could not be read.")
+    ended: ToolUseEnd
+
+
+class ToolTotals(BaseModel):
+    """Totals of the tool use of a condition's samples."""
+
+    model_config = ConfigDict(frozen=True)
+
+    samples: int = Field(description="Samples with tools.")
+    calling: int = Field(description="Samples with at least one call.")
+    turns: int
+    calls: int
+    errors: int
+    malformed: int
+    ended: dict[ToolUseEnd, int] = Field(description="End of a sample -> number of samples.")
+
+
+def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
+    """The totals of some samples. Returns None if no sample has tools."""
+    if not uses:
+        return None
+    return ToolTotals(
+        samples=len(uses),
+        calling=sum(use.calls > 0 for use in uses),
+        turns=sum(use.turns for use in uses),
+        calls=sum(use.calls for use in uses),
+        errors=sum(use.errors for use in uses),
+        malformed=sum(use.malformed for use in uses),
+        ended={end: count for end in get_args(ToolUseEnd) if (count := sum(u.ended == end for u in uses))},
+    )
+
+
+def joined(one: ToolTotals | None, other: ToolTotals | None) -> ToolTotals | None:
+    """The sum of the totals of two groups of samples."""
+    if one is None or other is None:
+        return one or other
+    added = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in ("samples", "calling", "turns", "calls", "errors", "malformed")
+    }
+    counts = {end: one.ended.get(end, 0) + other.ended.get(end, 0) for end in get_args(ToolUseEnd)}
+    return ToolTotals(**added, ended={end: count for end, count in counts.items() if count})

@@ -1,0 +1,1 @@
+"""API keys, their roles, and the service's capabilities."""

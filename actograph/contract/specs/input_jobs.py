@@ -1,0 +1,109 @@
+"""Jobs over prompts and conversations that a client sends: capture and extract."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from actograph.contract.interventions import each
+from actograph.contract.row_selection import needs_generation
+from actograph.contract.specs.base import PromptText, Spec, Text
+from actograph.contract.specs.capture import ExtractCaptureSpec
+from actograph.contract.specs.conditions import CaptureCondition, distinct_names
+from actograph.contract.specs.datasets import DatasetRef
+from actograph.contract.specs.job_base import GeneratingSpec, JobSpecBase, SampleTimeout
+
+MAX_INPUTS = 100_000
+
+
+class Message(Spec):
+    """A chat message."""
+
+    role: Literal["system", "user", "assistant"] = Field(description="Speaker of the message.")
+    content: Text = Field(description="Text of the message.")
+
+
+class CaptureInput(Spec):
+    """Either a prompt or a conversation."""
+
+    prompt: PromptText | None = Field(None, description="Prompt, used as it is.")
+    messages: list[Message] | None = Field(
+        None, min_length=1, max_length=1000, description="Conversation, rendered by the chat template."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "CaptureInput":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        return self
+
+
+class InputJobSpec(JobSpecBase):
+    """A job over prompts or conversations, with optional conditions."""
+
+    conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Every input runs under each condition; without conditions it runs once.",
+    )
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+    @model_validator(mode="after")
+    def _edits_of_what_is_read(self) -> "InputJobSpec":
+        if self.is_prefill:
+            for param, intervention in each(self.interventions, self.conditions):
+                lacking = needs_generation(intervention.positions)
+                if lacking is not None:
+                    raise ValueError(
+                        f"{param}.positions: {lacking} needs generated tokens; mode prefill generates none"
+                    )
+        return self
+
+
+class CaptureJobSpec(InputJobSpec, GeneratingSpec):
+    """Generate from prompts or conversations and store the activations."""
+
+    kind: Literal["capture"] = Field(description="Kind of the job.")
+    inputs: list[CaptureInput] = Field(
+        min_length=1, max_length=MAX_INPUTS, description="Prompts or conversations."
+    )
+    sample_timeout_seconds: SampleTimeout = None
+
+
+class ExtractSpec(InputJobSpec):
+    """Read texts without generating, and store the activations of all tokens."""
+
+    kind: Literal["extract"] = Field(description="Kind of the job.")
+    inputs: list[CaptureInput] | None = Field(
+        None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations, instead of `dataset`."
+    )
+    dataset: DatasetRef | None = Field(
+        None, description="Dataset with a text in each row, instead of `inputs`."
+    )
+    text_field: str = Field(
+        "text", min_length=1, max_length=256, description="Column of the dataset with the text."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Maximum number of rows of the dataset; null takes all."
+    )
+    offset: int = Field(0, ge=0, description="Number of rows of the dataset to skip.")
+    truncate: bool = Field(
+        False, description="True cuts texts to the model's context; with false a longer sample fails."
+    )
+    layers_per_pass: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Deprecated, ignored: rows are stored as the model computes them.",
+        json_schema_extra={"deprecated": True},
+    )
+    capture: ExtractCaptureSpec = Field(
+        default_factory=ExtractCaptureSpec, description="Activations to keep."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ExtractSpec":
+        if (self.inputs is None) == (self.dataset is None):
+            raise ValueError("give exactly one of inputs and dataset")
+        if self.inputs is not None and (self.limit is not None or self.offset):
+            raise ValueError("limit and offset need a dataset; remove them or inputs")
+        return self

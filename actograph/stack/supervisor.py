@@ -1,0 +1,214 @@
+"""Child processes: watched, restarted when they die, and stopped in order."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actograph.contract.errors import ActographError
+from actograph.stack.launcher import launched
+from actograph.stack.log_file import LogFile
+
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 30.0
+MAX_DEATHS = 5
+TAIL_LINES = 15
+_POLL_SECONDS = 0.05
+
+
+class CrashLoop(ActographError):
+    """A program of the service keeps dying."""
+
+    code = "crash_loop"
+
+    def __init__(self, message: str, tail: str) -> None:
+        super().__init__(message)
+        #: last lines of the program's log
+        self.tail = tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program of the service."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    #: stdout and stderr are appended here
+    log: Path
+    #: a longer log is rotated
+    log_max_bytes: int = 64 << 20
+    #: time between SIGTERM and SIGKILL
+    stop_seconds: float = 20.0
+
+
+class Child:
+    """A program and its current process, if any."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.process: subprocess.Popen[bytes] | None = None
+        #: Unix seconds, as in the workers' rows
+        self.started_at = 0.0
+        self.ready = False
+        self.was_ready = False
+        #: deaths since it was last ready
+        self.deaths = 0
+        self.restart_at: float | None = None
+        self.log = LogFile(program.log, program.log_max_bytes)
+
+    @property
+    def pid(self) -> int | None:
+        """The running process."""
+        return self.process.pid if self.process is not None else None
+
+    def start(self) -> None:
+        """Start the program in its own session, out of reach of the terminal's Ctrl-C."""
+        program = self.program
+        with self.log.open() as log:
+            self.process = subprocess.Popen(
+                launched(program.command, signal.SIGKILL),
+                env=dict(program.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.started_at, self.ready, self.restart_at = time.time(), False, None
+
+    def ended(self) -> int | None:
+        """Return the exit status (negative: the signal) if the process has just ended, else None.
+
+        Processes left in its session are killed before its pid is released.
+        """
+        if self.process is None:
+            return None
+        if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        self.kill()
+        status = self.process.wait()
+        self.process, self.ready = None, False
+        return status
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process, not to its children."""
+        if self.process is not None:
+            os.kill(self.process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process of its session."""
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                # not yet the leader of its group
+                os.kill(self.process.pid, signal.SIGKILL)
+
+    def tail(self) -> str:
+        """Return the last lines of the log since the start."""
+        return self.log.tail(TAIL_LINES)
+
+
+class Supervisor:
+    """Restarts children that die. Call `check` often, from the thread that created the supervisor.
+
+    On Linux the kernel kills the children when that thread ends.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        *,
+        first_delay: float = FIRST_DELAY_SECONDS,
+        longest_delay: float = LONGEST_DELAY_SECONDS,
+        max_deaths: int = MAX_DEATHS,
+    ) -> None:
+        self._report = report
+        self._first_delay = first_delay
+        self._longest_delay = longest_delay
+        self._max_deaths = max_deaths
+        self.children: list[Child] = []
+
+    def start(self, program: Program) -> Child:
+        """Start a program and supervise it."""
+        child = Child(program)
+        self.children.append(child)
+        child.start()
+        return child
+
+    def check(self) -> None:
+        """Restart dead children after their delay; rotate large logs.
+
+        Raises:
+            CrashLoop: a program died repeatedly without becoming ready.
+        """
+        for child in self.children:
+            try:
+                child.log.put_aside()
+            except OSError as error:
+                self._report(f"{child.program.name}'s log cannot be put aside and goes on growing: {error}")
+            if (status := child.ended()) is not None:
+                self._died(child, status)
+            elif child.restart_at is not None and time.monotonic() >= child.restart_at:
+                child.start()
+
+    def mark_ready(self, child: Child) -> None:
+        """Mark a child ready and reset its deaths."""
+        child.ready, child.was_ready, child.deaths = True, True, 0
+
+    def stop(self, children: Iterable[Child], at_once: Callable[[], bool] = lambda: False) -> None:
+        """Send SIGTERM and wait; send SIGKILL after the timeout, or once `at_once()` is true."""
+        waiting = []
+        for child in children:
+            child.restart_at = None
+            if child.ended() is None and child.process is not None:
+                child.terminate()
+                waiting.append(child)
+        started, given_up = time.monotonic(), set[Child]()
+        while waiting := [child for child in waiting if child.ended() is None]:
+            waited = time.monotonic() - started
+            for child in waiting:
+                late = waited > child.program.stop_seconds
+                if late and child not in given_up:
+                    given_up.add(child)
+                    self._report(f"{child.program.name} did not end within {waited:.0f} s and is killed")
+                if late or at_once():
+                    child.kill()
+            time.sleep(_POLL_SECONDS)
+
+    def kill_all(self) -> None:
+        """Kill every child with its session, and wait for their end."""
+        for child in self.children:
+            child.restart_at = None
+            child.kill()
+        for child in self.children:
+            while child.ended() is None and child.process is not None:
+                time.sleep(_POLL_SECONDS)
+
+    def _died(self, child: Child, status: int) -> None:
+        name, log = child.program.name, child.program.log
+        child.deaths += 1
+        if child.deaths >= self._max_deaths:
+            raise CrashLoop(
+                f"{name} died {child.deaths} times in a row without being ready, the last time with "
+                f"{describe(status)}; its log: {log}",
+                child.tail(),
+            )
+        delay = min(self._longest_delay, self._first_delay * 2.0 ** (child.deaths - 1))
+        child.restart_at = time.monotonic() + delay
+        self._report(f"{name} ended with {describe(status)}; starting it again in {delay:.1f} s (log: {log})")
+
+
+def describe(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""
+    return f"{name}{hint}"

@@ -1,0 +1,1 @@
+"""Metrics of an evaluation and their errors."""

@@ -1,0 +1,57 @@
+"""Means and standard errors of scores, under lm-eval's metric keys."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from actograph.contract.resources import Score
+from actograph.statistics.moments import Moments
+
+
+def check_scorers(scores: Sequence[Collection[str]]) -> None:
+    """Raises ValueError if samples have scores of different scorers."""
+    names = set(scores[0])
+    if any(set(sample) != names for sample in scores):
+        raise ValueError("the samples were not scored by the same scorers")
+
+
+def shown(moments: Mapping[str, Moments]) -> dict[str, float | None]:
+    """Mean and standard error of each metric, keyed as lm-eval does."""
+    metrics: dict[str, float | None] = {}
+    for name, values in moments.items():
+        metric, _, filter_name = name.partition(",")
+        metrics[name] = values.mean
+        metrics[f"{metric}_stderr,{filter_name}"] = values.stderr
+    return metrics
+
+
+def problem_mean(values: Sequence[float]) -> float:
+    """The mean over the epochs of one problem."""
+    return math.fsum(values) / len(values)
+
+
+class Tally:
+    """Mean, standard error and unparsed answers of one scorer, added up score by score."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.unparsed = 0
+        self._sum = 0.0
+        self._squares = 0.0
+
+    def add(self, score: Score) -> None:
+        self.count += 1
+        self.unparsed += score.answer is None
+        self._sum += score.value
+        self._squares += score.value * score.value
+
+    @property
+    def mean(self) -> float | None:
+        return self._sum / self.count if self.count else None
+
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of the mean; values lie in [0, 1], so sums of squares are precise enough."""
+        if self.count < 2:
+            return None
+        variance = max(0.0, self._squares - self._sum * self._sum / self.count) / (self.count - 1)
+        return math.sqrt(variance / self.count)

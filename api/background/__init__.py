@@ -1,0 +1,1 @@
+"""Background work: the reconciler and webhooks."""

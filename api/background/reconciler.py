@@ -1,0 +1,73 @@
+"""Background thread of an API process: healing, webhooks, batches, uses of keys, check of Redis.
+
+Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles webhooks and
+batches.
+"""
+
+import logging
+import threading
+
+from api.background.webhooks import WebhookSender
+from api.dependencies import Services
+from api.openai.batch_keeper import BatchKeeper
+from api.security.key_ring import KeyRing
+from storage.jobs import batches, webhooks
+from storage.upkeep.healing import Healing
+from storage.upkeep.housekeeping import Threads
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """A thread that runs every `reconcile_seconds` until it is stopped."""
+
+    def __init__(self, services: Services, ring: KeyRing | None = None) -> None:
+        """`ring`: key ring of this process; its uses of keys are stored."""
+        self._services = services
+        self._ring = ring
+        self._stop = threading.Event()
+        self._threads = Threads()
+        self._healing = Healing(services.settings, services.database, services.store, also=self._own_duties)
+
+    @property
+    def has_looked(self) -> threading.Event:
+        """Set after the first round, successful or not."""
+        return self._healing.has_looked
+
+    def start(self) -> None:
+        self._healing.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._healing.stop()
+        self._threads.join()
+
+    def reconcile_once(self) -> None:
+        """Run one round of everything, due or not.
+
+        Raises:
+            sqlalchemy.exc.SQLAlchemyError: the database does not answer.
+        """
+        self._own_duties()
+        self._healing.round()
+
+    def _own_duties(self) -> None:
+        services = self._services
+        services.broker.probe()
+        if self._ring is not None:
+            self._ring.touch(services.database)
+        with services.database.read() as session:
+            has_webhooks = webhooks.is_any_due(session)
+            has_batches = bool(batches.unended(session))
+        if has_batches:
+            self._threads.start("batches", self._advance_batches)
+        if has_webhooks:
+            self._threads.start("webhooks", self._deliver)
+
+    def _advance_batches(self) -> None:
+        BatchKeeper(self._services).advance_all()
+
+    def _deliver(self) -> None:
+        services = self._services
+        made = WebhookSender(services.settings, services.database, self._stop).deliver_due()
+        log.info("made %d attempt(s) to deliver webhooks", made)

@@ -1,0 +1,132 @@
+"""Output files of a finished batch: one line per answer or error.
+
+Lines have OpenAI's form: `{id, custom_id, response: {status_code, request_id, body}, error}`. The error of
+a failed request is in `response.body.error`; `error` is set if the request did not finish.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, BinaryIO
+
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.batches import BatchError, BatchStatus, BatchUsage, RequestCounts
+from actograph.contract.resources import JobStatus, SampleStatus
+from api.dependencies import Services
+from api.openai import chat_results
+from api.openai.chat_results import ChatFailed, ChatResult
+from api.problems.errors import openai_error
+from storage.jobs import batches
+from storage.sessions import sessions
+from storage.tables.models import BatchRow, JobRow
+
+CHUNK = 1 << 20
+#: lines per read of sessions
+PAGE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Temporary files with the lines, rewound; the caller closes them."""
+
+    answers: BinaryIO
+    errors: BinaryIO
+    counts: RequestCounts
+    usage: BatchUsage
+
+
+def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | None]:
+    """Final status of a batch with an ended job, and the error if the job was refused."""
+    if job.status == JobStatus.CANCELLED:
+        return BatchStatus.CANCELLED, None
+    if job.status == JobStatus.FAILED and job.error is not None:
+        if job.error["type"] == "deadline_exceeded":
+            return BatchStatus.EXPIRED, None
+        # if all samples failed, the job has finished and its lines have the reasons
+        if (job.total or 0) != job.failed:
+            return BatchStatus.FAILED, BatchError(code=job.error["type"], message=job.error["message"])
+    return BatchStatus.COMPLETED, None
+
+
+def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
+    """Write the lines of all requests, in the order of the input file."""
+    answers = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes them)
+    errors = tempfile.TemporaryFile()  # noqa: SIM115
+    total = completed = read = chosen = 0
+    with services.database.read() as session:
+        for result in _results(session, job):
+            line = _line(result, end)
+            is_answer = line["error"] is None and line["response"]["status_code"] == 200
+            total, completed = total + 1, completed + is_answer
+            if is_answer:
+                read, chosen = read + result.usage.prompt_tokens, chosen + result.usage.completion_tokens
+            file = answers if is_answer else errors
+            file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+    answers.seek(0)
+    errors.seek(0)
+    return Written(
+        answers=answers,
+        errors=errors,
+        counts=RequestCounts(total=total, completed=completed, failed=total - completed),
+        usage=BatchUsage.of(read, chosen),
+    )
+
+
+def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
+    """Read each request in the order of the input file, and its sessions in pages."""
+    lines = batches.lines(session, job.id)
+    while page := list(islice(lines, PAGE)):
+        wanted = [row.session_id for rows in page for row in rows if row.session_id]
+        stored: dict[str, resources.Session] = {}
+        if wanted:
+            found = sessions.by_ids(session, wanted)
+            stored = {one.id: one for one in sessions.resources_of(session, found)}
+        for rows in page:
+            yield ChatResult(job=job, samples=rows, sessions=stored)
+
+
+def chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
+    rows = result.samples
+    own = rows[0].id.removeprefix("smp_")
+    line: dict[str, Any] = {
+        "id": f"batch_req_{own}",
+        "custom_id": rows[0].input["custom_id"],
+        "response": None,
+        "error": None,
+    }
+    failed = next((row.error for row in rows if row.status == SampleStatus.FAILED and row.error), None)
+    if failed is not None:
+        refused = ChatFailed(failed)
+        status = chat_results.status_of(refused)
+        error = openai_error(status, refused.message, code=refused.code).model_dump()
+        return line | {"response": {"status_code": status, "request_id": own, "body": {"error": error}}}
+    if any(row.status != SampleStatus.COMPLETED for row in rows):
+        return line | {"error": _unfinished(result.job, end)}
+    is_chat = result.job.spec["endpoint"] == "/v1/chat/completions"
+    answer = chat_results.chat_completion(result) if is_chat else chat_results.completion(result)
+    # the id of the job would be the same for all
+    prefix = "chatcmpl" if is_chat else "cmpl"
+    body = answer.model_copy(update={"id": f"{prefix}-{own}"}).model_dump(mode="json")
+    return line | {"response": {"status_code": 200, "request_id": own, "body": body}}
+
+
+def _unfinished(job: JobRow, end: BatchStatus) -> dict[str, str]:
+    if end is BatchStatus.EXPIRED:
+        message = "the request had not ended when the batch's completion_window passed"
+        return {"code": "batch_expired", "message": message}
+    if end is BatchStatus.CANCELLED:
+        return {
+            "code": "batch_cancelled",
+            "message": "the request had not ended when the batch was cancelled",
+        }
+    reason = (job.error or {}).get("message", "the job ended early")
+    return {"code": "batch_failed", "message": f"the request was not run: {reason}"}

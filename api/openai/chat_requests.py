@@ -1,0 +1,106 @@
+"""Turn a request in OpenAI's form into a chat job, and submit it."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
+from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.errors import ActographError, ServiceUnavailable
+from api.dependencies import Services
+from api.submission import pauses, planning
+from api.submission import submit as submission_steps
+from storage import samples
+from storage.tables.models import JobRow, SampleRow
+
+#: OpenAI's own default for `/v1/completions`
+COMPLETION_MAX_TOKENS = 16
+
+
+def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec:
+    """Build the job of a chat request."""
+    given = ChatInput(
+        messages=[message.for_template() for message in request.messages],
+        tools=[tool.for_template() for tool in request.offered_tools] or None,
+        must_call=request.must_call,
+        call_name=request.call_name,
+        one_call=request.one_call,
+        enable_thinking=request.thinks,
+        max_tokens=request.most_tokens,
+        default_max_tokens=services.settings.chat_max_tokens,
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        # tool calls are sent whole
+        live=bool(request.stream) and not request.logprobs and not request.must_call,
+    )
+    return _spec(request, [given], services, metadata=request.metadata or {})
+
+
+def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSpec:
+    """Build the job of a text completion request."""
+    shared: dict[str, Any] = {
+        "top_logprobs": request.logprobs,
+        "max_tokens": request.max_tokens,
+        "default_max_tokens": COMPLETION_MAX_TOKENS,
+        "echo": bool(request.echo),
+        "live": bool(request.stream) and request.logprobs is None and not request.echo,
+    }
+    inputs = [
+        ChatInput(prompt=prompt, **shared)
+        if isinstance(prompt, str)
+        else ChatInput(prompt_token_ids=prompt, **shared)
+        for prompt in request.prompts
+    ]
+    return _spec(request, inputs, services, metadata={})
+
+
+def _spec(
+    request: CompletionBase, inputs: list[ChatInput], services: Services, metadata: dict[str, str]
+) -> ChatJobSpec:
+    seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
+    # a job without generation needs a valid number too
+    most = max(1, inputs[0].most_tokens)
+    return ChatJobSpec(
+        model=request.model,
+        inputs=inputs,
+        epochs=request.choices,
+        sampling=request.sampling(max_tokens=most, seed=seed),
+        capture=request.captures,
+        interventions=request.interventions,
+        tags=request.tags,
+        expires_after=request.expires_after,
+        metadata=metadata,
+        deadline_seconds=services.settings.chat_timeout_seconds,
+    )
+
+
+def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:
+    """Check the job, insert it with its samples and wake a worker.
+
+    Raises:
+        ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should not
+            wait for an unknown time.
+        InvalidRequest: `param` is a field of the request.
+    """
+    try:
+        submission = submission_steps.check(services, spec, owner)
+        planning.admit(services, submission)
+        ahead = submission.outlook
+        if ahead.waiting_reason is not None:
+            raise ServiceUnavailable(ahead.waiting_reason)
+        with services.database.read() as session:
+            held = pauses.of_owner(services, session, owner)
+        if held is not None:
+            raise ServiceUnavailable(f"no job starts now: {held}")
+        made = submission_steps.insert(services.database, submission, _with_samples)
+    except ActographError as error:
+        # fields of a job's sampling are fields of the request
+        error.param = error.param and error.param.removeprefix("sampling.")
+        raise
+    services.broker.wake(made[0].model)
+    return made
+
+
+def _with_samples(session: Session, row: JobRow) -> tuple[JobRow, Sequence[SampleRow]]:
+    return row, samples.find(session, row.id, limit=row.total or 1)[0]

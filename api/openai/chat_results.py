@@ -1,0 +1,254 @@
+"""OpenAI's answer of an ended chat job, or its error."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from actograph import __version__
+from actograph.contract import resources
+from actograph.contract.chat import chat_answers as answers
+from actograph.contract.chat.chat_job import is_only_read
+from actograph.contract.chat.tool_calls import ToolCall, parse_calls, text_before_calls
+from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.resources import JobStatus, SampleStatus
+from api.dependencies import Services
+from storage import samples
+from storage.jobs import jobs
+from storage.sessions import sessions
+from storage.tables.models import JobRow, SampleRow
+
+#: HTTP status by the error of a sample or job; others are 500
+_STATUSES = {
+    "invalid_request": 400,
+    "context_length_exceeded": 400,
+    "conflict": 409,
+    "service_unavailable": 503,
+    "sample_timeout": 504,
+    "deadline_exceeded": 504,
+}
+
+
+class ChatFailed(ActographError):
+    """A failed chat."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        """`record` is the error of the job or of its first failed sample."""
+        super().__init__(record["message"])
+        # a class has one code, but each failure its own
+        self.code = record["type"]  # type: ignore[misc]
+        self.status = _STATUSES.get(record["type"], 500)  # type: ignore[misc]
+
+
+def status_of(error: ActographError) -> int:
+    """The HTTP status that OpenAI's clients expect."""
+    if error.code == "model_not_found":
+        return 404
+    return 400 if isinstance(error, InvalidRequest) else error.status
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatResult:
+    """A completed job. The choices of a prompt stand together."""
+
+    job: JobRow
+    samples: Sequence[SampleRow]
+    sessions: dict[str, resources.Session]
+
+    @property
+    def usage(self) -> answers.Usage:
+        """Token counts; a prompt counts once for all of its choices."""
+        prompts = sum(row.prompt_tokens or 0 for row in self.samples if row.epoch == 0)
+        chosen = sum(row.generated_tokens or 0 for row in self.samples)
+        return answers.Usage(prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen)
+
+
+def read(services: Services, job_id: str) -> ChatResult:
+    """Read the result of an ended job.
+
+    Raises:
+        ChatFailed: the job failed or was cancelled, or one of its samples failed.
+    """
+    with services.database.read() as session:
+        job = jobs.get(session, job_id)
+        rows, _ = samples.find(session, job_id, limit=job.total or 1)
+        captures = sessions.by_ids(session, [row.session_id for row in rows if row.session_id])
+        stored = sessions.resources_of(session, captures)
+    for row in rows:
+        if row.status == SampleStatus.FAILED and row.error is not None:
+            raise ChatFailed(row.error)
+    if job.status == JobStatus.CANCELLED:
+        raise ChatFailed({"type": "conflict", "message": f"job {job_id} of this request was cancelled"})
+    if job.status != JobStatus.COMPLETED:
+        raise ChatFailed(
+            job.error or {"type": "internal_error", "message": "the job failed without a reason"}
+        )
+    captured = {session_.id: session_ for session_ in stored}
+    capture = job.spec.get("capture")
+    for row in rows:
+        if capture is not None and (row.session_id is None or row.session_id not in captured):
+            raise ChatFailed(
+                {
+                    "type": "capture_failed",
+                    "message": "the activations of this request were deleted",
+                }
+            )
+    return ChatResult(job=job, samples=rows, sessions=captured)
+
+
+def chat_completion(result: ChatResult) -> answers.ChatCompletion:
+    """The answer to `/v1/chat/completions`."""
+    return answers.ChatCompletion(
+        choices=[chat_choice(result, row) for row in result.samples],
+        usage=result.usage,
+        **envelope(result.job, "chatcmpl"),
+        **_captured(result, result.samples[0]),
+    )
+
+
+def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
+    content, calls = split_answer(row)
+    return answers.ChatChoice(
+        index=row.epoch,
+        message=answers.AssistantMessage(content=content, tool_calls=calls or None),
+        finish_reason="tool_calls" if calls else finish_reason(row),
+        logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=_tokens(row)),
+        **_captured(result, row),
+    )
+
+
+def _tokens(row: SampleRow) -> list[answers.TokenLogprob]:
+    return [answers.TokenLogprob.model_validate(token) for token in row.logprobs or ()]
+
+
+def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
+    """Split a completion into text and tool calls. Empty text beside calls is None.
+
+    If one call cannot be parsed, all calls stay in the text: a client must not run half of them. A required
+    call stays in the text if it names no tool of the request.
+    """
+    text = row.completion or ""
+    if not row.input.get("tools"):
+        return text, []
+    found = parse_calls(text)[: 1 if row.input.get("one_call") else None]
+    calls = [call for call in found if isinstance(call, ToolCall)]
+    if not calls or len(calls) < len(found):
+        return text, []
+    offered = {tool["function"]["name"] for tool in row.input["tools"]}
+    if row.input.get("must_call") and any(call.name not in offered for call in calls):
+        return text, []
+    said = text_before_calls(text)
+    return said or None, [
+        answers.ToolCall(
+            # the same for every read
+            id=f"call_{sha256(f'{row.id} {place}'.encode()).hexdigest()[:24]}",
+            function=answers.Function(name=call.name, arguments=json.dumps(dict(call.arguments))),
+        )
+        for place, call in enumerate(calls)
+    ]
+
+
+def completion(result: ChatResult) -> answers.Completion:
+    """The answer to `/v1/completions`."""
+    return answers.Completion(
+        choices=[completion_choice(result, row, place) for place, row in enumerate(result.samples)],
+        usage=result.usage,
+        **envelope(result.job, "cmpl"),
+        **_captured(result, result.samples[0]),
+    )
+
+
+def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers.CompletionChoice:
+    text = whole_text(row)
+    return answers.CompletionChoice(
+        index=place,
+        text=text,
+        finish_reason=finish_reason(row),
+        logprobs=None if row.logprobs is None else _completion_logprobs(text, row.logprobs),
+        **_captured(result, row),
+    )
+
+
+def envelope(job: JobRow, prefix: str) -> dict[str, Any]:
+    """Fields of every answer and every chunk of a job."""
+    return {
+        "id": f"{prefix}-{job.id.removeprefix('job_')}",
+        "created": int(job.created_at),
+        "model": job.model,
+        "system_fingerprint": fingerprint(job.model),
+        "run_id": job.id,
+    }
+
+
+def fingerprint(model: str) -> str:
+    """Fingerprint of the model's name and the version of Actograph."""
+    return f"fp_{sha256(f'{model} {__version__}'.encode()).hexdigest()[:10]}"
+
+
+def finish_reason(row: SampleRow) -> answers.FinishReason:
+    return "length" if row.finish_reason == "length" or is_only_read(row.input) else "stop"
+
+
+def whole_text(row: SampleRow) -> str:
+    """The text of a choice, after the prompt if `echo` asks for it."""
+    prompt = row.prompt if row.input.get("echo") else None
+    return (prompt or "") + (row.completion or "")
+
+
+def _captured(result: ChatResult, row: SampleRow) -> dict[str, Any]:
+    session = result.sessions.get(row.session_id or "")
+    if session is None:
+        return {}
+    return {
+        "session_id": session.id,
+        "activation_files": [
+            answers.ActivationFile(
+                name=file.name,
+                bytes=file.bytes,
+                sha256=file.sha256,
+                url=f"/v1/activations/sessions/{session.id}/files/{file.name}",
+            )
+            for file in session.files
+        ],
+        "activations_meta": {
+            hook: answers.ActivationMeta(shape=info.shape, dtype=info.dtype, bytes=info.nbytes)
+            for hook, info in session.hooks.items()
+        },
+    }
+
+
+def _completion_logprobs(text: str, stored: Sequence[Mapping[str, Any]]) -> answers.CompletionLogprobs:
+    """Log probabilities in the form of OpenAI's older completions; `stored` holds `TextToken`s."""
+    tokens = [answers.TextToken.model_validate(token) for token in stored]
+    return answers.CompletionLogprobs(
+        tokens=[token.token for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[token.top for token in tokens],
+        text_offset=list(_offsets(text, tokens)),
+    )
+
+
+def _offsets(text: str, tokens: Sequence[answers.TextToken]) -> Iterator[int]:
+    """Offset of each token in the text.
+
+    A token without text (an end token, or one cut off by a stop string) has the offset of the next token. So
+    have the tokens of one character, except the last.
+    """
+    at = 0
+    partial = b""
+    for token in tokens:
+        yield at
+        shown = token.token
+        if token.token.startswith("bytes:"):
+            partial += bytes(token.bytes or b"")
+            try:
+                shown = partial.decode()
+            except UnicodeDecodeError:
+                continue
+        partial = b""
+        # decoders remove the white space before the first word
+        for form in (shown, shown.removeprefix(" ")):
+            if text.startswith(form, at):
+                at += len(form)
+                break

@@ -1,0 +1,1 @@
+"""Errors as problem+json, and the validation of requests."""

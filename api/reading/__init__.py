@@ -1,0 +1,1 @@
+"""Large answers: downloads, tensor slices, event streams."""

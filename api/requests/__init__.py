@@ -1,0 +1,1 @@
+"""Request bodies: size limits, lanes, idempotency."""

@@ -1,0 +1,35 @@
+"""/metrics, for Prometheus."""
+
+import os
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import PlainTextResponse, Response
+
+from api import metrics
+from api.dependencies import AllServicesDep
+from api.routing import READ, Routes
+
+router = Routes(tags=["health"])
+
+EXAMPLE = (
+    "# HELP actograph_jobs Jobs in the index.\n# TYPE actograph_jobs gauge\n"
+    'actograph_jobs{status="queued"} 2.0\n'
+)
+
+#: prometheus_client's variable for the folder that several processes share
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@router.add(
+    "GET",
+    "/metrics",
+    READ,
+    "Metrics in Prometheus' text format",
+    operation_id="metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
+)
+def get_metrics(services: AllServicesDep) -> Response:
+    """All metrics of docs/operate/monitoring.md. They are sums over all owners and name none."""
+    found = metrics.render(services, os.environ.get(FOLDER_VARIABLE))
+    return Response(found, media_type=CONTENT_TYPE_PLAIN_0_0_4)

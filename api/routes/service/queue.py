@@ -1,0 +1,103 @@
+"""/v1/queue and /v1/workers: show the queue and its workers, pause and resume the queue."""
+
+import logging
+from collections import Counter
+
+from actograph.contract.errors import ServiceUnavailable
+from actograph.contract.resources import ListPage, Queue, Worker, WorkerStatus
+from actograph.contract.specs import PauseRequest
+from api.dependencies import Services, ServicesDep
+from api.problems.validation import parse_body
+from api.requests.request_body import OptionalJsonBody
+from api.routing import ADMIN, READ, Body, Routes
+from api.security.auth import Caller
+from api.submission import pauses
+from storage.accounts import quotas
+from storage.index import pages
+from storage.queue import job_queue, pause, workers
+
+log = logging.getLogger(__name__)
+
+router = Routes(prefix="/v1", tags=["queue"])
+
+PAUSE = Body(PauseRequest, {"with a reason": {"reason": "the GPU is needed until noon"}}, required=False)
+
+SHOWN_JOBS = 20
+#: jobs that get a message when the queue resumes; workers find the others in the index
+MOST_WOKEN = 500
+
+
+@router.add("GET", "/queue", READ, "Waiting and running jobs")
+def get_queue(services: ServicesDep) -> Queue:
+    return _queue(services)
+
+
+@router.add("POST", "/queue/pause", ADMIN, "Start no new batch", body=PAUSE)
+def pause_queue(
+    services: ServicesDep,
+    by: Caller,
+    body: OptionalJsonBody,
+) -> Queue:
+    """Pause the queue. Workers finish their current batch and claim no other; jobs are still accepted.
+
+    The pause lasts, also across restarts, until `POST /v1/queue/resume`. A second pause changes the reason.
+    """
+    reason = parse_body(PauseRequest, body).reason if body is not None else None
+    with services.database.write() as session:
+        pause.start(session, by=by, reason=reason)
+    log.warning("the queue is paused by %s: %s", by, reason or "no reason given")
+    return _queue(services)
+
+
+@router.add("POST", "/queue/resume", ADMIN, "End a pause requested by an admin")
+def resume_queue(services: ServicesDep, by: Caller) -> Queue:
+    """Resume the queue and wake waiting jobs. A pause for lack of disk space stays."""
+    with services.database.write() as session:
+        was_paused = pause.end(session)
+    if was_paused:
+        log.warning("the queue is resumed by %s", by)
+    answer = _queue(services)
+    if not answer.paused:
+        _wake_waiting(services)
+    return answer
+
+
+@router.add("GET", "/workers", ADMIN, "Workers, the newest first")
+def list_workers(services: ServicesDep) -> ListPage[Worker]:
+    """Live workers, and workers that ended within a day."""
+    with services.database.read() as session:
+        return pages.page(workers.find(session), False, workers.resource)
+
+
+def _wake_waiting(services: Services) -> None:
+    """Wake workers at once. Without a broker they find the jobs in the index."""
+    with services.database.read() as session:
+        held = quotas.read(session, services.settings).paused_owners()
+        waiting = job_queue.claimable(session, held)[:MOST_WOKEN]
+    for job in waiting:
+        if not services.broker.wake(job.model):
+            return
+
+
+def _queue(services: Services) -> Queue:
+    messages = _messages(services)
+    with services.database.read() as session:
+        held = pauses.find(services, session)
+        statuses = Counter(row.status for row in workers.find(session))
+        return Queue(
+            paused=bool(held),
+            paused_reason=pauses.in_words(held),
+            pauses=held,
+            jobs={str(status): count for status, count in job_queue.counts(session).items()},
+            samples={str(status): count for status, count in job_queue.open_samples(session).items()},
+            next=job_queue.next_of_own(session)[:SHOWN_JOBS],
+            messages=messages,
+            workers={str(status): statuses[status] for status in WorkerStatus},
+        )
+
+
+def _messages(services: Services) -> int | None:
+    try:
+        return services.broker.messages()
+    except ServiceUnavailable:
+        return None

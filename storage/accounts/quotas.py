@@ -1,0 +1,192 @@
+"""Usage of the store by owner, and quotas.
+
+An owner submits jobs and uploads files. `api.security.auth.caller` returns the name: `local`, the name of an
+API key, or `key:` and the first digits of a key's digest. Objects without an owner count in the total alone.
+Deleted sessions and files count until their bytes are removed from the store. Every read sums up the index,
+so usage cannot drift, and a pause ends by itself when sessions are deleted or expire.
+"""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import QuotaExceeded
+from actograph.contract.resources import StoreUsage, Usage
+from actograph.settings import Settings
+from storage.accounts import api_keys
+from storage.index import deletions
+from storage.index.ownership import of_everyone, owner_of
+from storage.tables.models import FileRow, SessionRow
+
+#: owner of everything in a service without keys, see `api.security.auth.caller`
+WITHOUT_KEYS = "local"
+#: default quota of an owner with a key, as a share of the disk
+_DEFAULT_SHARE = 0.75
+
+ADVICE = "delete sessions or files, or let sessions expire, and it goes on by itself"
+
+
+class _Disk(NamedTuple):
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """Usage at one moment, and the limits. 0 means no limit."""
+
+    total_limit: int = 0
+    owner_limit: int = 0
+    #: True if no setting chose `owner_limit`; the default does not apply without keys
+    is_default: bool = False
+    #: limits from `quota_bytes` of keys, in place of `owner_limit`
+    own_limits: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str | None, Usage] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(one.bytes for one in self.used.values())
+
+    def pause(self) -> str | None:
+        """Why no job may start, or None."""
+        if not self.total_limit or self.total < self.total_limit:
+            return None
+        return (
+            f"{self.total:,} bytes are stored, the quota is {self.total_limit:,} "
+            f"(ACTOGRAPH_STORE_QUOTA_BYTES); {ADVICE}"
+        )
+
+    def owner_pause(self, owner: str | None) -> str | None:
+        """Why no job of this owner may start, or None."""
+        limit = self.limit_of(owner)
+        if not limit or self._of(owner) < limit:
+            return None
+        source = "ACTOGRAPH_OWNER_QUOTA_BYTES"
+        if owner in self.own_limits:
+            source = "quota_bytes of its API key"
+        elif self.is_default:
+            source = f"three quarters of the disk; raise it with {source}, or with quota_bytes of a key"
+        return f"{owner} has stored {self._of(owner):,} bytes, the quota is {limit:,} ({source}); {ADVICE}"
+
+    def paused_owners(self) -> list[str]:
+        """Owners that have used up their quota."""
+        return [owner for owner in self.used if owner is not None and self.owner_pause(owner)]
+
+    def left(self, owner: str | None) -> int | None:
+        """Bytes that this owner may still store; None means no limit."""
+        found = [self.total_limit - self.total] if self.total_limit else []
+        limit = self.limit_of(owner)
+        found += [limit - self._of(owner)] if limit else []
+        return max(0, min(found)) if found else None
+
+    def require(self, owner: str | None, needed: int, what: str, *, param: str | None = None) -> None:
+        """Raises QuotaExceeded if `needed` more bytes do not fit."""
+        left = self.left(owner)
+        if left is not None and needed > left:
+            raise QuotaExceeded(
+                f"{what}: needed {needed:,} bytes, available {left:,} within the quota; delete sessions or "
+                "files, or ask for less (GET /v1/activations/stats shows who uses what)",
+                param=param,
+                details={"needed_bytes": needed, "available_bytes": left},
+            )
+
+    def limit_of(self, owner: str | None) -> int:
+        """Bytes that an owner may store in all; 0 means no limit."""
+        if owner is None or (owner == WITHOUT_KEYS and self.is_default):
+            return 0
+        return self.own_limits.get(owner, self.owner_limit)
+
+    def _of(self, owner: str | None) -> int:
+        usage = self.used.get(owner)
+        return usage.bytes if usage is not None else 0
+
+
+def read(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
+    """The quotas now. Without limits, usage is not read.
+
+    Args:
+        has_own_limits: False if the caller knows that no key has `quota_bytes`.
+    """
+    limits = _limits(session, settings, has_own_limits=has_own_limits)
+    is_limited = limits.total_limit or limits.own_limits or limits.owner_limit
+    if limits.is_default and not (limits.total_limit or limits.own_limits):
+        # nobody has reached the limit before the disk holds so much
+        is_limited = _disk_usage(settings).used >= limits.owner_limit
+    return replace(limits, used=usage(session)) if is_limited else limits
+
+
+def owner_limit(settings: Settings) -> int:
+    """Default limit in bytes of each owner with a key; 0 means no limit."""
+    if settings.owner_quota_bytes is not None:
+        return settings.owner_quota_bytes
+    return int(_disk_usage(settings).total * _DEFAULT_SHARE)
+
+
+def _disk_usage(settings: Settings) -> _Disk:
+    """Sizes of a local store's disk; zeros for a remote store."""
+    url = urlsplit(settings.effective_artifact_url)
+    if url.scheme == "file":
+        with suppress(OSError):
+            found = shutil.disk_usage(unquote(url.path))
+            return _Disk(found.total, found.used)
+    return _Disk(0, 0)
+
+
+def _limits(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
+    return Quotas(
+        total_limit=settings.store_quota_bytes,
+        owner_limit=owner_limit(settings),
+        is_default=settings.owner_quota_bytes is None,
+        own_limits=api_keys.quotas(session) if has_own_limits else {},
+    )
+
+
+@of_everyone
+def usage(session: Session) -> dict[str | None, Usage]:
+    """Usage by owner."""
+    found: dict[str | None, dict[str, int]] = {}
+    counted = sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes))
+    for row in session.execute(counted.group_by(SessionRow.owner)):
+        found.setdefault(row[0], {}).update(sessions=row[1], session_bytes=int(row[2]))
+    counted = sa.select(FileRow.owner, sa.func.count(), sa.func.sum(FileRow.bytes))
+    for row in session.execute(counted.group_by(FileRow.owner)):
+        found.setdefault(row[0], {}).update(files=row[1], file_bytes=int(row[2]))
+    for owner, pending in deletions.usage(session).items():
+        numbers = found.setdefault(owner, {})
+        numbers |= {"deleting": pending.count, "deleting_bytes": pending.bytes}
+        if pending.listed:
+            numbers["sessions"] -= pending.listed
+            numbers["session_bytes"] -= pending.listed_bytes
+    return {owner: Usage(owner=owner, **numbers) for owner, numbers in found.items()}
+
+
+def shown(session: Session, settings: Settings) -> StoreUsage:
+    """Usage and quotas as the API shows them, the largest owner first.
+
+    A restricted session sees its owner's part alone, in the available bytes too.
+    """
+    me = owner_of(session)
+    quotas = replace(_limits(session, settings), used=usage(session))
+    seen = [one for one in quotas.used.values() if me is None or one.owner == me]
+    if me is not None and not seen:
+        seen = [Usage(owner=me)]
+    owners = sorted(seen, key=lambda one: one.bytes, reverse=True)
+    return StoreUsage(
+        sessions=sum(one.sessions for one in owners),
+        session_bytes=sum(one.session_bytes for one in owners),
+        files=sum(one.files for one in owners),
+        file_bytes=sum(one.file_bytes for one in owners),
+        deleting=sum(one.deleting for one in owners),
+        deleting_bytes=sum(one.deleting_bytes for one in owners),
+        bytes=sum(one.bytes for one in owners),
+        quota_bytes=settings.store_quota_bytes or None,
+        owner_quota_bytes=(quotas.limit_of(me) if me is not None else quotas.owner_limit) or None,
+        available_bytes=quotas.left(me),
+        owners=[one.model_copy(update={"available_bytes": quotas.left(one.owner)}) for one in owners],
+    )

@@ -1,0 +1,1 @@
+"""Redis: wake-ups through Celery, text of running samples, rate limits."""

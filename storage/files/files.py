@@ -1,0 +1,142 @@
+"""Queries about uploaded files, and their expiry. Their bytes are in the store under `files/<id>`."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import NotFound
+from storage.artifacts.checked_files import CheckedFile, ChunkDigests
+from storage.artifacts.store import ArtifactStore
+from storage.index import deletions, pages, row_locks
+from storage.index.database import Database, now
+from storage.index.pages import PageOptions
+from storage.jobs import batches, jobs
+from storage.tables.models import FileRow
+
+
+def insert(
+    session: Session,
+    *,
+    file_id: str,
+    filename: str,
+    purpose: str,
+    size: int,
+    sha256: str,
+    owner: str | None = None,
+    expires_after: float | None = None,
+    chunks: ChunkDigests | None = None,
+) -> FileRow:
+    """Insert a stored file. It expires after `expires_after` seconds; None keeps it.
+
+    Args:
+        chunks: digests of the file's chunks; None for a file of one chunk.
+    """
+    moment = now(session)
+    row = FileRow(
+        id=file_id,
+        filename=filename,
+        purpose=purpose,
+        bytes=size,
+        sha256=sha256,
+        created_at=moment,
+        owner=owner,
+        expires_at=None if expires_after is None else moment + expires_after,
+        chunks=None if chunks is None else chunks.model_dump(),
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def get(session: Session, file_id: str) -> FileRow:
+    """Raises NotFound."""
+    return row_locks.one([session.get(FileRow, file_id)], f"file {file_id}")
+
+
+def chunks_of(session: Session, file_id: str) -> ChunkDigests | None:
+    """Digests of the file's chunks; None for a file of one chunk, or from an earlier version."""
+    found = session.scalar(sa.select(FileRow.chunks).where(FileRow.id == file_id))
+    return None if found is None else ChunkDigests.model_validate(found)
+
+
+def stored(row: FileRow, store: ArtifactStore, chunks: ChunkDigests | None) -> CheckedFile:
+    """The bytes of a file; reads are verified."""
+    return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256, chunks=chunks)
+
+
+def keep(session: Session, file_id: str) -> FileRow:
+    """The file, protected from deletion until the transaction ends. Raises NotFound."""
+    return row_locks.one(row_locks.keep(session, FileRow, [file_id]), f"file {file_id}")
+
+
+def lock(session: Session, file_id: str) -> FileRow:
+    """The file, locked for deletion: no new row can refer to it. Raises NotFound."""
+    return row_locks.one(row_locks.lock(session, FileRow, [file_id], to_delete=True), f"file {file_id}")
+
+
+def find(
+    session: Session,
+    *,
+    purpose: str | None = None,
+    **page: Unpack[PageOptions],
+) -> tuple[Sequence[FileRow], bool]:
+    """One page of files, newest first by default."""
+    statement = sa.select(FileRow)
+    if purpose is not None:
+        statement = statement.where(FileRow.purpose == purpose)
+    return pages.fetch(session, statement, FileRow.created_at, FileRow.id, **page)
+
+
+def delete(session: Session, file_id: str) -> None:
+    """Delete the row now and the stored bytes in the background. Raises NotFound."""
+    row = lock(session, file_id)
+    session.delete(row)
+    deletions.add(session, [{"id": row.id, "owner": row.owner, "bytes": row.bytes}])
+
+
+def is_any_expired(session: Session) -> bool:
+    """Whether a file has expired."""
+    due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).limit(1)
+    return session.execute(due).first() is not None
+
+
+def expire(database: Database) -> int:
+    """Delete expired files that no job or batch reads. Returns their number."""
+    with database.read() as session:
+        due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).order_by(FileRow.expires_at)
+        expired = session.scalars(due).all()
+    count = 0
+    for file_id in expired:
+        with database.write() as session:
+            try:
+                lock(session, file_id)
+            except NotFound:
+                continue  # deleted meanwhile
+            if reader_of(session, file_id) is not None:
+                continue
+            delete(session, file_id)
+        count += 1
+    return count
+
+
+def reader_of(session: Session, file_id: str) -> str | None:
+    """The active job or batch that reads this file, if any."""
+    job = jobs.refers_to_file(session, file_id)
+    if job is not None:
+        return f"job {job}"
+    batch = batches.reads_file(session, file_id)
+    return None if batch is None else f"batch {batch}"
+
+
+def resource(row: FileRow) -> resources.File:
+    return resources.File(
+        id=row.id,
+        bytes=row.bytes,
+        created_at=int(row.created_at),
+        filename=row.filename,
+        purpose=row.purpose,
+        expires_at=None if row.expires_at is None else int(row.expires_at),
+    )

@@ -1,0 +1,252 @@
+"""The database: engines, and short transactions for reading and writing.
+
+SQLite runs in WAL mode. Writes begin with `BEGIN IMMEDIATE`, so that two writers wait for each other instead
+of failing midway. Reads begin with `BEGIN`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ServiceUnavailable
+from actograph.settings import Settings
+from storage.index import counters, events, ownership, postgres_engine
+from storage.index.clock import now
+from storage.index.disk_reserve import DiskReserve
+from storage.index.write_turns import WriteTurns
+
+__all__ = ["Database", "changed", "is_away", "now"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_READ_ONLY = "actograph_read_only"
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+#: https://www.sqlite.org/rescode.html
+_AWAY_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+#: connection, resources, operator's intervention, serialization: postgresql.org, appendix A
+_AWAY_STATES = ("08", "53", "57P", "40")
+_FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery", "too many", "terminating")
+BUSY_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Size of the connection pool of one process. A transaction holds one connection."""
+
+    #: connections that stay open
+    size: int = 16
+    #: further connections, closed after use; the sum exceeds the API's 40 threads and its background threads
+    overflow: int = 48
+    #: a thread that waits longer for a connection gets an error
+    timeout_seconds: float = 10.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Pool":
+        return cls(
+            size=settings.database_pool_size,
+            overflow=settings.database_pool_overflow,
+            timeout_seconds=settings.database_pool_timeout_seconds,
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of `sqlalchemy.create_engine`."""
+        return {
+            "pool_size": self.size,
+            "max_overflow": self.overflow,
+            "pool_timeout": self.timeout_seconds,
+        }
+
+
+class Database:
+    """Opens transactions. Functions that take a session never commit."""
+
+    def __init__(self, url: str, pool: Pool = Pool()) -> None:
+        self.url = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._turns: WriteTurns | None = None
+        self._reading: sa.Engine
+        self._locking: sa.Engine
+        #: room for deletions on the disk of a SQLite index
+        self.reserve: DiskReserve | None = None
+        #: owner of all visible rows; None shows all rows
+        self.owner: str | None = None
+        if self.is_sqlite:
+            if not self.url.database or self.url.database == ":memory:":
+                raise ValueError("an in-memory database cannot be shared between processes; name a file")
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.engine = sa.create_engine(
+                self.url,
+                hide_parameters=True,
+                connect_args={"timeout": BUSY_TIMEOUT_MS / 1000},
+                **pool.options(),
+            )
+            event.listen(self.engine, "connect", _configure_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+            self._reading = self.engine.execution_options(**{_READ_ONLY: True})
+            self._turns = WriteTurns(Path(self.url.database))
+            self.reserve = DiskReserve(Path(self.url.database))
+        else:
+            self.engine = postgres_engine.create(self.url, **pool.options())
+            self._reading = postgres_engine.for_reading(self.engine)
+            self._locking = postgres_engine.for_locks(self.url)
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A transaction that commits when the block ends and rolls back when it raises."""
+        if self.reserve is not None:
+            self.reserve.release_if_needed()
+        turn = self._turns.turn() if self._turns is not None else nullcontext()
+        opened = Session(self.engine, expire_on_commit=False)
+        with turn, opened as session, session.begin(), self._restriction(session):
+            yield session
+            events.write(session)
+            counters.write(session)
+
+    def restricted_to(self, owner: str) -> "Database":
+        """The same database, restricted to the rows of one owner; see `storage.index.ownership`."""
+        view = copy(self)
+        view.owner = owner
+        return view
+
+    def _restriction(self, session: Session) -> AbstractContextManager[None]:
+        return nullcontext() if self.owner is None else ownership.restricted(session, self.owner)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A read-only transaction.
+
+        On SQLite all statements see one moment. On Postgres each statement sees the commits before it.
+        """
+        with Session(self._reading, expire_on_commit=False) as session, self._restriction(session):
+            yield session
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """A read-only transaction whose statements see one moment, also on Postgres."""
+        with self.read() as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
+    def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:
+        """Run `work` in a write transaction, and retry while the database is unavailable.
+
+        A commit may succeed although its answer is lost, so `work` may run twice.
+
+        Raises:
+            DBAPIError: the statement failed, or the database is unavailable and `give_up` returned True.
+        """
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                with self.write() as session:
+                    done = work(session)
+            except (DBAPIError, PoolTimeout) as error:
+                if (isinstance(error, DBAPIError) and not is_away(error)) or give_up():
+                    raise
+                if pause == FIRST_PAUSE_SECONDS:
+                    log.warning("the database is unavailable, retrying until it is back: %s", error)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            else:
+                if pause > FIRST_PAUSE_SECONDS:
+                    log.warning("the database is back")
+                return done
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[bool]:
+        """Yield True to one process at a time for each name, and False to the others.
+
+        For work that one of several processes does for all. Nobody waits, and the death of a process ends its
+        block.
+        """
+        if self._turns is not None:
+            with self._turns.alone(name) as is_alone:
+                yield is_alone
+            return
+        # The end of this separate connection releases the lock. Work of minutes takes none from the pool, and
+        # an open transaction would block VACUUM and the creation of indexes.
+        with self._locking.connect() as connection:
+            lock = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtext(f"actograph {name}")))
+            yield bool(connection.execute(lock).scalar_one())
+
+    def ping(self) -> None:
+        """Raises ServiceUnavailable if the database does not answer."""
+        try:
+            with self.read() as session:
+                session.execute(sa.text("SELECT 1"))
+        except (OperationalError, PoolTimeout) as error:
+            raise ServiceUnavailable("the database does not answer") from error
+
+    def give_back_log(self) -> None:
+        """Shrink SQLite's write-ahead log, which otherwise keeps its largest size."""
+        if self.is_sqlite:
+            with self.engine.connect() as connection:
+                raw: Any = connection.connection.driver_connection
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        self.engine.dispose()
+        if self._turns is not None:
+            self._turns.close()
+
+
+def is_away(error: DBAPIError) -> bool:
+    """True if the database cannot be reached, is starting or stopping, or is full.
+
+    The statement was valid and can be retried.
+    """
+    if error.connection_invalidated:
+        return True
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    name = getattr(error.orig, "sqlite_errorname", None)
+    if name is not None:
+        return str(name).startswith(_AWAY_SQLITE)
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_AWAY_STATES)
+    # No connection was made. FATAL is a permanent refusal: a wrong password, or no such database.
+    said = str(error.orig)
+    return "FATAL" not in said or any(words in said for words in _FATAL_FOR_NOW)
+
+
+def is_full(error: DBAPIError) -> bool:
+    """True if the database's disk is full."""
+    name = str(getattr(error.orig, "sqlite_errorname", ""))
+    return name == "SQLITE_FULL" or getattr(error.orig, "sqlstate", None) == "53100"
+
+
+def changed(result: sa.Result[Any]) -> int:
+    """Number of rows that an UPDATE or DELETE changed."""
+    return int(getattr(result, "rowcount", 0))
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # no implicit transactions
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    read_only = connection.get_execution_options().get(_READ_ONLY)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

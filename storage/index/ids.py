@@ -1,0 +1,35 @@
+"""Identifiers: a short prefix for the kind of object, and 128 random bits in hex."""
+
+import re
+import secrets
+from functools import partial
+from hashlib import sha256
+
+_ID = re.compile(r"(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}")
+
+
+def _new(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+new_job_id = partial(_new, "job")
+new_sample_id = partial(_new, "smp")
+new_session_id = partial(_new, "ses")
+new_file_id = partial(_new, "file")
+new_worker_id = partial(_new, "wrk")
+new_vector_id = partial(_new, "vec")
+new_webhook_id = partial(_new, "evt")
+new_scoring_id = partial(_new, "scoring")
+new_batch_id = partial(_new, "batch")
+new_key_id = partial(_new, "key")
+
+
+def file_id_of(name: str) -> str:
+    """The id of a file that is written again under the same name: always the same for one name."""
+    return f"file_{sha256(name.encode()).hexdigest()[:32]}"
+
+
+def is_id(text: str, prefix: str) -> bool:
+    """True if `text` is an id with this prefix (`job`, `smp`, `ses`, `file`, ...)."""
+    match = _ID.fullmatch(text)
+    return match is not None and match[1] == prefix

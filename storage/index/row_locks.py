@@ -1,0 +1,74 @@
+"""Row locks, and the order in which transactions take them.
+
+Postgres runs transactions side by side: another transaction may change or delete a row that this one has
+read. So a transaction locks the rows on which its writes depend. All take their locks in one order, which
+prevents deadlocks:
+
+1. files, vectors and API keys to which a new job refers, or which are deleted
+2. jobs, by id, before a change of their samples, sessions, webhooks or batch
+3. rows that belong to these jobs
+4. workers, by id
+5. counters, which `Database.write` writes last
+
+`lock` is for changing a row, `keep` for referring to it. Transactions that keep a row wait only for its
+deletion, and a deletion waits for them. A foreign key keeps its row too. SQLite has one writer at a time and
+ignores locks.
+
+https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS
+"""
+
+from collections.abc import Collection, Iterable
+from typing import TypeVar, cast
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import NotFound
+from storage.tables.models import Base
+
+_LOCKED = "actograph_locked"
+Row = TypeVar("Row", bound=Base)
+
+
+def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete: bool = False) -> list[Row]:
+    """Lock rows and return their current state, in the order of their ids, without missing rows.
+
+    Rows that the transaction has locked before are not read again.
+    """
+    # only this transaction can have changed them, and the session knows its changes
+    held: dict[tuple[type[Base], str], Base] = session.info.setdefault(_LOCKED, {})
+    known = [held.get((table, one)) for one in sorted(set(ids))]
+    if not to_delete and all(row is not None and row in session for row in known):
+        return [cast(Row, row) for row in known]
+    # FOR NO KEY UPDATE, beside which rows that refer to this one can be written, or FOR UPDATE
+    found = _held(session, table, ids, key_share=not to_delete)
+    held.update({(table, key): row for row in found for key in sa.inspect(row).identity or ()})
+    return found
+
+
+def keep(session: Session, table: type[Row], ids: Collection[str]) -> list[Row]:
+    """Protect rows from deletion until the transaction ends. Returns the existing ones."""
+    return _held(session, table, ids, read=True, key_share=True)
+
+
+def one(rows: Iterable[Row | None], name: str) -> Row:
+    """The only row. Raises NotFound with its name if there is none."""
+    for row in rows:
+        if row is not None:
+            return row
+    raise NotFound(f"no {name}")
+
+
+def _held(
+    session: Session, table: type[Row], ids: Collection[str], *, key_share: bool, read: bool = False
+) -> list[Row]:
+    if not ids:
+        return []
+    key = sa.inspect(table).primary_key[0]
+    statement = (
+        sa.select(table)
+        .where(key == next(iter(ids)) if len(ids) == 1 else key.in_(sorted(ids)))
+        .with_for_update(read=read, key_share=key_share)
+        .execution_options(populate_existing=True)
+    )
+    return list(session.scalars(statement if len(ids) == 1 else statement.order_by(key)))

@@ -1,0 +1,1 @@
+"""Jobs, their state changes, batches and webhooks."""

@@ -1,0 +1,212 @@
+"""Queries about batches. A batch has a request, a job that runs it, and output files."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Unpack
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.batches import (
+    Batch,
+    BatchError,
+    BatchErrors,
+    BatchRequest,
+    BatchStatus,
+    BatchUsage,
+    RequestCounts,
+)
+from actograph.contract.errors import Conflict
+from actograph.contract.resources import SampleStatus
+from storage.index import pages, row_locks
+from storage.index.database import changed, now
+from storage.index.ids import new_batch_id
+from storage.index.pages import PageOptions
+from storage.jobs import jobs, webhooks
+from storage.tables.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
+
+#: samples read at a time
+PAGE = 200
+
+
+def create(session: Session, request: BatchRequest, owner: str | None) -> BatchRow:
+    """Insert a batch. Its input file is validated later."""
+    row = BatchRow(
+        id=new_batch_id(),
+        status=BatchStatus.VALIDATING,
+        input_file_id=request.input_file_id,
+        request=request.model_dump(mode="json"),
+        created_at=now(session),
+        owner=owner,
+        moments={},
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def get(session: Session, batch_id: str) -> BatchRow:
+    """Raises NotFound."""
+    return row_locks.one([session.get(BatchRow, batch_id)], f"batch {batch_id}")
+
+
+def lock(session: Session, batch_id: str) -> BatchRow | None:
+    """Lock a batch. Returns its current state, or None if it does not exist."""
+    found = row_locks.lock(session, BatchRow, [batch_id])
+    return found[0] if found else None
+
+
+def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[BatchRow], bool]:
+    """One page of batches, newest first by default."""
+    return pages.fetch(session, sa.select(BatchRow), BatchRow.created_at, BatchRow.id, **page)
+
+
+def unended(session: Session) -> list[str]:
+    """Batches with work to do: to be validated, or with a job that has ended or was deleted."""
+    statement = (
+        sa.select(BatchRow.id)
+        .outerjoin(JobRow, JobRow.id == BatchRow.job_id)
+        .where(
+            IS_OPEN_BATCH,
+            sa.or_(
+                BatchRow.status == BatchStatus.VALIDATING,
+                JobRow.id.is_(None),
+                JobRow.finished_at.is_not(None),
+            ),
+        )
+        .order_by(BatchRow.created_at, BatchRow.id)
+    )
+    return list(session.scalars(statement))
+
+
+def reads_file(session: Session, file_id: str) -> str | None:
+    """A batch that is validating this input file, if any."""
+    statement = sa.select(BatchRow.id).where(
+        IS_OPEN_BATCH, BatchRow.input_file_id == file_id, BatchRow.status == BatchStatus.VALIDATING
+    )
+    return session.scalars(statement.limit(1)).first()
+
+
+def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) -> BatchRow | None:
+    """Change the status of a batch. Returns None if another process changed it first."""
+    moments = {**row.moments, status.value: now(session)}
+    moved = session.execute(
+        sa.update(BatchRow)
+        .where(BatchRow.id == row.id, BatchRow.status == row.status)
+        .values(status=status, moments=moments, **values)
+    )
+    if not changed(moved):
+        return None
+    fresh = sa.select(BatchRow).where(BatchRow.id == row.id).execution_options(populate_existing=True)
+    return session.scalars(fresh).one()
+
+
+def cancel(session: Session, batch_id: str) -> BatchRow:
+    """Cancel a batch. Finished requests are kept.
+
+    Raises:
+        NotFound: no such batch.
+        Conflict: it has ended already.
+    """
+    row = get(session, batch_id)
+    status = BatchStatus(row.status)
+    if status in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
+        return row
+    if status.is_terminal() or status is BatchStatus.FINALIZING:
+        raise Conflict(f"batch {batch_id} is {status} already")
+    if row.job_id is None:
+        ended = move(session, row, BatchStatus.CANCELLED, counts=RequestCounts().model_dump())
+        if ended is None:
+            raise Conflict(f"batch {batch_id} has just begun; cancel it again")
+        webhooks.plan_batch(session, ended, resource(session, ended))
+        return ended
+    held = jobs.lock_all(session, [row.job_id])
+    if not held or held[0].finished_at is not None:
+        raise Conflict(f"all requests of batch {batch_id} have ended already")
+    cancelling = move(session, row, BatchStatus.CANCELLING)
+    if cancelling is None:
+        raise Conflict(f"all requests of batch {batch_id} have ended already")
+    jobs.cancel(session, row.job_id)
+    return cancelling
+
+
+def lines(session: Session, job_id: str) -> Iterator[list[SampleRow]]:
+    """Lists of the samples of each line, in the order of the input file."""
+
+    def rows() -> Iterator[SampleRow]:
+        place = sa.tuple_(SampleRow.sample_index, SampleRow.epoch)
+        last = (-1, 0)
+        while True:
+            found = session.scalars(
+                sa.select(SampleRow)
+                .where(SampleRow.job_id == job_id, place > last)
+                .order_by(SampleRow.sample_index, SampleRow.epoch)
+                .limit(PAGE)
+            ).all()
+            yield from found
+            if len(found) < PAGE:
+                return
+            last = (found[-1].sample_index, found[-1].epoch)
+            session.expunge_all()
+
+    for _, samples in groupby(rows(), key=lambda row: row.sample_index):
+        yield list(samples)
+
+
+def counts(session: Session, row: BatchRow) -> RequestCounts:
+    """Counts of requests. A request fails with any of its choices, and completes with all of them."""
+    if row.counts is not None:
+        return RequestCounts.model_validate(row.counts)
+    if row.job_id is None:
+        return RequestCounts()
+    job = jobs.get(session, row.job_id)
+    if job.spec.get("requests") == job.total:
+        # one sample for each request, and samples are counted already
+        return RequestCounts(total=job.total or 0, completed=job.completed, failed=job.failed)
+    failed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.FAILED, 1), else_=0))
+    completed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.COMPLETED, 1), else_=0))
+    line = (
+        sa.select(failed.label("failed"), completed.label("completed"), sa.func.count().label("choices"))
+        .where(SampleRow.job_id == row.job_id)
+        .group_by(SampleRow.sample_index)
+        .subquery()
+    )
+    found = session.execute(
+        sa.select(
+            sa.func.count(),
+            sa.func.coalesce(sa.func.sum(sa.case((line.c.completed == line.c.choices, 1), else_=0)), 0),
+            sa.func.coalesce(sa.func.sum(sa.case((line.c.failed > 0, 1), else_=0)), 0),
+        )
+    ).one()
+    return RequestCounts(total=int(found[0]), completed=int(found[1]), failed=int(found[2]))
+
+
+def resource(session: Session, row: BatchRow) -> Batch:
+    request = BatchRequest.model_validate(row.request)
+    status = BatchStatus(row.status)
+    if status is BatchStatus.IN_PROGRESS and row.job_id is not None:
+        job = session.get(JobRow, row.job_id)
+        # a deleted job has ended too
+        if job is None or job.finished_at is not None:
+            status = BatchStatus.FINALIZING
+    moments = {f"{name}_at": int(moment) for name, moment in row.moments.items()}
+    errors = [BatchError.model_validate(error) for error in row.errors or ()]
+    return Batch(
+        id=row.id,
+        endpoint=request.endpoint,
+        model=row.model,
+        errors=BatchErrors(data=errors) if errors else None,
+        input_file_id=request.input_file_id,
+        completion_window=request.completion_window,
+        status=status,
+        output_file_id=row.output_file_id,
+        error_file_id=row.error_file_id,
+        created_at=int(row.created_at),
+        expires_at=int(row.created_at + request.window_seconds),
+        request_counts=counts(session, row),
+        usage=BatchUsage.from_stored(row.counts),
+        metadata=request.metadata,
+        job_id=row.job_id,
+        owner=row.owner,
+        **moments,
+    )

@@ -1,0 +1,310 @@
+"""Queries about jobs. Callers open and commit the transaction."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Unpack, cast
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ActographError, Conflict, NotFound
+from actograph.contract.models.model_identity import PinnedModel
+from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.specs import JobSpecBase
+from storage.index import events, pages, row_locks
+from storage.index.database import changed, now
+from storage.index.ids import new_job_id
+from storage.index.ownership import of_everyone
+from storage.index.pages import PageOptions
+from storage.jobs import webhooks
+from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
+
+#: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
+LOAD = "load"
+ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
+OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
+#: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
+SUBMITTING = "submitting"
+#: jobs that no reader sees; earlier versions had `discarded` ones
+HIDDEN = (SUBMITTING, "discarded")
+_INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
+_INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
+
+
+def create(
+    session: Session,
+    *,
+    kind: str,
+    model: str,
+    spec: JobSpecBase,
+    hooks: Sequence[str] | None,
+    total: int | None,
+    owner: str | None = None,
+    pinned: PinnedModel | None = None,
+) -> JobRow:
+    """Insert a queued job. The session does not track the returned row.
+
+    Args:
+        total: number of samples; None until a worker has read the dataset.
+        pinned: None until the model's identity is known.
+    """
+    moment = now(session)
+    values: dict[str, Any] = {
+        "id": new_job_id(),
+        "kind": kind,
+        "status": JobStatus.QUEUED,
+        "model": model,
+        # the samples of a capture job have its inputs; a copy would slow down every list
+        "spec": spec.model_dump(mode="json", exclude={"inputs"}),
+        "priority": spec.priority,
+        "total": total,
+        "completed": 0,
+        "failed": 0,
+        "created_at": moment,
+        "deadline_at": deadline(spec.deadline_seconds, moment),
+        "hooks": list(hooks) if hooks is not None else None,
+        "owner": owner,
+        "pinned": None if pinned is None else pinned.model_dump(mode="json"),
+        "identity_sha256": None if pinned is None else pinned.identity.sha256,
+        "failed_in_a_row": 0,
+        "recent_samples": 0.0,
+        "recent_seconds": 0.0,
+    }
+    connection = session.connection()
+    connection.execute(_INSERT, values)
+    if spec.tags:
+        tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
+        connection.execute(_INSERT_TAGS, tags)
+    events.append(session, values["id"], "job.queued", {"total": total}, moment=moment)
+    return JobRow(**values)
+
+
+def get(session: Session, job_id: str) -> JobRow:
+    """Raises NotFound."""
+    row = session.get(JobRow, job_id)
+    return _the_one([row] if row is not None else [], job_id)
+
+
+def find(
+    session: Session,
+    *,
+    id_prefix: str | None = None,
+    status: JobStatus | None = None,
+    kind: str | None = None,
+    tag: str | None = None,
+    **page: Unpack[PageOptions],
+) -> tuple[Sequence[JobRow], bool]:
+    """One page of jobs, newest first by default."""
+    statement = sa.select(JobRow).where(JobRow.deleted_at.is_(None))
+    if id_prefix is not None:
+        statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
+    statement = statement.where(JobRow.status.not_in(HIDDEN) if status is None else JobRow.status == status)
+    if kind is not None:
+        statement = statement.where(JobRow.kind == kind)
+    if tag is not None:
+        statement = statement.join(JobTagRow, JobTagRow.job_id == JobRow.id).where(JobTagRow.tag == tag)
+    return pages.fetch(session, statement, JobRow.created_at, JobRow.id, **page)
+
+
+def lock(session: Session, job_id: str) -> JobRow:
+    """Lock a job and return its current state. A transaction does so before it changes rows of the job.
+
+    See `storage.index.row_locks`.
+
+    Raises:
+        NotFound: no such job.
+    """
+    return _the_one(row_locks.lock(session, JobRow, [job_id]), job_id)
+
+
+def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
+    """Lock several jobs; deleted jobs are left out."""
+    return _not_deleted(row_locks.lock(session, JobRow, job_ids))
+
+
+def keep(session: Session, job_ids: Collection[str]) -> list[str]:
+    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones.
+
+    For a transaction that writes to a job's log without a lock of the job.
+    """
+    return [row.id for row in _not_deleted(row_locks.keep(session, JobRow, job_ids))]
+
+
+def start(session: Session, job_id: str) -> bool:
+    """Move a queued job to in_progress. Returns False if it was not queued."""
+    moved = session.execute(
+        sa.update(JobRow)
+        .where(JobRow.id == job_id, JobRow.status == JobStatus.QUEUED)
+        .values(status=JobStatus.IN_PROGRESS, started_at=now(session))
+    )
+    if changed(moved):
+        events.append(session, job_id, "job.started", {})
+    return changed(moved) > 0
+
+
+def set_total(session: Session, job_id: str, total: int) -> None:
+    """Record the number of samples of a dataset that a worker has read."""
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total))
+
+
+def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
+    """Record the canonical hook names of a job that was submitted before its model was loaded."""
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(hooks=list(hooks)))
+
+
+def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
+    """Add to the job's counters and log the progress made."""
+    row = lock(session, job_id)
+    row.completed += completed
+    row.failed += failed
+    events.append(session, job_id, "job.progress", counts_of(row) | {"samples": completed + failed})
+
+
+def cancel(session: Session, job_id: str) -> JobRow:
+    """Cancel a job. Finished samples are kept. A cancelled job stays as it is.
+
+    Raises:
+        NotFound: no such job.
+        Conflict: it has already completed or failed.
+    """
+    row = lock(session, job_id)
+    status = JobStatus(row.status)
+    if status in (JobStatus.COMPLETED, JobStatus.FAILED):
+        raise Conflict(f"job {job_id} is {status} already")
+    if status in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):
+        row.status = JobStatus.CANCELLING
+        events.append(session, job_id, "job.cancelling", {})
+        session.flush()
+        end_if_done(session, job_id)
+        session.refresh(row)
+    return row
+
+
+def fail(session: Session, job_id: str, error: ActographError) -> None:
+    """Fail an active job with a reason. Its open samples are cancelled."""
+    moved = session.execute(
+        sa.update(JobRow)
+        .where(JobRow.id == job_id, JobRow.status.in_(ACTIVE))
+        .values(status=JobStatus.FAILED, finished_at=now(session), error=error.as_record())
+    )
+    if changed(moved):
+        _cancel_rest(session, job_id)
+        events.append(session, job_id, "job.failed", {"error": error.as_record()})
+        webhooks.plan(session, lock(session, job_id))
+
+
+def end_if_done(session: Session, job_id: str) -> JobStatus:
+    """End a job that has nothing left to run. Called after every batch, and by healing.
+
+    A cancelling job ends when no sample has a valid lease. A job fails if every sample failed, with the
+    reason of the first one.
+    """
+    row = lock(session, job_id)
+    status = JobStatus(row.status)
+    if status.is_terminal() or (row.total is None and status is not JobStatus.CANCELLING):
+        return status
+    moment = now(session)
+    if status is JobStatus.CANCELLING:
+        live = session.execute(
+            sa.select(sa.func.count()).where(
+                SampleRow.job_id == job_id,
+                SampleRow.status == SampleStatus.LEASED,
+                SampleRow.lease_until >= moment,
+            )
+        ).scalar_one()
+        if live == 0:
+            row.status, row.finished_at = JobStatus.CANCELLED, moment
+            _cancel_rest(session, job_id)
+            events.append(session, job_id, "job.cancelled", counts_of(row))
+    elif not has_open_samples(session, job_id):
+        events.append(session, job_id, "job.finalizing", counts_of(row))
+        row.finished_at = moment
+        if row.completed == 0 and row.failed > 0:
+            row.status = JobStatus.FAILED
+            row.error = _first_error(session, job_id)
+            events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
+        else:
+            row.status = JobStatus.COMPLETED
+            events.append(session, job_id, "job.completed", counts_of(row))
+    if JobStatus(row.status).is_terminal():
+        webhooks.plan(session, row)
+    session.flush()
+    return JobStatus(row.status)
+
+
+def status_of(session: Session, job_id: str) -> JobStatus | None:
+    """The job's status; None if it was deleted."""
+    chosen = sa.select(JobRow.status).where(JobRow.id == job_id, JobRow.deleted_at.is_(None))
+    value = session.execute(chosen).scalar_one_or_none()
+    return JobStatus(value) if value is not None else None
+
+
+def has_open_samples(session: Session, job_id: str) -> bool:
+    """True if a sample of the job is pending or leased."""
+    statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN)).limit(1)
+    return session.execute(statement).first() is not None
+
+
+def counts_of(row: JobRow) -> dict[str, Any]:
+    """Counts of samples for the job's events."""
+    return {"total": row.total, "completed": row.completed, "failed": row.failed}
+
+
+def deadline(seconds: float | None, moment: float) -> float | None:
+    """The deadline of a job that is queued at `moment`, if its spec has `deadline_seconds`."""
+    return None if seconds is None else moment + seconds
+
+
+@of_everyone
+def refers_to_file(session: Session, file_id: str) -> str | None:
+    """An active job that reads this uploaded file, if any."""
+    if session.get(FileRow, file_id) is None:
+        return None
+    for row in session.scalars(sa.select(JobRow).where(JobRow.status.in_(ACTIVE))):
+        for field in ("dataset", "fewshot_dataset"):
+            if (row.spec.get(field) or {}).get("file_id") == file_id:
+                return row.id
+    return None
+
+
+def lock_to_delete(session: Session, job_id: str) -> JobRow:
+    """The job, locked for deletion: no new row can refer to it. Raises NotFound."""
+    return _the_one(row_locks.lock(session, JobRow, [job_id], to_delete=True), job_id)
+
+
+def _not_deleted(rows: Sequence[JobRow]) -> list[JobRow]:
+    """Rows without those of deleted jobs."""
+    return [row for row in rows if row.deleted_at is None]
+
+
+def _the_one(rows: Sequence[JobRow], job_id: str) -> JobRow:
+    """The only row, if its job is visible. Raises NotFound."""
+    for row in _not_deleted(rows):
+        if row.status not in HIDDEN:
+            return row
+    raise NotFound(f"no job {job_id}")
+
+
+def _first_error(session: Session, job_id: str) -> dict[str, Any]:
+    error = session.execute(
+        sa.select(SampleRow.error)
+        .where(SampleRow.job_id == job_id, SampleRow.status == SampleStatus.FAILED)
+        .order_by(SampleRow.position)
+        .limit(1)
+    ).scalar_one()
+    reason = error or {"type": "internal_error", "message": "no reason was recorded"}
+    return {"type": reason["type"], "message": f"every sample failed; the first: {reason['message']}"}
+
+
+def _cancel_rest(session: Session, job_id: str) -> None:
+    """Cancel open samples. Their leases become invalid."""
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN))
+        .values(
+            status=SampleStatus.CANCELLED,
+            lease_token=SampleRow.lease_token + 1,
+            lease_until=0.0,
+            worker_id=None,
+            started_at=None,
+        )
+    )

@@ -1,0 +1,56 @@
+"""Retention: ended jobs without sessions are deleted after some time, chats sooner than others.
+
+A job with sessions stays with its samples and events. So does the job of a batch that has not ended. Jobs
+that load models stay too, because the last one has the options of its model.
+"""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.batches import BatchStatus
+from actograph.contract.chat.chat_job import KIND as CHAT
+from actograph.contract.resources import JobStatus
+from storage.index import row_locks
+from storage.index.database import now
+from storage.jobs import job_deletion
+from storage.jobs.jobs import LOAD
+from storage.tables.models import BatchRow, JobRow, SessionRow
+
+ENDED = [status for status in JobStatus if status.is_terminal()]
+_OPEN_BATCHES = [status for status in BatchStatus if not status.is_terminal()]
+_HAS_SESSION = sa.select(SessionRow.id).where(SessionRow.job_id == JobRow.id).exists()
+_HAS_OPEN_BATCH = (
+    sa.select(BatchRow.id).where(BatchRow.job_id == JobRow.id, BatchRow.status.in_(_OPEN_BATCHES)).exists()
+)
+_REMOVABLE = (JobRow.status.in_(ENDED), JobRow.deleted_at.is_(None), ~_HAS_SESSION, ~_HAS_OPEN_BATCH)
+
+
+def old_chats(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
+    """Chats that ended more than `seconds` ago and have no session, oldest first."""
+    return _older(session, seconds, limit, JobRow.kind == CHAT)
+
+
+def old_jobs(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
+    """Other jobs that ended more than `seconds` ago and have no session, oldest first."""
+    return _older(session, seconds, limit, JobRow.kind.not_in((CHAT, LOAD)))
+
+
+def remove_chats(session: Session, job_ids: Sequence[str]) -> None:
+    """Delete chats with their samples and logs, unless they changed meanwhile."""
+    held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
+    session.execute(sa.delete(JobRow).where(JobRow.id.in_([row.id for row in held]), *_REMOVABLE))
+
+
+def remove_jobs(session: Session, job_ids: Sequence[str]) -> None:
+    """Delete jobs with their samples and events, unless they changed meanwhile."""
+    held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
+    removable = sa.select(JobRow.id).where(JobRow.id.in_([row.id for row in held]), *_REMOVABLE)
+    for job_id in session.scalars(removable.order_by(JobRow.id)).all():
+        job_deletion.delete(session, job_id)
+
+
+def _older(session: Session, seconds: float, limit: int, kind: sa.ColumnElement[bool]) -> Sequence[str]:
+    statement = sa.select(JobRow.id).where(kind, JobRow.finished_at < now(session) - seconds, *_REMOVABLE)
+    return session.scalars(statement.order_by(JobRow.created_at).limit(limit)).all()

@@ -1,0 +1,1 @@
+"""The order in which jobs run, and on which worker."""

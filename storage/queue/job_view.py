@@ -1,0 +1,90 @@
+"""The resource of a job with its live fields: place, rate, ETA, and reasons to wait."""
+
+from collections.abc import Mapping
+
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.resources import JobStatus
+from storage.accounts.quotas import Quotas
+from storage.index import events
+from storage.jobs import job_shape, jobs
+from storage.jobs.jobs import ACTIVE
+from storage.queue import forecast, routing
+from storage.queue.job_queue import queue_position
+from storage.tables.models import JobRow
+
+#: period of the shown rate
+RATE_SECONDS = 60.0
+
+
+def rate(session: Session, row: JobRow) -> float | None:
+    """Samples per second of a running job over the last minute, turns of other jobs included."""
+    if row.status != JobStatus.IN_PROGRESS or row.started_at is None:
+        return None
+    found = events.last_progress(session, row.id, count=64)
+    progress = [event for event in found if event.created_at >= row.started_at and "samples" in event.data]
+    if not progress:
+        return None
+    last = progress[-1].created_at
+    recent = [event for event in progress if event.created_at >= last - RATE_SECONDS]
+    if len(recent) == 1:
+        before = [event.created_at for event in progress[:-1]]
+        since, counted = before[-1] if before else row.started_at, recent
+    else:
+        since, counted = recent[0].created_at, recent[1:]
+    done = sum(int(event.data["samples"]) for event in counted)
+    return done / (last - since) if last > since else None
+
+
+def resource(
+    session: Session,
+    row: JobRow,
+    positions: Mapping[str, int] | None = None,
+    quotas: Quotas | None = None,
+    etas: Mapping[str, float] | None = None,
+    *,
+    broker_trouble: str | None = None,
+    fleet: routing.Fleet | None = None,
+) -> resources.Job:
+    """The resource of a job.
+
+    Args:
+        positions, etas, fleet: read once by callers that show many jobs.
+        quotas: if given, the resource says whether a quota pauses the job.
+        broker_trouble: why workers are not woken.
+    """
+    paused = _paused(row, quotas)
+    if paused is not None or row.status not in ACTIVE:
+        etas = {}
+    elif etas is None:
+        etas = forecast.etas(session)
+    place = positions.get(row.id) if positions is not None else queue_position(session, row)
+    return job_shape.of_row(
+        row,
+        queue_position=place,
+        waiting_reason=_waiting_reason(session, row, broker_trouble, fleet),
+        samples_per_second=rate(session, row),
+        eta_seconds=etas.get(row.id),
+        paused_reason=paused,
+    )
+
+
+def _paused(row: JobRow, quotas: Quotas | None) -> str | None:
+    if quotas is None or row.status not in ACTIVE:
+        return None
+    return quotas.pause() or quotas.owner_pause(row.owner)
+
+
+def _waiting_reason(
+    session: Session, row: JobRow, broker_trouble: str | None, fleet: routing.Fleet | None
+) -> str | None:
+    if row.status not in jobs.ACTIVE:
+        return None
+    unserved = routing.why_unserved(session, row.model) if fleet is None else fleet.why_unserved(row.model)
+    return unserved or (in_spite_of(broker_trouble) if row.status == JobStatus.QUEUED else None)
+
+
+def in_spite_of(broker_trouble: str | None) -> str | None:
+    """The waiting reason of a queued job while workers are not woken; None if they are."""
+    return broker_trouble and f"{broker_trouble}; until then workers look for jobs every few seconds"

@@ -1,0 +1,122 @@
+"""Requests to load a model: jobs of kind `load`, without samples.
+
+They are queued, woken, cancelled and listed like all other jobs.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, ModelRefused, NotFound
+from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.resources import JobStatus
+from storage.index import events
+from storage.index.database import now
+from storage.index.ids import new_job_id
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.tables.models import JobRow
+
+#: more urgent than all other jobs
+PRIORITY = 0
+#: a load fails after its worker's process ended so often
+MAX_ATTEMPTS = 2
+LOADING = "model.loading"
+
+
+def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
+    """Insert a request. The caller commits, then wakes the workers."""
+    row = JobRow(
+        id=new_job_id(),
+        kind=jobs.LOAD,
+        status=JobStatus.QUEUED,
+        model=model,
+        spec=options.model_dump(mode="json"),
+        priority=PRIORITY,
+        total=None,
+        completed=0,
+        failed=0,
+        created_at=now(session),
+        hooks=[],
+    )
+    session.add(row)
+    session.flush()
+    events.append(session, row.id, "job.queued", {"total": None})
+    return row
+
+
+def begin(session: Session, row: JobRow, worker_id: str) -> bool:
+    """Start a request. Returns False if another live worker runs it, or it ended.
+
+    A request that killed its workers fails here.
+    """
+    # of two workers, the second finds the first one busy
+    held = jobs.lock_all(session, [row.id])
+    if not held or held[0].status not in jobs.ACTIVE or row.id in workers.busy_job_ids(session):
+        return False
+    jobs.start(session, row.id)
+    if len(_attempts(session, row.id)) >= MAX_ATTEMPTS:
+        error = ModelRefused(
+            f"the worker's process ended {MAX_ATTEMPTS} times while it loaded {row.model}, most likely "
+            "because it ran out of memory; choose a smaller dtype or model"
+        )
+        jobs.fail(session, row.id, error)
+        return False
+    events.append(session, row.id, LOADING, {"worker_id": worker_id, "model": row.model})
+    return True
+
+
+def complete(session: Session, job_id: str) -> None:
+    """Complete the request of a loaded and verified model, unless it was cancelled."""
+    held = jobs.lock_all(session, [job_id])
+    if not held or held[0].status not in jobs.ACTIVE:
+        return
+    jobs.set_total(session, job_id, 1)
+    jobs.count_finished(session, job_id, completed=1, failed=0)
+    jobs.end_if_done(session, job_id)
+
+
+def fail(session: Session, job_id: str, error: ActographError) -> None:
+    """Fail the request of a refused model."""
+    jobs.fail(session, job_id, error)
+
+
+def options_in_force(session: Session, model: str) -> ModelLoadOptions:
+    """Options of the last successful load of a model; the defaults if there is none."""
+    statement = (
+        sa.select(JobRow.spec)
+        .where(JobRow.kind == jobs.LOAD, JobRow.model == model, JobRow.status == JobStatus.COMPLETED)
+        .order_by(JobRow.finished_at.desc(), JobRow.id)
+        .limit(1)
+    )
+    spec = session.execute(statement).scalar_one_or_none()
+    return ModelLoadOptions() if spec is None else ModelLoadOptions.model_validate(spec)
+
+
+def get(session: Session, job_id: str) -> JobRow:
+    """Raises NotFound."""
+    row = jobs.get(session, job_id)
+    if row.kind != jobs.LOAD:
+        raise NotFound(f"job {job_id} loads no model; it is at /v1/jobs/{job_id}")
+    return row
+
+
+def resource(session: Session, row: JobRow) -> resources.ModelLoad:
+    attempts = _attempts(session, row.id)
+    return resources.ModelLoad(
+        id=row.id,
+        model=row.model,
+        status=JobStatus(row.status),
+        created_at=int(row.created_at),
+        started_at=int(row.started_at) if row.started_at is not None else None,
+        finished_at=int(row.finished_at) if row.finished_at is not None else None,
+        worker_id=attempts[-1] if attempts else None,
+        options=row.spec,
+        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+    )
+
+
+def _attempts(session: Session, job_id: str) -> list[str]:
+    """Workers that started the load, in order."""
+    found = [e for e in events.after(session, job_id, 0, limit=100) if e.event == LOADING]
+    return [str(event.data["worker_id"]) for event in found]

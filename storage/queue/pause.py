@@ -1,0 +1,89 @@
+"""Pauses of the queue.
+
+An operator's pause is a row and lasts until somebody ends it. The pause of a nearly full disk is computed
+from the free bytes and stored nowhere, so the queue resumes by itself. Both may hold at once.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import StorageFull
+from actograph.contract.resources import QueuePause
+from storage.artifacts.store import ArtifactStore
+from storage.index.database import changed, now
+from storage.index.upsert import Upsert
+from storage.tables.models import QueuePauseRow
+
+MANUAL = "manual"
+CURE = (
+    "delete sessions, jobs or files, which works on a full disk too (`actograph sessions rm`, "
+    "`actograph store gc`), or free the disk"
+)
+# built once: every batch runs it several times
+_HOLDS = sa.select(QueuePauseRow.kind).where(QueuePauseRow.kind == MANUAL)
+_write = Upsert(QueuePauseRow, "reason", "paused_by")
+
+
+def start(session: Session, *, by: str, reason: str | None) -> None:
+    """Pause the queue. A second call replaces the author and the reason, and keeps the time."""
+    _write(session, [{"kind": MANUAL, "reason": reason, "paused_by": by, "paused_at": now(session)}])
+
+
+def end(session: Session) -> bool:
+    """End the operator's pause. Returns False if there was none."""
+    return changed(session.execute(sa.delete(QueuePauseRow).where(QueuePauseRow.kind == MANUAL))) > 0
+
+
+def find(session: Session) -> QueuePause | None:
+    """The operator's pause, if any."""
+    row = session.get(QueuePauseRow, MANUAL, populate_existing=True)
+    if row is None:
+        return None
+    return QueuePause(kind="manual", reason=row.reason, by=row.paused_by, since=int(row.paused_at))
+
+
+def holds(session: Session) -> bool:
+    """Whether an operator paused the queue.
+
+    A claim asks in its own transaction, so nothing is claimed after a pause was confirmed.
+    """
+    return session.connection().execute(_HOLDS).first() is not None
+
+
+def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
+    """Why the disk pauses the queue, or None. A store of unknown capacity never pauses it."""
+    if floor_bytes <= 0:
+        return None
+    free = _free_bytes(store)
+    if free is None or free >= floor_bytes:
+        return None
+    return (
+        f"the artifact store has {free:,} bytes free, less than the floor of {floor_bytes:,} "
+        "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, and the queue goes on by itself"
+    )
+
+
+def require_room(store: ArtifactStore, floor_bytes: int, size: int = 0) -> None:
+    """Raises StorageFull if `size` more bytes would take the disk below the floor."""
+    free = _free_bytes(store)
+    if floor_bytes <= 0 or free is None or free - size >= floor_bytes:
+        return
+    needs = f"{size:,} bytes more" if size else "more"
+    raise StorageFull(
+        f"the artifact store has {free:,} bytes free and {needs} would not fit above the floor of "
+        f"{floor_bytes:,} (ACTOGRAPH_DISK_FLOOR_BYTES); {CURE}"
+    )
+
+
+def writable_bytes(store: ArtifactStore, floor_bytes: int) -> int | None:
+    """Bytes that jobs may store before the disk pauses the queue; None if the capacity is unknown."""
+    free = _free_bytes(store)
+    return None if free is None else max(0, free - floor_bytes)
+
+
+def _free_bytes(store: ArtifactStore) -> int | None:
+    """None also for a missing folder: the store's own check reports it, and it is no reason to pause."""
+    try:
+        return store.free_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""Results of jobs: metrics, comparisons, rescoring."""

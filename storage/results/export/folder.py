@@ -1,0 +1,266 @@
+"""The results folder of a job as a stream of tar.gz; docs/guides/results.md says what is in it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import sqlalchemy as sa
+
+from actograph import __version__
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, NotFound, StoreDamaged
+from actograph.contract.resources import Sample, SampleStatus
+from storage import samples
+from storage.artifacts.store import ArtifactStore
+from storage.index.database import Database
+from storage.results.export import activations
+from storage.results.export.archive import TarGz, new_spool
+from storage.results.export.inspect_log import InspectLog
+from storage.results.export.lm_eval_files import LmEvalFiles
+from storage.results.export.of_condition import Origin, runs
+from storage.results.export.plan import ExportPlan
+from storage.results.export.records import full, json_file, json_line, line
+from storage.results.export.trajectories import turns
+from storage.sessions import damage, sessions
+from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
+from storage.sessions.reader import SessionReader
+from storage.tables.models import SampleRow
+
+log = logging.getLogger(__name__)
+
+#: samples in memory at once; each may have a megabyte of text
+PAGE = 32
+FORMAT_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """Contents of the folder."""
+
+    samples: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    sessions: int = 0
+    session_bytes: int = 0
+    #: unreadable session -> reason
+    unreadable_sessions: dict[str, str] = field(default_factory=dict)
+    revision: str | None = None
+    template_sha256: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def count(self, sample: Sample, held: "Held") -> None:
+        self.samples += 1
+        self.failed += sample.status == SampleStatus.FAILED
+        self.prompt_tokens += sample.prompt_tokens or 0
+        self.generated_tokens += sample.generated_tokens or 0
+        if held.session is not None:
+            self.sessions += 1
+            self.session_bytes += held.session.bytes
+        if held.error is not None and held.session is not None:
+            self.unreadable_sessions[held.session.id] = held.error.message
+        if held.manifest is not None and not self.versions:
+            self.versions = dict(held.manifest.versions)
+            self.revision = held.manifest.revision
+            self.template_sha256 = held.manifest.template_sha256
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(revision=self.revision, template_sha256=self.template_sha256, versions=self.versions)
+
+
+@dataclass(kw_only=True)
+class Held:
+    """Stored data of one sample."""
+
+    session: resources.Session | None = None
+    reader: SessionReader | None = None
+    manifest: SessionManifest | None = None
+    error: ActographError | None = None
+
+
+def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: int = 0) -> Iterator[bytes]:
+    """The archive in pieces, each made on demand.
+
+    Args:
+        skip: leave out the files of so many samples. The caller has them from an interrupted export with the
+            same ETag.
+
+    Raises:
+        NotFound: the job was deleted meanwhile.
+        ServiceUnavailable: the store is unavailable.
+    """
+    totals = Totals()
+    names = plan.names
+    with ExitStack() as spools:
+        tar = TarGz(plan.job.id, plan.exported_at, spools)
+        dataset = spools.enter_context(new_spool())
+        of_conditions = runs(plan.job, plan.results.conditions)
+        lm_eval = {name: LmEvalFiles(run, spools) for name, run in of_conditions.items()}
+        inspect = {name: InspectLog(run, spools) for name, run in of_conditions.items()}
+        for number, (sample, session) in enumerate(_samples(plan, database)):
+            name = names(sample.index, sample.condition, sample.epoch)
+            held = _held(store, session, read=plan.detail != "none")
+            dataset.write(json_line(line(sample, name)))
+            if sample.condition in of_conditions:
+                lm_eval[sample.condition].add(sample)
+                inspect[sample.condition].add(sample)
+            if number >= skip:
+                yield from _sample_files(tar, plan, sample, name, held)
+                yield from tar.flush()
+            totals.count(sample, held)
+            if isinstance(held.error, StoreDamaged):
+                damage.record(database, held.error)
+        yield from tar.add("dataset.jsonl", dataset)
+        for name in of_conditions:
+            for file in lm_eval[name].files(totals.origin, plan.exported_at):
+                yield from tar.add(*file)
+            yield from tar.add(*inspect[name].file(totals.origin, plan.exported_at))
+        if plan.comparison is not None:
+            yield from tar.add("comparison.json", json_file(plan.comparison.model_dump(mode="json")))
+        # last: a reader that has it has all other files
+        yield from tar.add("summary.json", json_file(summary(plan, totals)))
+        yield from tar.end()
+
+
+def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
+    """`summary.json`: the job, its scores, and the content of the folder."""
+    job = plan.job
+    seconds = None
+    if job.started_at is not None:
+        seconds = (job.finished_at or plan.exported_at) - job.started_at
+    counts: dict[str, Any] = {
+        "total": job.progress.total,
+        "completed": totals.samples - totals.failed,
+        "failed": totals.failed,
+        "exported": totals.samples,
+        "prompt_tokens": totals.prompt_tokens,
+        "generated_tokens": totals.generated_tokens,
+        "sessions": totals.sessions,
+        "session_bytes": totals.session_bytes,
+    }
+    return {
+        "object": "job.export",
+        "format_version": FORMAT_VERSION,
+        "complete": plan.complete,
+        "job_id": job.id,
+        "kind": job.kind,
+        "status": job.status,
+        "task": plan.results.task,
+        "model": job.model,
+        "revision": totals.revision,
+        "conditions": {name: found.model_dump() for name, found in plan.results.conditions.items()},
+        "counts": counts,
+        "rates": _rates(counts, seconds),
+        "times": {
+            "created_at": job.created_at,
+            "started_at": job.started_at,
+            "finished_at": job.finished_at,
+            "seconds": seconds,
+            "exported_at": plan.exported_at,
+        },
+        "activations": plan.detail,
+        "unreadable_sessions": totals.unreadable_sessions,
+        "tags": job.tags,
+        "metadata": job.metadata,
+        "error": job.error.model_dump(exclude_none=True) if job.error else None,
+        # the URL of a webhook is often secret, and folders are shared
+        "spec": {name: value for name, value in job.spec.items() if name != "webhook"},
+        "versions": {"actograph": __version__, **totals.versions},
+    }
+
+
+def _rates(counts: Mapping[str, int], seconds: int | None) -> dict[str, float | None]:
+    completed, exported = counts["completed"], counts["exported"]
+    return {
+        "failed": counts["failed"] / exported if exported else None,
+        "samples_per_hour": 3600 * completed / seconds if seconds else None,
+        "generated_tokens_per_second": counts["generated_tokens"] / seconds if seconds else None,
+    }
+
+
+def _samples(plan: ExportPlan, database: Database) -> Iterator[tuple[Sample, resources.Session | None]]:
+    """The planned samples with their sessions. No transaction is open between them."""
+    for start in range(0, len(plan.positions), PAGE):
+        wanted = plan.positions[start : start + PAGE].tolist()
+        with database.read() as session:
+            statement = sa.select(SampleRow).where(
+                SampleRow.job_id == plan.job.id, SampleRow.position.in_(wanted)
+            )
+            found = [samples.resource(row) for row in session.scalars(statement.order_by(SampleRow.position))]
+            if len(found) != len(wanted):
+                raise NotFound(f"job {plan.job.id} was deleted while it was exported")
+            ids = [sample.session_id for sample in found if sample.session_id is not None]
+            rows = sessions.by_ids(session, ids)
+            held = {item.id: item for item in sessions.resources_of(session, rows)}
+        for sample in found:
+            yield sample, held.get(sample.session_id or "")
+
+
+def _held(store: ArtifactStore, session: resources.Session | None, *, read: bool) -> Held:
+    if session is None or not read:
+        return Held(session=session)
+    recorded = next((file for file in session.files if file.name == MANIFEST_NAME), None)
+    reader = SessionReader(store, session.id, recorded=recorded)
+    try:
+        return Held(session=session, reader=reader, manifest=reader.manifest)
+    except (NotFound, StoreDamaged) as error:
+        log.warning("the export leaves session %s out: %s", session.id, error)
+        return Held(session=session, error=error)
+
+
+def _sample_files(tar: TarGz, plan: ExportPlan, sample: Sample, name: str, held: Held) -> Iterator[bytes]:
+    with new_spool() as spool:
+        _write_sample(spool, plan, sample, name, held)
+        if held.session is not None and plan.detail != "none":
+            yield from tar.add(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
+        lines = b"".join(json_line(turn) for turn in turns(sample, held.manifest))
+        yield from tar.add(f"trajectories/{name}.jsonl", lines)
+        # last: a reader that has it has this sample
+        yield from tar.add(f"samples/{name}.json", spool)
+
+
+def _write_sample(spool: IO[bytes], plan: ExportPlan, sample: Sample, name: str, held: Held) -> None:
+    """Write the file of a sample. An error of unreadable rows is stored in `held`."""
+    record = full(sample, name, plan.task)
+    tensors = held.session.hooks if held.session is not None else {}
+    if plan.detail == "sampled" and held.reader is not None and held.error is None:
+        try:
+            spool.write(json_file(record).removesuffix(b"\n}\n") + b',\n "activations": ')
+            for chunk in activations.sampled(held.reader, tensors):
+                spool.write(chunk)
+            spool.write(b"\n}\n")
+        except (NotFound, StoreDamaged) as error:
+            log.warning("the export leaves activations of %s out: %s", held.reader.session_id, error)
+            held.error = error
+            spool.seek(0)
+            spool.truncate()
+        else:
+            return
+    if plan.detail != "none":
+        record["activations"] = activations.described(tensors) if held.error is None else {}
+    if held.error is not None:
+        record["activations_error"] = held.error.as_record()
+    spool.write(json_file(record))
+
+
+def _agent_state(session: resources.Session, held: Held) -> dict[str, Any]:
+    """Contents of a session: hooks, files, and its origin from the manifest."""
+    state: dict[str, Any] = {
+        "session_id": session.id,
+        "prompt_tokens": session.prompt_tokens,
+        "generated_tokens": session.generated_tokens,
+        "rows": session.rows,
+        "bytes": session.bytes,
+        "dtype": session.dtype,
+        "hooks": activations.described(session.hooks),
+        "files": [file.model_dump() for file in session.files],
+    }
+    if held.error is not None:
+        return state | {"error": held.error.as_record()}
+    if held.manifest is not None:
+        made = ("revision", "capture", "sampling", "interventions", "turns", "segments", "versions")
+        state |= held.manifest.model_dump(mode="json", include=set(made))
+    return state

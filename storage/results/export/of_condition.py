@@ -1,0 +1,69 @@
+"""Data of one condition for the files of evaluation frameworks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actograph.contract.resources import ConditionResults, Job
+from actograph.contract.specs import Condition, EvaluationSpec, SamplingSpec
+from actograph.contract.tasks import STOP_STRINGS, TaskSpec, task_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionRun:
+    """One condition of a job. lm-eval and Inspect see it as an evaluation of its own."""
+
+    job: Job
+    spec: EvaluationSpec
+    condition: Condition
+    results: ConditionResults
+    #: True if the job has other conditions
+    is_one_of_several: bool
+
+    @property
+    def task(self) -> str:
+        return task_name(self.job.spec.get("task")) or self.job.kind
+
+    @property
+    def sampling(self) -> SamplingSpec:
+        changes = self.condition.sampling
+        return self.spec.sampling if changes is None else changes.applied(self.spec.sampling)
+
+    @property
+    def stop(self) -> list[str]:
+        """The job's stop strings and the task's."""
+        own = self.spec.task
+        of_task = own.stop if isinstance(own, TaskSpec) else STOP_STRINGS.get(str(own), ())
+        return list(dict.fromkeys([*self.spec.sampling.stop, *of_task]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Versions of model, template and libraries, from the sessions; empty without sessions."""
+
+    revision: str | None
+    template_sha256: str | None
+    versions: Mapping[str, str]
+
+
+def runs(job: Job, results: Mapping[str, ConditionResults]) -> dict[str, ConditionRun]:
+    """The conditions of an evaluation by name; empty for other kinds of job."""
+    if job.kind != "evaluation":
+        return {}
+    spec = EvaluationSpec.model_validate(job.spec)
+    return {
+        condition.name: ConditionRun(
+            job=job,
+            spec=spec,
+            condition=condition,
+            results=results[condition.name],
+            is_one_of_several=len(spec.conditions) > 1,
+        )
+        for condition in spec.conditions
+    }
+
+
+def dataset_name(spec: EvaluationSpec) -> str:
+    """Source of the problems, in words."""
+    fields: dict[str, Any] = spec.dataset.model_dump()
+    return str(fields.get("hub") or fields.get("path") or fields.get("file_id"))

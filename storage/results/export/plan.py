@@ -1,0 +1,109 @@
+"""Contents of an export, read at one moment, so that its files agree."""
+
+import json
+from array import array
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph import __version__
+from actograph.contract import resources
+from actograph.contract.comparison import JobComparison
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import SampleStatus
+from actograph.contract.specs import JOB_KINDS
+from storage.index.database import Database, now
+from storage.jobs import jobs
+from storage.queue import job_pins, job_view
+from storage.results import comparisons, job_results
+from storage.results.comparisons import Bootstrap
+from storage.results.export.activations import Detail
+from storage.results.export.names import SampleNames
+from storage.sessions import sessions
+from storage.sessions.sessions import SessionFilter
+from storage.tables.models import JobRow, SampleRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan:
+    """Results of a job at the time of the request."""
+
+    job: resources.Job
+    results: resources.JobResults
+    #: None if the job has fewer than two conditions
+    comparison: JobComparison | None
+    #: positions of ended samples, in running order
+    positions: "array[int]"
+    detail: Detail
+    #: changes with any file of the export
+    etag: str
+    #: Unix seconds
+    exported_at: int
+
+    @property
+    def complete(self) -> bool:
+        """True if the job has ended."""
+        return self.job.status.is_terminal()
+
+    @property
+    def task(self) -> str:
+        return self.results.task or self.job.kind
+
+    @property
+    def conditions(self) -> list[str]:
+        return [str(condition["name"]) for condition in self.job.spec.get("conditions") or []]
+
+    @property
+    def names(self) -> SampleNames:
+        epochs = int(self.job.spec.get("epochs") or 1)
+        return SampleNames(self.task, conditions=len(self.conditions), epochs=epochs)
+
+
+def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities: bool = False) -> ExportPlan:
+    """Plan the export of a job.
+
+    Raises:
+        NotFound: no such job.
+        InvalidRequest: the job has no samples, such as a model's load.
+        MixedIdentities: its sessions are of different models, and `mixed_identities` is False.
+    """
+    with database.snapshot() as session:
+        row = jobs.get(session, job_id)
+        if row.kind not in JOB_KINDS:
+            raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
+        if not mixed_identities:
+            job_pins.require_one_identity(session, job_id)
+        statement = (
+            sa.select(SampleRow.position)
+            .where(
+                SampleRow.job_id == job_id,
+                SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+            )
+            .order_by(SampleRow.position)
+        )
+        positions = array("q", session.scalars(statement))
+        conditions = None
+        if len(row.spec.get("conditions") or []) > 1:
+            conditions = comparisons.read(session, row, baseline=None)
+        job = job_view.resource(session, row, etas={})
+        results = job_results.of_job(session, row)
+        etag, exported_at = _etag(session, row, detail, len(positions)), int(now(session))
+    return ExportPlan(
+        job=job,
+        results=results,
+        comparison=None if conditions is None else conditions.compare(Bootstrap()),
+        positions=positions,
+        detail=detail,
+        etag=etag,
+        exported_at=exported_at,
+    )
+
+
+def _etag(session: Session, row: JobRow, detail: Detail, samples: int) -> str:
+    held = sessions.totals(session, SessionFilter(job_id=row.id))
+    state: list[Any] = [__version__, row.id, row.status, row.finished_at, row.completed, row.failed, samples]
+    state += [row.spec.get("scorers"), detail, held.sessions, held.bytes]
+    return sha256(json.dumps(state).encode()).hexdigest()[:32]

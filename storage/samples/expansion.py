@@ -1,0 +1,75 @@
+"""Expand a job spec into samples: one for every input, condition and epoch.
+
+Conditions and epochs of one problem are consecutive, so partial results can be compared pair by pair.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.specs import (
+    CaptureInput,
+    CaptureJobSpec,
+    EvaluationSpec,
+    ExtractSpec,
+    InputJobSpec,
+    sample_seed,
+)
+from actograph.datasets.dataset_rows import DatasetRow, TextRow
+from storage.samples import NewSample
+
+
+def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iterator[NewSample]:
+    """One sample for each row, condition and epoch. `index` is the row's place in the whole dataset."""
+    for row in rows:
+        for condition in spec.conditions:
+            for epoch in range(spec.epochs):
+                yield NewSample(
+                    sample_index=row.index,
+                    condition=condition.name,
+                    epoch=epoch,
+                    input=row.input,
+                    seed=sample_seed(spec.sampling.seed, row.index, epoch),
+                )
+
+
+def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
+    """One sample for each input, condition and epoch."""
+    return _input_samples(enumerate(spec.inputs), spec, epochs=spec.epochs, seed=spec.sampling.seed)
+
+
+def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
+    """One sample for each choice of each prompt. The choices have the seeds s, s + 1, s + 2, ..."""
+    for index, given in enumerate(spec.inputs):
+        for choice in range(spec.epochs):
+            yield NewSample(
+                sample_index=index,
+                condition="",
+                epoch=choice,
+                input=given.model_dump(exclude_none=True),
+                seed=(spec.sampling.seed + choice) % 2**63,
+            )
+
+
+def extract_samples(spec: ExtractSpec, rows: Iterable[TextRow]) -> Iterator[NewSample]:
+    """One sample for each condition of each input, or of each row if the spec has no inputs.
+
+    `index` is a row's place in the whole dataset.
+    """
+    inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
+    return _input_samples(inputs, spec)
+
+
+def _input_samples(
+    inputs: Iterable[tuple[int, CaptureInput]], spec: InputJobSpec, *, epochs: int = 1, seed: int = 0
+) -> Iterator[NewSample]:
+    names = [condition.name for condition in spec.conditions] or [""]
+    for index, given in inputs:
+        for name in names:
+            for epoch in range(epochs):
+                yield NewSample(
+                    sample_index=index,
+                    condition=name,
+                    epoch=epoch,
+                    input=given.model_dump(exclude_none=True),
+                    seed=sample_seed(seed, index, epoch),
+                )

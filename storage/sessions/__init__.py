@@ -1,0 +1,1 @@
+"""Stored sessions: file format, writer, reader, listing, changes."""

@@ -1,0 +1,69 @@
+"""Conditions on sessions, for lists, totals and changes of many sessions."""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from storage.index import pages
+from storage.tables.models import SessionRow, SessionTagRow
+
+S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionFilter:
+    """Conditions that a session must meet; None means any value."""
+
+    id_prefix: str | None = None
+    job_id: str | None = None
+    model: str | None = None
+    condition: str | None = None
+    sample_index: int | None = None
+    correct: bool | None = None
+    tag: str | None = None
+    owner: str | None = None
+    pinned: bool | None = None
+    created_after: float | None = None
+    created_before: float | None = None
+    expires_before: float | None = None
+
+    @property
+    def leads_with_tag(self) -> bool:
+        """True if `narrow` starts from the table of tags, whose index has the order of the list."""
+        return self.tag is not None and self.job_id is None
+
+    def narrow(self, statement: S) -> S:
+        """Restrict a statement to matching sessions."""
+        where = self._where()
+        if self.tag is not None:
+            tagged = sa.and_(SessionTagRow.session_id == SessionRow.id, SessionTagRow.tag == self.tag)
+            if self.leads_with_tag:
+                statement = statement.join(SessionTagRow, tagged)
+            else:
+                where.append(sa.exists().where(tagged))
+        return statement.where(*where)
+
+    def _where(self) -> list[sa.ColumnElement[bool]]:
+        where: list[sa.ColumnElement[bool]] = []
+        if self.id_prefix is not None:
+            where.append(pages.id_begins(SessionRow.id, self.id_prefix))
+        for column, value in (
+            (SessionRow.job_id, self.job_id),
+            (SessionRow.model, self.model),
+            (SessionRow.condition, self.condition),
+            (SessionRow.sample_index, self.sample_index),
+            (SessionRow.owner, self.owner),
+        ):
+            if value is not None:
+                where.append(column == value)
+        for flag, wanted in ((SessionRow.correct, self.correct), (SessionRow.pinned, self.pinned)):
+            if wanted is not None:
+                where.append(flag == sa.literal(wanted))
+        if self.created_after is not None:
+            where.append(SessionRow.created_at > self.created_after)
+        if self.created_before is not None:
+            where.append(SessionRow.created_at < self.created_before)
+        if self.expires_before is not None:
+            where.append(SessionRow.expires_at < self.expires_before)
+        return where

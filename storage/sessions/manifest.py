@@ -1,0 +1,164 @@
+"""The manifest of a session: its origin, its tensors, and their places in the files."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from actograph.contract.errors import StoreDamaged
+from actograph.contract.models.model_identity import ModelIdentity
+from actograph.contract.resources import SessionFile
+from actograph.tensor_files import itemsize
+from storage.artifacts.checked_files import ChunkDigests
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+class ManifestPart(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TensorPart(ManifestPart):
+    """Rows [start, stop) of a tensor: the tensor `name` of file `file`."""
+
+    file: str
+    name: str
+    start: int
+    stop: int
+
+
+class StoredTensor(ManifestPart):
+    """One hook's tensor. `parts` and `nbytes` are set on write."""
+
+    shape: tuple[int, int] = Field(description="[rows, width]")
+    dtype: str = Field(description="safetensors name: F32, BF16, F16 ...")
+    first_row: int = Field(0, description="The token of row 0.")
+    position_offset: int | None = Field(
+        None,
+        description="null: row i is token first_row + i; else token row_positions[position_offset + i].",
+    )
+    summary: str | None = Field(
+        None,
+        description="Reduction that made the single row from `over` tokens; null: rows as captured.",
+    )
+    over: int | None = Field(None, description="Rows that were reduced.")
+    nbytes: int = 0
+    parts: list[TensorPart] = Field(default_factory=list)
+
+    @property
+    def files(self) -> list[str]:
+        return [part.file for part in self.parts]
+
+    def placed(self, parts: list[TensorPart]) -> "StoredTensor":
+        """The same tensor with the places of its rows."""
+        nbytes = self.shape[0] * self.shape[1] * itemsize(self.dtype)
+        return self.model_copy(update={"parts": parts, "nbytes": nbytes})
+
+
+class Turn(ManifestPart):
+    """One turn of the model: tokens [start, stop) of `token_ids`, beginning with `prompt_tokens` of prompt.
+
+    Before them the model also read the first `context` tokens of the previous turn (its context, prompt and
+    answer), which are not stored again.
+    """
+
+    role: str
+    start: int
+    stop: int
+    prompt_tokens: int
+    context: int | None = Field(None, description="null for the first turn.")
+
+
+class Segment(ManifestPart):
+    """A named range of tokens, [start, stop)."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class AppliedIntervention(ManifestPart):
+    """One intervention as it was applied. A sha256 identifies its vector."""
+
+    hook: str = Field(description="Canonical name.")
+    op: str
+    coefficient: float
+    positions: Any
+    vector_id: str | None = None
+    vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
+
+
+class SessionManifest(ManifestPart):
+    """Description of a session for readers.
+
+    For P prompt and G generated tokens the model ran P + G - 1 tokens, or P if it generated nothing
+    (prefill). Row t of a full tensor is the activation of input token t.
+    """
+
+    format_version: int = FORMAT_VERSION
+    session_id: str = Field(pattern=r"^ses_[0-9a-f]{32}$")
+    job_id: str
+    sample_id: str
+    sample_index: int
+    condition: str | None = None
+    epoch: int = 0
+    model: str
+    revision: str | None = None
+    tokenizer_sha256: str | None = None
+    template_sha256: str | None = None
+    identity_sha256: str | None = Field(
+        None, description="Digest of the identity of the model; null in sessions of older versions."
+    )
+    identity: ModelIdentity | None = Field(None, description="Everything that the numbers depend on.")
+    resolved_hooks: dict[str, str] = Field(
+        default_factory=dict, description="Each name in `capture.hooks` -> hook point or module location."
+    )
+    capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
+    capture_sha256: str
+    dtype: str = Field(description="Dtype that the spec asked for; each tensor names its own.")
+    prompt_tokens: int = Field(ge=1)
+    generated_tokens: int = Field(ge=0)
+    truncated_from: int | None = Field(
+        None, description="Tokens that the text had before it was cut to the model's context; null: not cut."
+    )
+    turns: list[Turn] = Field(default_factory=list)
+    segments: list[Segment] = Field(default_factory=list)
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    interventions: list[AppliedIntervention] = Field(
+        default_factory=list, description="In the order in which they were applied."
+    )
+    seed: int
+    finish_reason: Literal["stop", "length"] | None = None
+    versions: dict[str, str] = Field(default_factory=dict, description="Library -> version.")
+    created_at: int = Field(description="Unix seconds, UTC.")
+    tensors: dict[str, StoredTensor]
+    token_ids: TensorPart | None = Field(None, description="Where the P + G token ids are; set on write.")
+    row_positions: TensorPart | None = Field(
+        None, description="Where the tokens of chosen rows are; null where all rows are consecutive."
+    )
+    files: list[SessionFile] = Field(default_factory=list, description="All but the manifest; set on write.")
+    chunks: dict[str, ChunkDigests] = Field(
+        default_factory=dict,
+        description="Digests of the chunks of each file that is larger than one chunk; set on write.",
+    )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens
+
+    def encode(self) -> str:
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> "SessionManifest":
+        """Parse a manifest. Raises StoreDamaged if this version cannot read it."""
+        try:
+            manifest = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise StoreDamaged(f"{MANIFEST_NAME} cannot be read: {error}") from error
+        if manifest.format_version > FORMAT_VERSION:
+            raise StoreDamaged(
+                f"the session has format version {manifest.format_version}, this program reads up to "
+                f"{FORMAT_VERSION}: update it"
+            )
+        return manifest

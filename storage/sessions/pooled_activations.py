@@ -1,0 +1,177 @@
+"""Activations averaged over the tokens of a sample, read from stored sessions in blocks."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph import tensor_files
+from actograph.contract.comparison import HookDifference, PooledRows
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.row_selection import Segment
+from storage.sessions.reader import SessionReader
+
+#: bytes of rows in one block
+READ_BYTES = 16 << 20
+
+Floats = NDArray[np.float64]
+
+
+def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
+    """Mean of a hook's rows over the selected tokens: [width] in float64; None without any of these rows.
+
+    Raises:
+        NotFound: the session has no such hook.
+        InvalidRequest: the hook was stored as a summary over all tokens, or has indices in place of numbers.
+        StoreDamaged: the files are damaged.
+    """
+    info = reader.tensor_info(hook)
+    if info.dtype.startswith(("I", "U", "B")) and not info.dtype.startswith("BF"):
+        raise InvalidRequest(f"{hook} holds {info.dtype} numbers that no mean is taken of", param="hooks")
+    if info.summary is not None:
+        if rows != "all":
+            raise InvalidRequest(
+                f"{hook} was stored as the {info.summary} over tokens; only rows: all can be compared",
+                param="rows",
+            )
+        whole: Floats = _rows(reader, hook, 0, 1)[0]
+        return whole
+    total, count = np.zeros(info.shape[1]), 0
+    at_once = max(1, READ_BYTES // max(1, info.shape[1] * tensor_files.itemsize(info.dtype)))
+    for low, high in _row_ranges(reader, hook, rows):
+        for start in range(low, high, at_once):
+            stop = min(start + at_once, high)
+            total += _rows(reader, hook, start, stop).sum(axis=0)
+            count += stop - start
+    return total / count if count else None
+
+
+def _rows(reader: SessionReader, hook: str, start: int, stop: int) -> Floats:
+    piece = reader.rows(hook, start, stop)
+    return tensor_files.value_array(piece.dtype, piece.shape, piece.data).astype(np.float64)
+
+
+def _row_ranges(reader: SessionReader, hook: str, rows: PooledRows) -> Iterator[tuple[int, int]]:
+    """Ranges [start, stop) of consecutive rows of the selected tokens."""
+    tokens = reader.tokens_of_rows(hook)
+    start: int | None = None
+    spans = _token_spans(reader, rows)
+    for row, token in enumerate(tokens):
+        inside = any(low <= token < high for low, high in spans)
+        if inside and start is None:
+            start = row
+        elif not inside and start is not None:
+            yield start, row
+            start = None
+    if start is not None:
+        yield start, len(tokens)
+
+
+def _token_spans(reader: SessionReader, rows: PooledRows) -> list[tuple[int, int]]:
+    """Ranges [start, stop) of the selected tokens. The model never ran the last generated token."""
+    manifest = reader.manifest
+    prompt, ran = manifest.prompt_tokens, manifest.num_tokens - (1 if manifest.generated_tokens else 0)
+    if rows in get_args(Segment):
+        return [(segment.start, segment.stop) for segment in manifest.segments if segment.name == rows]
+    spans = {
+        "all": (0, ran),
+        "generated": (prompt, ran),
+        "last": (ran - 1, ran),
+        "last_prompt": (prompt - 1, prompt),
+    }
+    return [spans[rows]]
+
+
+@dataclass
+class _Sums:
+    """Running sums over pairs."""
+
+    width: int
+    pairs: int = 0
+    baseline: Floats = field(default_factory=lambda: np.zeros(0))
+    condition: Floats = field(default_factory=lambda: np.zeros(0))
+    unit_differences: Floats = field(default_factory=lambda: np.zeros(0))
+    pair_norms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.baseline, self.condition, self.unit_differences = (np.zeros(self.width) for _ in range(3))
+
+    def add(self, baseline: Floats, condition: Floats) -> None:
+        difference = condition - baseline
+        norm = float(np.linalg.norm(difference))
+        self.pairs += 1
+        self.baseline += baseline
+        self.condition += condition
+        self.pair_norms += norm
+        if norm > 0:
+            self.unit_differences += difference / norm
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The mean difference of one hook, [width] in float64, and its summary."""
+
+    vector: Floats
+    summary: HookDifference
+
+
+class PairedActivations:
+    """Running sums of pooled activations over pairs of sessions, so memory does not grow with the pairs."""
+
+    def __init__(self, rows: PooledRows) -> None:
+        self._rows = rows
+        self._sums: dict[str, _Sums] = {}
+        self.pairs = 0
+        self.skipped = 0
+
+    def add(self, baseline: SessionReader, condition: SessionReader, hooks: Iterable[str]) -> None:
+        """Add one pair. A hook is skipped if either session has none of its rows.
+
+        Raises:
+            NotFound, InvalidRequest, StoreDamaged: as `pooled`.
+        """
+        seen = False
+        for hook in hooks:
+            first, second = (pooled(reader, hook, self._rows) for reader in (baseline, condition))
+            if first is None or second is None:
+                continue
+            if first.shape != second.shape:
+                raise InvalidRequest(
+                    f"{hook} is {len(first)} and {len(second)} wide in one pair", param="hooks"
+                )
+            seen = True
+            self._sums.setdefault(hook, _Sums(len(first))).add(first, second)
+        self.pairs += 1
+        self.skipped += not seen
+
+    def directions(self) -> Mapping[str, Direction]:
+        """Hook -> mean difference and its summary, in the order of the hooks."""
+        return {hook: _direction(sums) for hook, sums in self._sums.items()}
+
+
+def _direction(sums: _Sums) -> Direction:
+    baseline, condition = sums.baseline / sums.pairs, sums.condition / sums.pairs
+    difference = condition - baseline
+    length = float(np.linalg.norm(difference))
+    norms = float(np.linalg.norm(baseline)), float(np.linalg.norm(condition))
+    return Direction(
+        vector=difference,
+        summary=HookDifference(
+            pairs=sums.pairs,
+            width=sums.width,
+            baseline_norm=norms[0],
+            condition_norm=norms[1],
+            difference_norm=length,
+            cosine_similarity=_ratio(float(baseline @ condition), math.prod(norms)),
+            mean_pair_norm=sums.pair_norms / sums.pairs,
+            # mean of cos(d_i, d) = (sum of unit d_i) . d / (n |d|); a pair without a difference counts 0
+            consistency=_ratio(float(sums.unit_differences @ difference), sums.pairs * length),
+        ),
+    )
+
+
+def _ratio(value: float, of: float) -> float | None:
+    return value / of if of > 0 else None

@@ -1,0 +1,136 @@
+"""A safetensors file whose rows are written at once and whose header is written last.
+
+The content of the header (the number of files and tokens) is known only when the next rows arrive or the
+sample ends. Rows that wait for it would fill the memory, so the file begins with room for the header, and
+`seal` fills it.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph import tensor_files
+from actograph.contract.resources import SessionFile
+from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, ChunkDigests, hash_file
+from storage.artifacts.store import StagedPrefix
+from storage.sessions.manifest import TensorPart
+
+TOKEN_IDS = "token_ids"
+ROW_POSITIONS = "row_positions"
+_METADATA_ROOM = 768  # bytes; a longer header costs a copy of the file
+_MANY_TOKENS = 10**9
+_NO_ROWS = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of one hook, the first being row `start` of the session's tensor."""
+
+    hook: str
+    dtype: str
+    shape: tuple[int, int]
+    start: int
+    data: memoryview = _NO_ROWS
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape[0]
+
+    def name(self, *, sharded: bool) -> str:
+        return tensor_files.shard_tensor_name(self.hook, self.start, self.stop) if sharded else self.hook
+
+
+@dataclass(frozen=True, slots=True)
+class SealedShard:
+    """A complete file under its temporary name, and its content."""
+
+    file: SessionFile
+    parts: Mapping[str, TensorPart]
+    #: digests of the file's chunks; None if it fits into one
+    chunks: ChunkDigests | None
+
+
+class ShardFile:
+    """Writes the rows of `blocks` at once; `seal` completes the file."""
+
+    def __init__(self, stage: StagedPrefix, name: str, blocks: Sequence[Block]) -> None:
+        self._stage, self._name = stage, name
+        # Readers that map files need every tensor aligned to its element. So the narrowest dtypes come
+        # first, and the rows end at a multiple of 8.
+        blocks = sorted(blocks, key=lambda block: tensor_files.itemsize(block.dtype))
+        self._data_bytes = sum(len(block.data) for block in blocks)
+        entries = [(b.name(sharded=True), b.dtype, b.shape) for b in blocks]
+        numbers = [(name, "I64", (_MANY_TOKENS,)) for name in (TOKEN_IDS, ROW_POSITIONS)]
+        longest = tensor_files.encode_header([*entries, *numbers])
+        self._data_start = self._aligned(len(longest) + _METADATA_ROOM)
+        self._file = stage.create(name)
+        try:
+            self._file.seek(self._data_start)
+            for block in blocks:
+                self._file.write(block.data)
+            stage.start_writeback(self._file)
+        except BaseException:
+            self._file.close()
+            raise
+        # without their rows, which belong to the caller
+        self._blocks = [Block(b.hook, b.dtype, b.shape, b.start) for b in blocks]
+
+    def close(self) -> None:
+        """Close the file without its header."""
+        self._file.close()
+
+    def seal(
+        self,
+        *,
+        sharded: bool,
+        metadata: Mapping[str, str],
+        numbers: Mapping[str, NDArray[np.int64]],
+        empty: Iterable[Block],
+    ) -> SealedShard:
+        """Write `numbers` (by name, such as token ids) after the rows, then the header. Hash the file.
+
+        Args:
+            sharded: append the range of rows to the name of each tensor.
+            empty: tensors without rows.
+        """
+        blocks = [*empty, *self._blocks]
+        entries: list[tuple[str, str, Sequence[int]]] = [
+            (b.name(sharded=sharded), b.dtype, b.shape) for b in blocks
+        ]
+        parts = {
+            b.hook: TensorPart(file=self._name, name=entry[0], start=b.start, stop=b.stop)
+            for b, entry in zip(blocks, entries, strict=True)
+        }
+        for name, values in numbers.items():
+            entries.append((name, "I64", values.shape))
+            parts[name] = TensorPart(file=self._name, name=name, start=0, stop=len(values))
+        with self._file as file:
+            file.seek(self._data_start + self._data_bytes)
+            for values in numbers.values():
+                file.write(values.astype("<i8").tobytes())
+            header = tensor_files.encode_header(entries, metadata, at_least=self._data_start)
+            if len(header) <= self._data_start:
+                file.seek(0)
+                file.write(header)
+                return self._sealed(file, parts)
+            longer = tensor_files.encode_header(entries, metadata, at_least=self._aligned(len(header)))
+            with self._stage.create(f"{self._name}.longer") as copy:
+                copy.write(longer)
+                file.seek(self._data_start)
+                shutil.copyfileobj(file, copy, 1 << 20)
+                sealed = self._sealed(copy, parts)
+        self._stage.remove(self._name)
+        self._stage.rename(f"{self._name}.longer", self._name)
+        return sealed
+
+    def _aligned(self, data_start: int) -> int:
+        return data_start + -(data_start + self._data_bytes) % tensor_files.ALIGNMENT
+
+    def _sealed(self, file: BinaryIO, parts: Mapping[str, TensorPart]) -> SealedShard:
+        hashed = hash_file(file, SESSION_CHUNK_BYTES)
+        described = SessionFile(name=self._name, bytes=hashed.size, sha256=hashed.sha256)
+        return SealedShard(described, parts, hashed.chunks)

@@ -1,0 +1,1 @@
+"""Insertion of jobs: admission, idempotency, bulk inserts."""

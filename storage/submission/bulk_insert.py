@@ -1,0 +1,141 @@
+"""Insert the samples of a large job slice by slice.
+
+One transaction for 200,000 samples would block every other writer of a SQLite index for seconds. So each
+slice is a transaction of its own. A submitted job stays hidden until its last slice: no list shows it, and no
+worker claims its samples. If the process dies meanwhile, healing deletes the incomplete job.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ServiceUnavailable
+from actograph.contract.resources import JobStatus
+from storage import samples
+from storage.index.database import Database, changed, now
+from storage.jobs import job_deletion, jobs
+from storage.jobs.jobs import SUBMITTING
+from storage.samples import NewSample
+from storage.tables.models import JobRow
+
+T = TypeVar("T")
+
+#: samples of one transaction, which takes about 50 ms
+SLICE = 1000
+#: an incomplete job is abandoned if no slice arrives for so long
+ABANDONED_SECONDS = 300.0
+
+
+def insert_job(
+    database: Database,
+    new: Iterable[NewSample],
+    *,
+    create: Callable[[Session], JobRow],
+    publish: Callable[[Session, JobRow], T],
+    renew: Callable[[Session], None] = lambda session: None,
+) -> T:
+    """Insert a job with its samples. Returns the result of `publish`.
+
+    Args:
+        create: inserts the job, in the first transaction.
+        publish: runs in the transaction that makes the job visible, the only one of a small job.
+        renew: runs in each transaction before that one.
+
+    Raises:
+        ServiceUnavailable: it took so long that the job was deleted as abandoned.
+    """
+    rest = iter(new)
+    following, after = _slice(rest), _slice(rest)
+    if not after:
+        with database.write() as session:
+            row = create(session)
+            samples.insert(session, row.id, following)
+            return publish(session, row)
+    with database.write() as session:
+        row = create(session)
+        _hide(session, row.id)
+        samples.insert(session, row.id, following)
+    try:
+        count = len(following)
+        while after:
+            following, after = after, _slice(rest)
+            with database.write() as session:
+                _require(session, row.id, served_at=now(session))
+                samples.insert(session, row.id, following, first=count)
+                count += len(following)
+                renew(session)
+        with database.write() as session:
+            published = publish(session, row)
+            _require(session, row.id, status=JobStatus.QUEUED, served_at=None)
+    except Exception:
+        # otherwise `discard_abandoned` does it later
+        with suppress(SQLAlchemyError), database.write() as session:
+            job_deletion.discard(session, row.id)
+        raise
+    return published
+
+
+def _slice(rest: Iterator[NewSample]) -> list[NewSample]:
+    """The samples of the next transaction; fewer than SLICE if they are long."""
+    found: list[NewSample] = []
+    characters = 0
+    for sample in islice(rest, SLICE):
+        found.append(sample)
+        characters += samples.characters_of(sample)
+        if characters >= samples.INSERT_CHARACTERS:
+            break
+    return found
+
+
+def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) -> None:
+    """Insert the samples of a dataset that the worker has read, and then the job's total.
+
+    Several workers may do this at once: each slice begins after the last stored sample.
+    """
+    is_complete = False
+    while not is_complete:
+        with database.write() as session:
+            row = jobs.lock(session, job_id)
+            if row.total is not None or row.status not in jobs.ACTIVE:
+                return
+            begin = samples.next_position(session, job_id)
+            samples.insert(session, job_id, new[begin : begin + SLICE], first=begin)
+            is_complete = begin + SLICE >= len(new)
+            if is_complete:
+                jobs.set_total(session, job_id, len(new))
+
+
+def discard_abandoned(database: Database) -> int:
+    """Delete incomplete jobs whose submitter died. Returns their number."""
+    with database.read() as session:
+        silent = JobRow.served_at < now(session) - ABANDONED_SECONDS
+        statement = sa.select(JobRow.id).where(
+            JobRow.status.in_(jobs.HIDDEN), silent, JobRow.deleted_at.is_(None)
+        )
+        abandoned = session.scalars(statement).all()
+    for job_id in abandoned:
+        with database.write() as session:
+            job_deletion.discard(session, job_id)
+    return len(abandoned)
+
+
+def _hide(session: Session, job_id: str) -> None:
+    session.execute(
+        sa.update(JobRow).where(JobRow.id == job_id).values(status=SUBMITTING, served_at=now(session))
+    )
+
+
+def _require(session: Session, job_id: str, **values: object) -> None:
+    """Change the hidden job. Raises ServiceUnavailable if it was deleted as abandoned."""
+    held = session.execute(
+        sa.update(JobRow)
+        .where(JobRow.id == job_id, JobRow.status == SUBMITTING, JobRow.deleted_at.is_(None))
+        .values(**values)
+    )
+    if not changed(held):
+        raise ServiceUnavailable("the job took too long to store and was deleted; submit it again")

@@ -1,0 +1,395 @@
+"""The tables of the index. Times are Unix seconds (UTC) as double precision."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, column_property, mapped_column
+
+from storage.tables.base import ID_LENGTH, SCORES, Base, id_key, partial_index, scoring_of
+from storage.tables.service import (
+    ApiKeyRow,
+    CounterRow,
+    DeletionRow,
+    IdempotencyRow,
+    QueuePauseRow,
+    SchemaCompatibilityRow,
+)
+
+__all__ = [
+    "ID_LENGTH",
+    "ApiKeyRow",
+    "Base",
+    "CounterRow",
+    "DeletionRow",
+    "IdempotencyRow",
+    "QueuePauseRow",
+    "SchemaCompatibilityRow",
+]
+
+_LEASED = "leased"
+_OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        sa.Index("ix_jobs_status_priority_created_at", "status", "priority", "created_at"),
+        sa.Index("ix_jobs_created_at_id", "created_at", "id"),
+        sa.Index("ix_jobs_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
+        sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
+        partial_index("ix_jobs_scoring", "scoring", where="scoring IS NOT NULL"),
+    )
+
+    id: Mapped[str] = id_key()
+    kind: Mapped[str] = mapped_column(sa.String(32))
+    status: Mapped[str] = mapped_column(sa.String(16))
+    #: name under which the model is served
+    model: Mapped[str] = mapped_column(sa.String(1024))
+    #: the job spec as validated, every default filled in
+    spec: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    #: numbers of samples; `total` is null until the dataset has been read
+    total: Mapped[int | None]
+    completed: Mapped[int] = mapped_column(default=0)
+    failed: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    error: Mapped[dict[str, Any] | None]
+    #: canonical hook names, once the model's structure is known
+    hooks: Mapped[list[str] | None]
+    #: `PinnedModel`, see `storage.queue.job_pins`; null until the model's identity is known
+    pinned: Mapped[dict[str, Any] | None]
+    #: digest of the pinned model's identity
+    identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
+    #: who submitted it, see `storage.accounts.quotas`; null where the service has no keys
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: when the job fails if it has not ended; null: never
+    deadline_at: Mapped[float | None]
+    #: when its last slice began, by which jobs of one priority take turns
+    served_at: Mapped[float | None]
+    #: samples that failed one after the other, up to the last one that ended
+    failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
+    #: samples of its last units and the worker-seconds that they took, older units weighing less
+    recent_samples: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
+    recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
+    #: when its deletion began; its rows go in the background, see `storage.index.deletions`
+    deleted_at: Mapped[float | None]
+    #: the scoring being staged, and the one in force; see `storage.results.rescoring`
+    staged_scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+
+
+class JobTagRow(Base):
+    __tablename__ = "job_tags"
+    __table_args__ = (sa.Index("ix_job_tags_tag", "tag"),)
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+
+
+class JobSumsRow(Base):
+    """Sums of a job's scores over the samples before a position, see `storage.results.job_sums`."""
+
+    __tablename__ = "job_sums"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int]
+    sums: Mapped[dict[str, Any]]
+
+
+class SampleRow(Base):
+    __tablename__ = "samples"
+    __table_args__ = (
+        sa.UniqueConstraint("job_id", "position"),
+        sa.UniqueConstraint("job_id", "sample_index", "condition", "epoch"),
+        sa.Index("ix_samples_job_id_status_position", "job_id", "status", "position"),
+        partial_index("ix_samples_worker_id_leased", "worker_id", where=f"status = {_LEASED!r}"),
+    )
+
+    id: Mapped[str] = id_key()
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    #: order in which the job's samples are claimed
+    position: Mapped[int]
+    sample_index: Mapped[int]
+    condition: Mapped[str] = mapped_column(sa.String(64), default="")
+    epoch: Mapped[int] = mapped_column(default=0)
+    status: Mapped[str] = mapped_column(sa.String(16))
+    #: raised by every claim; a commit with an older token changes nothing
+    lease_token: Mapped[int] = mapped_column(default=0)
+    lease_until: Mapped[float] = mapped_column(default=0.0)
+    worker_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    attempts: Mapped[int] = mapped_column(default=0)
+    input: Mapped[dict[str, Any]]
+    prompt: Mapped[str | None]
+    completion: Mapped[str | None]
+    finish_reason: Mapped[str | None] = mapped_column(sa.String(16))
+    prompt_tokens: Mapped[int | None]
+    generated_tokens: Mapped[int | None]
+    seed: Mapped[int | None] = mapped_column(sa.BigInteger)
+    #: metric key -> {value, answer}; read `scores`
+    stored_scores: Mapped[dict[str, Any] | None] = mapped_column("scores", SCORES)
+    #: scores of the scoring of this id, which take the place of the stored ones once it is the job's
+    scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    staged_scores: Mapped[dict[str, Any] | None] = mapped_column(SCORES, deferred=True)
+    #: how tools were used, and the turns after the prompt; null without tools
+    tool_use: Mapped[dict[str, Any] | None]
+    messages: Mapped[list[dict[str, Any]] | None]
+    #: of every generated token, as `chat_answers.TokenLogprob`; null where nobody asked
+    logprobs: Mapped[list[dict[str, Any]] | None]
+    error: Mapped[dict[str, Any] | None]
+    session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+    #: the scores in force
+    scores: Mapped[dict[str, Any] | None] = column_property(
+        sa.case(
+            (sa.and_(scoring.is_not(None), scoring == scoring_of(JobRow.__table__, job_id)), staged_scores),
+            else_=stored_scores,
+        )
+    )
+
+
+class SessionRow(Base):
+    __tablename__ = "sessions"
+    __table_args__ = (
+        # one for each filter, in the order in which lists are shown
+        sa.Index("ix_sessions_created_at_id", "created_at", "id"),
+        sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
+        sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
+        sa.Index("ix_sessions_condition_created_at_id", "condition", "created_at", "id"),
+        sa.Index("ix_sessions_sample_index_created_at_id", "sample_index", "created_at", "id"),
+        sa.Index("ix_sessions_correct_created_at_id", "correct", "created_at", "id"),
+        sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("ix_sessions_pinned_created_at_id", "pinned", "created_at", "id"),
+        sa.Index("ix_sessions_expires_at", "expires_at"),
+        # sums are taken from it alone
+        sa.Index("ix_sessions_owner_bytes_rows", "owner", "bytes", "rows"),
+    )
+
+    id: Mapped[str] = id_key()
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    sample_id: Mapped[str] = mapped_column(sa.ForeignKey("samples.id", ondelete="CASCADE"), unique=True)
+    sample_index: Mapped[int]
+    condition: Mapped[str] = mapped_column(sa.String(64), default="")
+    epoch: Mapped[int] = mapped_column(default=0)
+    model: Mapped[str] = mapped_column(sa.String(1024))
+    created_at: Mapped[float]
+    prompt_tokens: Mapped[int]
+    generated_tokens: Mapped[int]
+    rows: Mapped[int]
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    dtype: Mapped[str] = mapped_column(sa.String(16))
+    #: hook name -> {shape, dtype, first_row, nbytes}
+    hooks: Mapped[dict[str, Any]]
+    #: verdict of the task's first scorer
+    correct: Mapped[bool | None]
+    #: that of its job
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: it is deleted some time after; null keeps it
+    expires_at: Mapped[float | None]
+    #: of the model that it was recorded with; null in sessions of older versions
+    identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
+    #: neither expiry nor a deletion of many removes it
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+
+
+class SessionTagRow(Base):
+    """A tag of a session; its job's to begin with."""
+
+    __tablename__ = "session_tags"
+    __table_args__ = (
+        sa.Index("ix_session_tags_tag_created_at_session_id", "tag", "created_at", "session_id"),
+    )
+
+    session_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
+    )
+    tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    #: the session's, so that the sessions of a tag are listed without sorting
+    created_at: Mapped[float]
+
+
+class ArtifactRow(Base):
+    """One stored file of a session."""
+
+    __tablename__ = "artifacts"
+
+    session_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+    __table_args__ = (sa.Index("ix_events_job_id_id", "job_id", "id"),)
+
+    id: Mapped[int] = mapped_column(
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    event: Mapped[str] = mapped_column(sa.String(64))
+    created_at: Mapped[float]
+    data: Mapped[dict[str, Any]]
+
+
+class WorkerRow(Base):
+    __tablename__ = "workers"
+
+    id: Mapped[str] = id_key()
+    hostname: Mapped[str] = mapped_column(sa.String(255))
+    pid: Mapped[int]
+    status: Mapped[str] = mapped_column(sa.String(16))
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    #: of the model that it loaded last
+    identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
+    device: Mapped[str | None] = mapped_column(sa.String(64))
+    started_at: Mapped[float]
+    heartbeat_at: Mapped[float]
+    job_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    error: Mapped[dict[str, Any] | None]
+    memory: Mapped[dict[str, Any] | None]
+    #: names of the models that it may hold
+    served: Mapped[list[str] | None]
+
+
+class ModelRow(Base):
+    """The structure of a model, as the last worker that loaded it found and proved it."""
+
+    __tablename__ = "models"
+
+    name: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
+    structure: Mapped[dict[str, Any]]
+    loaded_at: Mapped[float]
+
+
+class ModelTokenizerRow(Base):
+    """The tokenizer and chat template of a model, as the last worker that loaded it had them."""
+
+    __tablename__ = "model_tokenizers"
+
+    model: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    #: JSON, compressed with zlib
+    definition: Mapped[bytes] = mapped_column(sa.LargeBinary)
+
+
+class FileRow(Base):
+    __tablename__ = "files"
+    __table_args__ = (
+        sa.Index("ix_files_expires_at", "expires_at"),
+        sa.Index("ix_files_created_at_id", "created_at", "id"),
+        sa.Index("ix_files_owner_created_at_id", "owner", "created_at", "id"),
+    )
+
+    id: Mapped[str] = id_key()
+    filename: Mapped[str] = mapped_column(sa.String(255))
+    purpose: Mapped[str] = mapped_column(sa.String(64))
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    created_at: Mapped[float]
+    #: who uploaded it
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: it is deleted some time after; null keeps it
+    expires_at: Mapped[float | None]
+    #: digests of its chunks, see `storage.artifacts.checked_files`; null for one chunk or an earlier version
+    chunks: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
+
+
+class VectorRow(Base):
+    """A vector that interventions refer to."""
+
+    __tablename__ = "vectors"
+    __table_args__ = (
+        sa.Index("ix_vectors_created_at_id", "created_at", "id"),
+        sa.Index("ix_vectors_owner_created_at_id", "owner", "created_at", "id"),
+    )
+
+    id: Mapped[str] = id_key()
+    name: Mapped[str] = mapped_column(sa.String(64))
+    #: as the client named it; canonical where the model's structure was known
+    hook: Mapped[str] = mapped_column(sa.String(256))
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    #: numbers in `data`: little-endian float32
+    width: Mapped[int]
+    data: Mapped[bytes]
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    details: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
+    #: who stored it
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+
+
+class BatchRow(Base):
+    """A batch of requests in OpenAI's form, and what came of it."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        sa.Index("ix_batches_created_at_id", "created_at", "id"),
+        sa.Index("ix_batches_job_id", "job_id"),
+        sa.Index("ix_batches_owner_created_at_id", "owner", "created_at", "id"),
+        partial_index("ix_batches_open", "created_at", "id", where=f"status IN {_OPEN_BATCHES}"),
+    )
+
+    id: Mapped[str] = id_key()
+    status: Mapped[str] = mapped_column(sa.String(16))
+    input_file_id: Mapped[str] = mapped_column(sa.String(ID_LENGTH))
+    #: the request as validated
+    request: Mapped[dict[str, Any]]
+    #: null until the input file has been read
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="SET NULL"))
+    #: why it failed, with the lines at fault
+    errors: Mapped[list[dict[str, Any]] | None]
+    #: of requests, and of tokens, once it has ended
+    counts: Mapped[dict[str, Any] | None]
+    output_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    error_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    created_at: Mapped[float]
+    #: status -> when it was reached
+    moments: Mapped[dict[str, Any]]
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+
+
+class WebhookRow(Base):
+    """A webhook that is still to be delivered; its row goes when it was, or is given up."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),
+        # looked up when a job is deleted
+        sa.Index("ix_webhook_deliveries_job_id", "job_id"),
+    )
+
+    id: Mapped[str] = id_key()
+    #: in whose log the attempts stand; null where there is no job
+    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
+    event: Mapped[str] = mapped_column(sa.String(32))
+    #: null: the service's own, by its settings
+    url: Mapped[str | None] = mapped_column(sa.String(2048))
+    #: the body, in the bytes that are signed
+    payload: Mapped[str]
+    #: attempts begun
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_attempt_at: Mapped[float]
+
+
+class DutyRow(Base):
+    """A background duty of the whole deployment, see `storage.upkeep.duties`."""
+
+    __tablename__ = "duties"
+
+    name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    begun_at: Mapped[float]
+
+
+# conditions of the partial indexes, as queries repeat them: an index is not used for a bound value
+IS_LEASED = SampleRow.status == sa.literal(_LEASED, literal_execute=True)
+IS_OPEN_BATCH = BatchRow.status.in_(
+    sa.bindparam("open_batches", _OPEN_BATCHES, expanding=True, literal_execute=True)
+)

@@ -1,0 +1,104 @@
+"""Tables of the service itself: keys, counters, pauses, and the state of the schema."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, mapped_column
+
+from storage.tables.base import ID_LENGTH, Base, id_key
+
+
+class QueuePauseRow(Base):
+    """The pause that somebody asked for, while it lasts."""
+
+    __tablename__ = "queue_pauses"
+
+    kind: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    reason: Mapped[str | None] = mapped_column(sa.String(500))
+    paused_by: Mapped[str] = mapped_column(sa.String(64))
+    paused_at: Mapped[float]
+
+
+class CounterRow(Base):
+    """A count that only grows, see `storage.index.counters`."""
+
+    __tablename__ = "counters"
+
+    #: id of the worker that counts; "" for everyone else
+    source: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
+    name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    #: the job's kind; "" where there is none
+    kind: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    status: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    value: Mapped[float]
+
+
+class IdempotencyRow(Base):
+    """Answer to a request with an Idempotency-Key; no answer yet means in flight."""
+
+    __tablename__ = "idempotency_keys"
+
+    #: whose requests these are: two owners may use the same key
+    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
+    key: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    digest: Mapped[str] = mapped_column(sa.String(64))
+    created_at: Mapped[float]
+    status_code: Mapped[int | None]
+    response: Mapped[dict[str, Any] | None]
+
+
+class ApiKeyRow(Base):
+    """A key that clients may use. The key itself is nowhere: it has 256 random bits, so that its plain
+    sha256 cannot be guessed back, and a slow hash would only cost each request time."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = id_key()
+    name: Mapped[str] = mapped_column(sa.String(64))
+    role: Mapped[str] = mapped_column(sa.String(16))
+    #: whose rows it sees and makes; several keys may share one
+    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), index=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64), unique=True)
+    #: how the key begins, for people
+    prefix: Mapped[str] = mapped_column(sa.String(16))
+    created_at: Mapped[float]
+    #: to within a few minutes
+    last_used_at: Mapped[float | None]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    #: what its owner may store; null: the setting's
+    quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
+    requests_per_minute: Mapped[int | None]
+
+
+class SchemaCompatibilityRow(Base):
+    """The oldest schema whose code works on this one; a single row, see `storage.migrate`."""
+
+    __tablename__ = "schema_compatibility"
+
+    oldest_code: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+
+
+class DeletionRow(Base):
+    """A job, session or file that was deleted and whose rows or stored files are still to be removed."""
+
+    __tablename__ = "deletions"
+    __table_args__ = (
+        sa.Index("ix_deletions_listed_created_at", "listed", "created_at"),
+        sa.Index("ix_deletions_next_attempt_at", "next_attempt_at"),
+    )
+
+    #: id of the job, session or file
+    id: Mapped[str] = id_key()
+    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: size of its stored files
+    bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    #: names of a session's stored files; null: every file under its prefix
+    names: Mapped[list[str] | None]
+    #: whether its rows are still in their own tables, hidden and counted there
+    listed: Mapped[bool]
+    created_at: Mapped[float]
+    #: failed attempts at removing the files
+    attempts: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
+    #: when the files are removed; null: no files are to be removed
+    next_attempt_at: Mapped[float | None]

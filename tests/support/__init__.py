@@ -1,0 +1,1 @@
+"""Servers, fault tools and stand-ins that tests and benchmarks share."""

@@ -1,0 +1,251 @@
+"""Changes in mid-drain that no running job may notice: reloads, deletions, an upgrade, no broker for long.
+
+None of them may cost a sample that somebody holds: nobody who holds one is killed.
+"""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+
+from actograph.client import Client
+from actograph.contract.errors import ActographError
+from actograph.contract.resources import JobStatus
+from storage import migrate
+from storage.index.database import Database
+from tests.support.chaos.stack import Injected, NotMidWork, Outage, Stack, Strike
+from tests.support.processes import has_ended, words_of
+
+MODEL = "chaos"
+#: under this name of the client's own a job asks for a hook, which a reload gives to another
+SAVEPOINT = "late"
+AS_AT_FIRST: dict[str, Any] = {"savepoints": [{"name": SAVEPOINT, "selector": "mlp_out.0"}]}
+#: what a deletion may take until it is accepted, and a program until it is back, on a busy machine
+PATIENCE_SECONDS = 90.0
+#: the API is killed at a random moment up to so long after it was asked to delete
+DELETION_SECONDS = 0.1
+_REDIS_TRIES = 5
+
+NEXT_VERSION = '''"""A version that is yet to come: a column and a table."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{number}"
+down_revision = "{before}"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("samples", sa.Column("of_{number}", sa.Integer(), server_default="0", nullable=False))
+    op.create_table(
+        "of_{number}",
+        sa.Column("job_id", sa.String(64), sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    )
+'''
+ITS_INDEX = '''"""Its index, in a migration of its own."""
+
+from storage.index.migrations import indexes
+
+revision = "{number}"
+down_revision = "{before}"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    indexes.create("ix_samples_of_{number}", "samples", ["job_id", "finished_at"])
+'''
+
+
+def _held(stack: Stack) -> list[str]:
+    held = stack.held()
+    if not held:
+        raise NotMidWork("no worker has samples in hand")
+    return held
+
+
+def _reload(**options: Any) -> Strike:
+    """A client has the model loaded in another way, and it is so loaded while the drain goes on."""
+
+    def strike(stack: Stack) -> Injected:
+        held, at = _held(stack), time.time()
+        try:
+            asked = stack.client.models.load(MODEL, **options)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not asked.status.is_terminal() and time.monotonic() < deadline:
+                time.sleep(0.02)
+                asked = stack.client.models.get_load(asked.id)
+        except ActographError as error:
+            raise NotMidWork(f"the reload was not accepted: {error}") from None
+        if asked.status is not JobStatus.COMPLETED:
+            raise NotMidWork(f"the reload did not end well: {asked.status}")
+        _held(stack)
+        return Injected(in_hand=[], waiting=held, at=at)
+
+    return strike
+
+
+def delete_half_drained(stack: Stack) -> Injected:
+    """Delete a job of which some samples have ended and some have not, and kill the API in the middle.
+
+    Who deletes asks again until the job is gone, as a client would.
+    """
+    held = _held(stack)
+    try:
+        job_id = stack.client.submit({**stack.spec, "priority": 1}).id
+        stack.deleted.append(job_id)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not stack.client.jobs.get(job_id).progress.completed:
+            if time.monotonic() > deadline:
+                raise NotMidWork("the job that is to be deleted does not begin")
+            time.sleep(0.02)
+        stack.client.jobs.cancel(job_id)
+        api = stack.program("api")
+    except ActographError as error:
+        raise NotMidWork(f"no job to delete: {error}") from None
+    url = f"http://127.0.0.1:{stack.port}/v1/jobs/{job_id}"
+    asked = threading.Thread(target=_ask_to_delete, args=(url,))
+    asked.start()
+    time.sleep(random.uniform(0.0, DELETION_SECONDS))
+    api.kill()
+    at = time.time()
+    asked.join()
+    delete_for_good(stack.client, job_id)
+    return Injected(in_hand=[], waiting=held, at=at)
+
+
+def _ask_to_delete(url: str) -> None:
+    try:
+        httpx.delete(url, trust_env=False, timeout=PATIENCE_SECONDS)
+    except httpx.HTTPError:
+        return  # killed before it answered
+
+
+def delete_for_good(client: Client, job_id: str) -> None:
+    """Delete a job however often that takes. Raises NotMidWork where it cannot be had."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            client.jobs.delete(job_id)
+            return
+        except ActographError as error:
+            if error.status == 404:  # an earlier attempt was carried out before its answer was lost
+                return
+            if time.monotonic() > deadline:
+                raise NotMidWork(f"{job_id} cannot be deleted: {error}") from None
+            time.sleep(0.1)
+
+
+def hold_broker_down(stack: Stack) -> Injected:
+    """Nobody listens at the broker's address for a minute; what is drained meanwhile is counted."""
+    held = _held(stack)
+    stopped = _stop_successor(stack)
+    at, seconds = time.time(), stack.broker_down_seconds
+    try:
+        time.sleep(seconds)
+        stack.outages.append(
+            Outage(
+                seconds=seconds,
+                samples=stack.ended_between(at, at + seconds),
+                samples_before=stack.ended_between(at - seconds, at),
+            )
+        )
+    finally:
+        stopped.resume()
+    return Injected(in_hand=[], waiting=held, at=at)
+
+
+def _stop_successor(stack: Stack) -> psutil.Process:
+    """Kill the broker and stop the process that the supervisor starts in its place, before it listens."""
+    port = int((stack.home / "redis" / "port").read_text())
+    for _ in range(_REDIS_TRIES):
+        known = {child.pid for child in stack.process.children()}
+        stack.broker().kill()
+        found = _new_child(stack, known, "redis.conf")
+        found.suspend()
+        if not _listens(found, port):
+            return found
+        found.resume()  # it was faster: once more
+        time.sleep(1.0)
+    raise NotMidWork("the broker always listened before it could be stopped")
+
+
+def _new_child(stack: Stack, known: set[int], word: str) -> psutil.Process:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for child in stack.process.children():
+            if child.pid not in known and any(part.endswith(word) for part in words_of(child)):
+                return child
+        time.sleep(0.001)
+    raise NotMidWork(f"nobody starts the program of {word} again")
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    return any(one.laddr.port == port for one in process.net_connections(kind="tcp") if one.laddr)
+
+
+def upgrade(stack: Stack) -> Injected:
+    """Upgrade the index as in docs/operate/running.md, then replace one worker and the API.
+
+    The version after is made up: migrations of every kind that the rule of `storage.migrate` allows. So the
+    processes, old and new, are of the version before, which works on a schema that it does not know.
+    """
+    held = _held(stack)
+    _, child = stack.busy_child()
+    worker, api = child.parent(), stack.program("api")
+    if worker is None:
+        raise NotMidWork("the worker is gone")
+    _migrate(stack)
+    at = time.time()
+    _replace(stack, worker)
+    _replace(stack, api)
+    return Injected(in_hand=[], waiting=held, at=at)
+
+
+def _migrate(stack: Stack) -> None:
+    stack.upgrades.mkdir(exist_ok=True)
+    database = Database(stack.database.url.render_as_string(hide_password=False))
+    try:
+        for form in (NEXT_VERSION, ITS_INDEX):
+            number = 9001 + len(list(stack.upgrades.glob("*.py")))
+            text = form.format(number=number, before=migrate.current(database))
+            (stack.upgrades / f"{number}_chaos.py").write_text(text)
+            migrate.upgrade(database, versions=(migrate.MIGRATIONS, stack.upgrades))
+    finally:
+        database.close()
+
+
+def _replace(stack: Stack, process: psutil.Process) -> None:
+    """SIGTERM, and wait until it has ended; the supervisor starts the next one."""
+    process.send_signal(signal.SIGTERM)
+    _await(lambda: has_ended(process), f"{process} does not end")
+
+
+def _await(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise NotMidWork(otherwise)
+        time.sleep(0.02)
+
+
+BROKER_DOWN = "broker down for long"
+RELOADS: dict[str, tuple[Strike, int]] = {
+    "reload": (_reload(), 2),
+    "reload in bfloat16": (_reload(**AS_AT_FIRST, dtype="bfloat16"), 2),
+    "reload with another savepoint": (
+        _reload(savepoints=[{"name": SAVEPOINT, "selector": "mlp_out.1"}]), 2,
+    ),
+}  # fmt: skip
+CHANGES: dict[str, tuple[Strike, int]] = RELOADS | {
+    "delete a job, kill -9 API": (delete_half_drained, 3),
+    BROKER_DOWN: (hold_broker_down, 1),
+    "upgrade": (upgrade, 1),
+}

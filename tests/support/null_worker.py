@@ -1,0 +1,53 @@
+"""A worker with an engine that generates nothing (tests/support/null_engine.py).
+
+    python -m tests.support.null_worker
+
+Everything but the engine is the real worker: Celery, the drain, leases, the index.
+"""
+
+import sys
+from collections.abc import Callable
+
+import worker.process.child
+from actograph.contract.models import model_names
+from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.resources import ModelStructure
+from actograph.settings import Settings
+from tests.support.null_engine import NullEngine
+from worker.__main__ import main
+
+
+class NullHolder:
+    """Holds the null engine under the name that the settings give the model."""
+
+    is_as_pinned = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_loaded: Callable[[ModelStructure], None],
+        _options_of: Callable[[str], ModelLoadOptions],
+    ) -> None:
+        self._name = model_names.parse(settings.model).name
+        self._on_loaded = on_loaded
+        self.engine: NullEngine | None = None
+
+    def engine_for(self, _name: str) -> NullEngine:
+        if self.engine is None:
+            self.engine = NullEngine(self._name)
+            self._on_loaded(self.engine.structure)
+        return self.engine
+
+    @property
+    def tokenizer_definition(self) -> None:
+        return None
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+
+# the child process imports this module again, and finds the fake here as its parent did
+worker.process.child.ModelHolder = NullHolder  # type: ignore[assignment,attr-defined]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Acts of the service: workers that drain, fail and come back, and API processes that tidy up."""
+
+import random
+import time
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from actograph.contract.resources import SampleStatus
+from api.background.webhooks import WebhookSender
+from api.dependencies import Services
+from api.openai.batch_keeper import BatchKeeper
+from storage import samples
+from storage.accounts import quotas
+from storage.index import events
+from storage.index.ids import new_worker_id
+from storage.jobs import jobs, retention
+from storage.queue import job_queue, workers
+from storage.samples import LeasedSample
+from storage.sessions import session_changes
+from storage.submission import idempotency
+from storage.tables.models import SampleRow
+from storage.upkeep import store_gc
+from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.races.world import DEAD_PID, HOST, MODEL, WorkerHere, World
+
+
+class WorkerActs:
+    """A worker's thread: mostly the drain."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self._random = random.Random(world.seed * 1000 + 500 + number)
+        self._worker = WorkerHere(world)
+
+    def act(self) -> None:
+        with self._world.faults.guard("drain"):
+            self.drain()
+        chosen = self._random.choices((self.beat, self.start_again, self.nothing), (4, 1, 6))[0]
+        with self._world.faults.guard(chosen.__name__):
+            chosen()
+
+    def drain(self) -> None:
+        """Serve the next wake-up; without one, look at the index, or run a slice of any job."""
+        message = self._world.broker.take()
+        if message is not None:
+            self._worker.drain.serve(*message)
+            return
+        if self._random.random() < 0.5:
+            self._worker.drain.look()
+            return
+        with self._worker.database.read() as session:
+            waiting = job_queue.claimable(session)
+        if not waiting:
+            time.sleep(0.002)
+            return
+        self._worker.drain.run_slice(self._random.choice([job.id for job in waiting]))
+
+    def beat(self) -> None:
+        with self._worker.database.write() as session:
+            workers.heartbeat(session, self._worker.id, {"free_bytes": self._random.randint(1, 1 << 40)})
+
+    def start_again(self) -> None:
+        """The process ended and another one took its place, under the same id for brevity."""
+        with self._worker.database.write() as session:
+            workers.set_offline(session, self._worker.id)
+        self.come_back()
+
+    def come_back(self) -> None:
+        """Registered and ready, whatever was thought of it."""
+        self._worker.register()
+        self._worker.show_ready()
+
+    def nothing(self) -> None:
+        """Goes on with the next slice."""
+
+
+class ApiActs:
+    """An API process's own threads, and faults that come from outside."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self._number = number
+        self._random = random.Random(world.seed * 1000 + 900 + number)
+        self._services: Services = world.apis[number % len(world.apis)]
+        self._round: list[Callable[[], object]] = []
+        self._acts: list[tuple[Callable[[], object], int]] = [
+            (self.reconcile, 3), (self.expire_sessions, 2), (self.advance_batches, 3),
+            (self.deliver_webhooks, 2), (self.forget_chats, 1), (self.clear_store, 1),
+            (self.drain_deletions, 2),
+            (self.forget_keys, 1), (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
+            (self.silence_workers, 1), (self.give_back, 2), (self.sum_up, 1),
+        ]  # fmt: skip
+
+    def act(self) -> None:
+        """The next act; every one has come after as many as there are."""
+        if not self._round:
+            self._round = [act for act, times in self._acts for _ in range(times)]
+            self._random.shuffle(self._round)
+        chosen = self._round.pop()
+        with self._world.faults.guard(chosen.__name__):
+            chosen()
+
+    @property
+    def round_length(self) -> int:
+        return sum(times for _, times in self._acts)
+
+    def reconcile(self) -> None:
+        # without the lock that lets one of several in: whoever lost it may be in the middle still
+        self._world.reconcilers[self._number % len(self._world.reconcilers)].reconcile_once()
+
+    def expire_sessions(self) -> None:
+        session_changes.expire(self._services.database, limit=20)
+
+    def advance_batches(self) -> None:
+        BatchKeeper(self._services).advance_all()
+
+    def deliver_webhooks(self) -> None:
+        WebhookSender(self._services.settings, self._services.database, self._services.stopping).deliver_due()
+
+    def forget_chats(self) -> None:
+        with self._services.database.read() as session:
+            gone = retention.old_chats(session, 0.2, limit=5)
+        with self._services.database.write() as session:
+            retention.remove_chats(session, gone)
+
+    def drain_deletions(self) -> None:
+        drain_deletions(self._services.database, self._services.store)
+
+    def clear_store(self) -> None:
+        store_gc.collect(self._services.database, self._services.store, dry_run=False, seconds=0.1)
+
+    def forget_keys(self) -> None:
+        with self._services.database.write() as session:
+            idempotency.forget(session)
+
+    def say_waiting(self) -> None:
+        """As for jobs whose model nobody serves."""
+        with self._services.database.write() as session:
+            mute = job_queue.active_without_event(
+                session, MODEL, "job.waiting", submitted_before=float("inf"), limit=20
+            )
+            for job_id in jobs.keep(session, mute):
+                events.append(session, job_id, "job.waiting", {"reason": "a race"})
+
+    def lapse(self) -> None:
+        """Leases of workers that were stopped for too long."""
+        with self._services.database.write() as session:
+            leased = sa.select(SampleRow.id).where(SampleRow.status == SampleStatus.LEASED).limit(3)
+            held = session.scalars(leased.with_for_update(skip_locked=True)).all()
+            # as if for the first time: here no sample may fail for want of attempts
+            lapsed = sa.update(SampleRow).where(SampleRow.id.in_(held))
+            session.execute(lapsed.values(lease_until=0.0, attempts=1))
+
+    def lose_worker(self) -> None:
+        """A worker that begins on a sample and dies, so that the next one that starts buries it."""
+        lost = new_worker_id()
+        with self._services.database.write() as session:
+            workers.register(session, lost, hostname=HOST, pid=DEAD_PID, model=MODEL, served=[])
+        with self._services.database.read() as session:
+            waiting = job_queue.claimable(session)
+        if waiting:
+            self._claim(lost, self._random.choice([job.id for job in waiting]))
+
+    def silence_workers(self) -> None:
+        """Workers that are silent for long, and are forgotten soon after."""
+        with self._services.database.write() as session:
+            workers.expire(session, 0.5)
+        with self._services.database.write() as session:
+            workers.forget(session, 1.0)
+
+    def give_back(self) -> None:
+        """A worker that was asked to end while it had a unit in hand."""
+        with self._services.database.read() as session:
+            waiting = job_queue.claimable(session)
+        if waiting:
+            leases = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in waiting]))
+            with self._services.database.write() as session:
+                held = samples.renew(session, leases, lease_seconds=1.0)
+                samples.release(session, [lease for lease in leases if lease.id in held])
+                samples.give_back(session, [lease for lease in leases if lease.id not in held])
+
+    def _claim(self, worker_id: str, job_id: str) -> list[LeasedSample]:
+        with self._services.database.write() as session:
+            return samples.claim(session, job_id, worker_id=worker_id, count=2, lease_seconds=1.0)
+
+    def sum_up(self) -> None:
+        with self._services.database.read() as session:
+            quotas.shown(session, self._services.settings)

@@ -1,0 +1,293 @@
+"""Several API processes and workers in the threads of one process, on one index and one store.
+
+Each has a `Database` of its own, as a process has. The engine generates nothing and delivers rows of zeros,
+the broker is a list in memory that loses messages, and statements are held up for a random moment, so that
+transactions overlap where they seldom would. Whatever the database refuses is noted, also where the code
+that asked would try again: a deadlock that is retried is still a deadlock.
+"""
+
+import logging
+import random
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import torch
+from sqlalchemy import event
+
+from actograph.contract.errors import ActographError
+from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
+from actograph.settings import Settings
+from api.background.reconciler import Reconciler
+from api.dependencies import Services
+from api.served_models import ServedModels
+from storage.artifacts.factory import open_store
+from storage.broker.broker import MAX_HOPS
+from storage.index.database import Database
+from storage.index.ids import new_worker_id
+from storage.queue import workers
+from tests.support.null_engine import NullEngine
+from worker.drain.drain import Drain
+from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowSink
+from worker.signals.stop_signal import StopSignal
+
+MODEL = "null"
+HOOK = "resid_post.0"
+WIDTH = 4
+HOST = "races"
+#: a pid of a worker that is no more
+DEAD_PID = -1
+
+
+class Faults:
+    """Recorder of violations; safe for use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.found: list[str] = []
+        #: act -> how often it was done, and how often it was refused as the service refuses things
+        self.done: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    def note(self, what: str) -> None:
+        with self._lock:
+            self.found.append(what)
+
+    @contextmanager
+    def guard(self, act: str) -> Iterator[None]:
+        """Notes every error but those that the service would tell its client."""
+        try:
+            yield
+            self.done[act] += 1
+        except ActographError:
+            self.refused[act] += 1
+        except Exception:  # noqa: BLE001 (any is a fault)
+            self.note(f"{act}: {traceback.format_exc()}")
+
+
+class FaultyLog(logging.Handler):
+    """Notes what the service's threads log as errors."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__(level=logging.ERROR)
+        self._faults = faults
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._faults.note(f"logged: {self.format(record)}")
+
+
+class MemoryBroker:
+    """Wakes workers of this process; every so often a message is lost."""
+
+    def __init__(self, seed: int, lost_share: float = 0.05) -> None:
+        self._random = random.Random(seed)
+        self._lost_share = lost_share
+        self._lock = threading.Lock()
+        self._messages: deque[tuple[str, int]] = deque()
+        self.trouble: str | None = None
+
+    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
+        with self._lock:
+            if self._random.random() >= self._lost_share:
+                self._messages.append((model, hops))
+        return True
+
+    def take(self) -> tuple[str, int] | None:
+        with self._lock:
+            return self._messages.popleft() if self._messages else None
+
+    def probe(self) -> bool:
+        return True
+
+
+class RowsEngine(NullEngine):
+    """The null engine with one hook, of which it delivers a row for each token."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL)
+        info = HookInfo(location="model.layers.0.output", width=WIDTH, dtype="float32")
+        self.structure = self.structure.model_copy(
+            update={
+                "num_layers": 1,
+                "hidden_size": WIDTH,
+                "hooks": {HOOK: info},
+                "module_locations": [info.location],
+                "module_tensors": {info.location: LocationInfo(width=WIDTH, dtype="float32")},
+            }
+        )
+
+    def width_of(self, _hook: str) -> int:
+        return WIDTH
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        on_step: Callable[[int], None],
+        sink: RowSink | None = None,
+        **more: Any,
+    ) -> list[Generation]:
+        for index, request in enumerate(requests):
+            if sink is not None:
+                rows = torch.zeros(len(request.prompt_ids), WIDTH)
+                sink.write(index, {HOOK: RowChunk(first_row=0, tensor=rows)})
+        return super().generate(requests, on_step=on_step, **more)
+
+
+class RowsHolder:
+    """Holds the engine; a load is done at once."""
+
+    batch_memory: dict[str, int]
+
+    def __init__(self, on_loaded: Callable[[ModelStructure], None]) -> None:
+        self.engine = RowsEngine()
+        self._on_loaded = on_loaded
+        self.batch_memory = {}
+
+    def engine_for(self, _name: str) -> RowsEngine:
+        return self.engine
+
+    def load(self, _name: str, _options: object) -> RowsEngine:
+        self._on_loaded(self.engine.structure)
+        return self.engine
+
+
+class WorkerHere:
+    """One worker: its row, its drain, its heartbeats."""
+
+    def __init__(self, world: "World") -> None:
+        self.id = new_worker_id()
+        self.database = world.open_database()
+        self._pid = 1
+        self.register()
+        self._holder = holder = RowsHolder(self._show)
+        self.drain = Drain(
+            settings=world.settings,
+            database=self.database,
+            store=open_store(world.settings.effective_artifact_url),
+            broker=world.broker,  # type: ignore[arg-type]
+            models=holder,  # type: ignore[arg-type]
+            worker_id=self.id,
+            stop=world.stop,
+            may_load=(MODEL,),
+            end_process=lambda status: world.faults.note(f"a worker ended itself: {status}"),
+        )
+        self.show_ready()
+        self.drain.load(MODEL)
+
+    def show_ready(self) -> None:
+        """The model is loaded."""
+        self._holder.load(MODEL, None)
+
+    def register(self) -> None:
+        """As a worker does that starts: those of its host that are dead are buried."""
+        with self.database.write() as session:
+            workers.bury(session, HOST, lambda pid: pid != DEAD_PID)
+            workers.register(session, self.id, hostname=HOST, pid=self._pid, model=MODEL, served=[MODEL])
+
+    def _show(self, structure: ModelStructure) -> None:
+        with self.database.write() as session:
+            workers.set_ready(session, self.id, structure)
+            workers.heartbeat(session, self.id, {"free_bytes": 1 << 40})
+
+
+class World:
+    """Use as a context manager."""
+
+    def __init__(
+        self,
+        home: Path,
+        database_url: str,
+        *,
+        seed: int,
+        apis: int = 2,
+        hold_up_ms: float = 1.0,
+        webhook_port: int,
+    ) -> None:
+        """
+        Args:
+            database_url: an index at the newest schema.
+            hold_up_ms: a statement waits a random time up to this.
+            webhook_port: where somebody takes webhooks.
+        """
+        self.seed = seed
+        self.faults = Faults()
+        self.settings = Settings(
+            home=home,
+            database_url=database_url,
+            broker_url="redis://127.0.0.1:1/0",  # nobody asks it
+            model=f"{MODEL}=example/null",
+            disk_floor_bytes=0,
+            # a lease lapses now and then although its worker lives
+            lease_seconds=1.0,
+            batch_size=3,
+            reconcile_seconds=3600,
+            webhook_hosts=(f"127.0.0.1:{webhook_port}",),
+            webhook_secret="races",
+            webhook_retry_seconds=1,
+        )
+        self.broker = MemoryBroker(seed)
+        self.stop = StopSignal(home / "stop")
+        self.hold_up = hold_up_ms / 1000
+        self._random = random.Random(seed)
+        self._databases: list[Database] = []
+        self._handler = FaultyLog(self.faults)
+        self.apis = [self._services() for _ in range(apis)]
+        self.reconcilers = [Reconciler(services) for services in self.apis]
+        self.workers: list[WorkerHere] = []
+
+    def __enter__(self) -> "World":
+        self._excepthook, threading.excepthook = threading.excepthook, self._thread_failed
+        logging.getLogger().addHandler(self._handler)
+        for reconciler in self.reconcilers:
+            # the thread makes one round; the others are asked for
+            reconciler.start()
+            reconciler.has_looked.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reconciler in self.reconcilers:
+            reconciler.stop()
+        for database in self._databases:
+            database.close()
+        logging.getLogger().removeHandler(self._handler)
+        threading.excepthook = self._excepthook
+
+    def open_database(self) -> Database:
+        """One more process on the index."""
+        opened = Database(self.settings.effective_database_url)
+        event.listen(opened.engine, "handle_error", self._refused)
+        event.listen(opened.engine, "before_cursor_execute", self._wait)
+        self._databases.append(opened)
+        return opened
+
+    def _services(self) -> Services:
+        return Services(
+            settings=self.settings,
+            database=self.open_database(),
+            store=open_store(self.settings.effective_artifact_url),
+            broker=self.broker,  # type: ignore[arg-type]
+            models=ServedModels(self.settings),
+        )
+
+    def _wait(self, *_: object) -> None:
+        # most statements at once, some much later than the one before them
+        if self.hold_up:
+            time.sleep(self.hold_up * self._random.random() ** 4)
+
+    def _refused(self, context: sa.engine.ExceptionContext) -> None:
+        error = context.original_exception
+        self.faults.note(
+            f"the database refused: {type(error).__name__}: {error}\n{context.statement}\n"
+            + "".join(traceback.format_stack(limit=14)[:-2])
+        )
+
+    def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        self.faults.note(f"a thread ended: {''.join(lines)}")

@@ -1,0 +1,196 @@
+"""An S3 server of our own: OpenStack Swift, whose S3 API checks signatures and checksums.
+
+It lives in a virtual environment of its own, `.venv-swift` beside `.venv` (ignored by git), which is
+built on the first use and used by all later ones.
+"""
+
+import fcntl
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import boto3.session
+from botocore.config import Config
+
+from actograph.stack.ports import free_port
+from tests.support.servers import Unavailable, kept
+
+REPO = Path(__file__).resolve().parents[3]
+SWIFT = "swift==2.38.3"
+ACCESS_KEY, SECRET_KEY = "tests:tester", "swift-secret-of-tests"
+BACKENDS = ("account", "container", "object")
+START_SECONDS = 60.0
+
+_COMMON = """
+[DEFAULT]
+bind_ip = 127.0.0.1
+bind_port = {port}
+workers = 0
+user = {user}
+swift_dir = {home}
+devices = {home}/devices
+mount_check = false
+disable_fallocate = true
+"""
+_BACKEND = """
+[pipeline:main]
+pipeline = {kind}-server
+[app:{kind}-server]
+use = egg:swift#{kind}
+"""
+_FILTERS = ("catch_errors", "gatekeeper", "healthcheck", "listing_formats", "bulk", "s3api", "tempauth",
+            "copy", "slo", "dlo", "versioned_writes", "symlink")  # fmt: skip
+_FILTER_OPTIONS = {
+    "s3api": "location = us-east-1\ns3_acl = false\ncheck_bucket_owner = false\n",
+    "tempauth": f"user_{ACCESS_KEY.replace(':', '_')} = {SECRET_KEY} .admin\n",
+    "versioned_writes": "allow_object_versioning = true\n",
+}
+
+
+def programs() -> Path:
+    """The folder with Swift's programs, installed where they are not yet. Raises Unavailable."""
+    venv = REPO / ".venv-swift"
+    stamp = venv / ".installed"
+    venv.mkdir(exist_ok=True)
+    with (venv / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
+        if not stamp.exists() or stamp.read_text() != SWIFT:
+            for command in (
+                [sys.executable, "-m", "venv", str(venv)],
+                [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", SWIFT],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise Unavailable(f"no S3 server: {' '.join(command)} failed: {done.stderr[-400:]}")
+            stamp.write_text(SWIFT)
+    return venv / "bin"
+
+
+class SwiftServer:
+    """A one-disk cluster of four processes; `start` after `stop` finds what was stored."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="actograph-swift-"))
+        self._programs = Path()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def create(self) -> None:
+        """Install what is missing, configure, start. Raises Unavailable."""
+        try:
+            self._programs = programs()
+            self._configure()
+            self.start()
+        except Unavailable:
+            self.remove()
+            raise
+
+    def start(self) -> None:
+        """Start and wait until it answers. Raises Unavailable."""
+        for kind in (*BACKENDS, "proxy"):
+            with (self.folder / f"{kind}.log").open("ab") as log:
+                program, config = self._programs / f"swift-{kind}-server", self.folder / f"{kind}.conf"
+                command = kept([str(program), str(config), "-v"], signal.SIGTERM)
+                self._processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/healthcheck", timeout=2):
+                    return
+            except (urllib.error.URLError, OSError) as error:
+                if time.monotonic() > deadline or any(p.poll() is not None for p in self._processes):
+                    logs = "\n".join(p.read_text()[-500:] for p in self.folder.glob("*.log"))
+                    raise Unavailable(f"the S3 server did not start: {error}; {logs}") from error
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+
+    def remove(self) -> None:
+        """End it and remove its folder."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def new_bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        name = f"tests-{secrets.token_hex(8)}"
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+            # on a busy machine the proxy answers 503 at times
+            config=Config(
+                s3={"addressing_style": "path"}, retries={"mode": "standard", "total_max_attempts": 8}
+            ),
+        )
+        # of an attempt whose answer was lost
+        with suppress(client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket=name)
+        client.close()
+        return name
+
+    def _configure(self) -> None:
+        """Write the configuration and the rings."""
+        (self.folder / "devices/d1").mkdir(parents=True)
+        (self.folder / "swift.conf").write_text(
+            "[swift-hash]\nswift_hash_path_suffix = tests\nswift_hash_path_prefix = tests\n"
+            "[storage-policy:0]\nname = default\ndefault = yes\n"
+        )
+        user = getpass.getuser()
+        for kind in BACKENDS:
+            port = free_port("127.0.0.1")
+            text = _COMMON.format(port=port, user=user, home=self.folder) + _BACKEND.format(kind=kind)
+            (self.folder / f"{kind}.conf").write_text(text)
+            self._build_ring(kind, port)
+        self.port = free_port("127.0.0.1")
+        text = _COMMON.format(port=self.port, user=user, home=self.folder)
+        text += f"[pipeline:main]\npipeline = {' '.join(_FILTERS)} proxy-server\n"
+        text += "[app:proxy-server]\nuse = egg:swift#proxy\naccount_autocreate = true\n"
+        # its default of half a second is too little where all of a box's cores are busy
+        text += "conn_timeout = 10\n"
+        for name in _FILTERS:
+            text += f"[filter:{name}]\nuse = egg:swift#{name}\n{_FILTER_OPTIONS.get(name, '')}"
+        (self.folder / "proxy.conf").write_text(text)
+
+    def _build_ring(self, kind: str, port: int) -> None:
+        builder = str(self.folder / f"{kind}.builder")
+        for step in (["create", "4", "1", "1"], ["add", f"r1z1-127.0.0.1:{port}/d1", "1"], ["rebalance"]):
+            command = [str(self._programs / "swift-ring-builder"), builder, *step]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode > 1:  # 1 is a warning
+                raise Unavailable(f"no S3 server: the {kind} ring could not be built: {done.stdout}")
+
+
+def environment(url: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited` with the AWS variables by which boto3 finds the server at `url`, and no others."""
+    values = {name: value for name, value in inherited.items() if not name.startswith("AWS_")}
+    return values | {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_S3": url,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }

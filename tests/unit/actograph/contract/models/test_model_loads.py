@@ -1,0 +1,140 @@
+"""What may be said of how a model is loaded."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actograph.contract.errors import UnknownHook
+from actograph.contract.hooks import expand
+from actograph.contract.models.model_loads import (
+    ModelLoadOptions,
+    ModelLoadRequest,
+    resolve_savepoints,
+    with_savepoints,
+)
+from actograph.contract.resources import HookInfo, ModelStructure
+
+
+def structure(**changes: Any) -> ModelStructure:
+    hooks = {
+        f"resid_post.{i}": HookInfo(location=f"model.layers.{i}.output", width=8, dtype="float32")
+        for i in range(2)
+    }
+    values: dict[str, Any] = {
+        "model": "demo",
+        "architecture": "X",
+        "num_layers": 2,
+        "hidden_size": 8,
+        "vocab_size": 10,
+        "context_length": 64,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_parameters": 1,
+        "chat_template": False,
+        "eos_token_ids": [],
+        "hooks": hooks,
+        "module_locations": [
+            "model.layers.0.output",
+            "model.layers.1.mlp.up_proj.output",
+            "model.layers.1.output",
+        ],
+    }
+    return ModelStructure(**values | changes)
+
+
+def options(**values: Any) -> ModelLoadOptions:
+    return ModelLoadOptions.model_validate(values)
+
+
+def test_json_keys_of_max_memory_are_gpus_and_sizes_are_bytes() -> None:
+    found = options(max_memory={"0": "10GiB", "1": 500, "cpu": "1.5 GB"}).max_memory
+    assert found == {0: 10 << 30, 1: 500, "cpu": 1_500_000_000}
+    again = ModelLoadOptions.model_validate_json(options(max_memory={"0": "1GiB"}).model_dump_json())
+    assert again.max_memory == {0: 1 << 30}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("cpu", "cpu"), ({"": "cuda:1"}, "cuda:1"), ({"": 0}, "cuda:0"), ("auto", "auto")]
+)
+def test_one_device_or_a_strategy_holds_the_model(given: Any, meant: str) -> None:
+    found = options(device_map=given)
+    assert found.device_map == meant
+    assert found.is_spread == (meant == "auto")
+
+
+def test_a_device_map_names_a_device_for_each_module() -> None:
+    given = {"model.layers.0": 0, "model.layers.1": "1", "lm_head": "cuda:1", "model.norm": "disk"}
+    found = options(device_map=given)
+    assert found.device_map == given | {"model.layers.1": 1, "lm_head": 1}
+    assert found.is_spread
+    assert ModelLoadOptions.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"device_map": {"model.layers.0": 0, "model.layers.1": "tpu"}},
+        {"device_map": {"model.layers.0": True}},
+        {"device_map": {"model.layers[0]": 0}},
+        {"device_map": {"../x": "disk", "lm_head": "cpu"}},
+        {"device_map": {}},
+        {"device_map": "fast"},
+        {"device_map": "disk"},
+        {"device_map": True},
+        {"max_memory": {"gpu": 1}},
+        {"max_memory": {"-1": 1}},
+        {"max_memory": {"0": "lots"}},
+        {"max_memory": {"0": 0}},
+        {"dtype": "int8"},
+        {"attn_implementation": "paged"},
+        {"revision": "a\0b"},
+        {"savepoints": [{"name": "resid_post.1", "selector": "embed"}]},
+        {"savepoints": [{"name": "layers_output[1]", "selector": "embed"}]},
+        {"savepoints": [{"name": "model.norm.output", "selector": "embed"}]},
+        {"savepoints": [{"name": "a", "selector": "__import__('os')"}]},
+        {"savepoints": [{"name": "a", "selector": "x"}, {"name": "a", "selector": "y"}]},
+        {"trust_remote_code": True},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ModelLoadRequest.model_validate({"model_id": "demo"} | wrong)
+
+
+def test_savepoints_are_names_for_hooks_of_this_model() -> None:
+    given = options(
+        savepoints=[
+            {"name": "late", "selector": "model.layers[1].output"},
+            {"name": "up", "selector": "model.layers.1.mlp.up_proj.output"},
+        ]
+    )
+    found = resolve_savepoints(given, structure())
+    assert found == {"late": "resid_post.1", "up": "model.layers.1.mlp.up_proj.output"}
+    table = structure(savepoints=found)
+    assert expand([], None, ["late", "resid_post.0", "resid_post.1"], table) == [
+        "resid_post.0",
+        "resid_post.1",
+    ]
+    with pytest.raises(UnknownHook, match="late: no such hook point"):
+        expand([], None, ["late"], structure())
+
+
+def test_a_selector_that_the_model_lacks_is_named() -> None:
+    given = options(
+        savepoints=[{"name": "a", "selector": "resid_post.0"}, {"name": "b", "selector": "resid_post.7"}]
+    )
+    with pytest.raises(UnknownHook, match=r"savepoint b: .* layers 0 to 1") as caught:
+        resolve_savepoints(given, structure())
+    assert caught.value.param == "savepoints.1.selector"
+    # one savepoint does not stand on another
+    chained = options(savepoints=[{"name": "a", "selector": "resid_post.0"}, {"name": "b", "selector": "a"}])
+    with pytest.raises(UnknownHook):
+        resolve_savepoints(chained, structure(savepoints={"a": "resid_post.0"}))
+
+
+def test_each_hook_shows_its_savepoints_among_its_names() -> None:
+    found = with_savepoints(structure(), {"late": "resid_post.1"})
+    assert "late" in found.hooks["resid_post.1"].aliases
+    assert "late" not in found.hooks["resid_post.0"].aliases
+    assert "late" not in with_savepoints(found, {}).hooks["resid_post.1"].aliases

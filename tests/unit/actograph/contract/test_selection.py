@@ -1,0 +1,57 @@
+"""Selections against a checker that looks at every token by itself."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from actograph.contract.row_selection import Selection
+from actograph.contract.specs import CaptureSpec
+
+
+def selected(positions: Any, token: int, prompt: int, stop: int) -> bool:
+    """Whether `positions` means a token of a sample of one turn."""
+    if isinstance(positions, dict):
+        return bool(token % positions["stride"] == 0)
+    if isinstance(positions, list):
+        return token in positions or token - prompt in [p for p in positions if p < 0]
+    return {
+        "all": True,
+        "prompt": token < prompt,
+        "generated": token >= prompt,
+        "last": token == stop - 1,
+        "last_prompt": token == prompt - 1,
+    }[positions]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        "all",
+        "prompt",
+        "generated",
+        "last",
+        "last_prompt",
+        {"stride": 1},
+        {"stride": 3},
+        {"stride": 50},
+        [0, -1],
+        [3, 5, 900],
+        [-2],
+    ],
+)
+def test_rows_are_the_selected_tokens(positions: Any) -> None:
+    spec = CaptureSpec(positions=positions)
+    for prompt, generated, tail in itertools.product((1, 2, 7), (0, 1, 2, 5), (False, True)):
+        stop = prompt + max(0, generated - 1)
+        first = prompt - 1 if tail else 0
+        rows = Selection.of(spec.positions, prompt).rows(first, prompt, stop)
+        assert list(rows) == [t for t in range(first, stop) if selected(positions, t, prompt, stop)]
+
+
+def test_segments_are_bounded_by_the_tokens_that_can_be_theirs() -> None:
+    assert Selection.of("think", 4).rows(0, 4, 9) == range(4, 9)
+    assert Selection.of(CaptureSpec(positions=["prompt", "answer"]).positions, 4).rows(0, 4, 9) == range(9)
+    assert Selection.of("tool_result", 4).rows(0, 4, 9) == range(9)
+    assert Selection.of("think", 4).holds(6, "think")
+    assert not Selection.of("think", 4).holds(6, "answer")

@@ -1,0 +1,190 @@
+"""CSV and Parquet rows: what is taken, what is refused, and which row the refusal names."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from actograph.contract.errors import InvalidDataset
+from actograph.datasets import dataset_rows, parquet_rows
+from actograph.datasets.dataset_formats import csv_records, format_of
+from actograph.datasets.dataset_lines import MAX_LINE_BYTES, Lines
+from actograph.datasets.dataset_rows import GSM8K_COLUMNS, check_rows, check_texts, read_rows
+from actograph.datasets.parquet_rows import ParquetRecords
+
+HEAD = b"question,answer\n"
+GOOD = b"How many?,#### 3\n"
+
+
+def lines(content: bytes) -> Iterable[bytes]:
+    return Lines([content])
+
+
+def refusal(content: bytes, **options: Any) -> str:
+    with pytest.raises(InvalidDataset) as caught:
+        check_rows(csv_records(lines(content), GSM8K_COLUMNS), **options)
+    assert caught.value.param == "dataset"
+    return caught.value.message
+
+
+def in_parquet(table: dict[str, list[Any]], **options: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(table), file, **options)
+    file.seek(0)
+    return file
+
+
+def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
+    content = (shared / "data/gsm8k/test.jsonl").read_bytes()
+    expected = read_rows(lines(content))
+    records = [json.loads(line) for line in content.splitlines()]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["answer", "question"], lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows(records)
+    assert check_rows(csv_records(lines(text.getvalue().encode()), GSM8K_COLUMNS)) == expected
+    table = {name: [record[name] for record in records] for name in ("answer", "question")}
+    table["id"] = list(range(len(records)))
+    for row_group in (None, 100):
+        file = in_parquet(table, row_group_size=row_group, compression="zstd")
+        assert check_rows(ParquetRecords(file, GSM8K_COLUMNS, required=GSM8K_COLUMNS)) == expected
+    assert check_rows(ParquetRecords(file, GSM8K_COLUMNS), limit=3, offset=700) == expected[700:703]
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))] * 2),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_what_the_standard_library_writes_is_read_back(values: list[tuple[str, str]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL)
+    writer.writerows([("a", "b"), *values])
+    found = list(csv_records(lines(text.getvalue().encode())))
+    assert found == [{"a": a, "b": b} for a, b in values]
+
+
+def test_byte_order_mark_blank_lines_and_line_ends_are_tolerated() -> None:
+    content = b"\xef\xbb\xbf question ,answer\r\n\r\n" + GOOD + b'\n"two\nlines, ""quoted""","#### 4"'
+    rows = check_rows(csv_records(lines(content), GSM8K_COLUMNS))
+    assert [(row.index, row.question) for row in rows] == [(0, "How many?"), (1, 'two\nlines, "quoted"')]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (HEAD + GOOD + b"only one\n", "row 1: has 1 values, but the first line names 2 columns (line 3)"),
+        (HEAD + b"a,b,c\n", "row 0: has 3 values"),
+        (HEAD + GOOD + b",#### 3\n", "row 1: question is empty"),
+        (HEAD + b"q,three\n", "row 0: answer does not end with a gold number"),
+        (HEAD + GOOD + b'"open,#### 3\n' + GOOD, "row 1: not CSV: unexpected end of data (line 4)"),
+        (HEAD + b'"a"b,#### 3\n', "row 0: not CSV: "),
+        (HEAD + GOOD + b"\xff,#### 3\n", "row 1: not UTF-8 (byte 0) (line 3)"),
+        (b"question,question\n", "names question twice"),
+        (b"question,\n", "column 2 has no name"),
+        (b"question,gold,id\n" + GOOD, "no column answer; the file has question, gold, id"),
+        (b"\xff\n", "not UTF-8"),
+        (HEAD, "the dataset has no rows"),
+        (b"", "the dataset has no rows"),
+    ],
+)
+def test_what_is_refused(content: bytes, reason: str) -> None:
+    assert reason in refusal(content)
+
+
+def test_a_quote_that_is_never_closed_is_not_read_to_the_end() -> None:
+    taken = 0
+
+    def endless() -> Iterable[bytes]:
+        nonlocal taken
+        yield HEAD
+        yield b'"open'
+        while True:
+            taken += 1
+            yield b"x" * 100_000 + b'","\n'
+
+    with pytest.raises(InvalidDataset, match="is a quote not closed"):
+        check_rows(csv_records(endless()))
+    assert taken <= MAX_LINE_BYTES / 100_000 + 1
+
+
+def test_long_fields_are_read() -> None:
+    (record,) = csv_records(lines(HEAD + b"x" * 900_000 + b",#### 3\n"))
+    assert isinstance(record, dict)
+    assert len(record["question"]) == 900_000
+
+
+def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(file: io.BytesIO) -> str:
+        with pytest.raises(InvalidDataset) as caught:
+            check_rows(ParquetRecords(file, GSM8K_COLUMNS, required=GSM8K_COLUMNS))
+        return caught.value.message
+
+    good: dict[str, list[Any]] = {"question": ["q", "r"], "answer": ["#### 1", "#### 2"]}
+    whole = in_parquet(good).getvalue()
+    assert "not a Parquet file" in refused(io.BytesIO(b"question,answer\n"))
+    assert "not a Parquet file" in refused(io.BytesIO(b""))
+    assert "not a Parquet file" in refused(io.BytesIO(whole[:40] + b"\xff" * 40 + whole[80:]))
+    assert "no column answer; the file has question, gold" in refused(
+        in_parquet({"question": ["q"], "gold": ["1"]})
+    )
+    assert "row 1: answer is not a string" in refused(in_parquet({**good, "answer": ["#### 1", None]}))
+    assert "row 0: answer is not a string" in refused(in_parquet({**good, "answer": [1, 2]}))
+    monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP_BYTES", 1000)
+    big = in_parquet({**good, "unused": ["x" * 4000, "y" * 4000]}, use_dictionary=False)
+    assert len(check_rows(ParquetRecords(big, GSM8K_COLUMNS))) == 2
+    message = refused(in_parquet({"question": ["x" * 4000], "answer": ["#### 1"]}))
+    assert re.search(r"row group 0 takes \d+ bytes, at most 1000", message)
+
+
+def test_texts_of_a_column() -> None:
+    table: dict[str, list[Any]] = {"body": [f"text {i}" for i in range(600)], "n": list(range(600))}
+    found = check_texts(ParquetRecords(in_parquet(table), ("body",)), "body", limit=2, offset=400)
+    assert [(row.index, row.text) for row in found] == [(400, "text 400"), (401, "text 401")]
+    found = check_texts(csv_records(lines(b"n,body\n1,one\n"), ("body",)), "body")
+    assert [row.text for row in found] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("a.csv", "csv"), ("b/A.CSV", "csv"), ("a.parquet", "parquet"), ("a.jsonl", "jsonl"), ("csv", "jsonl")],
+)
+def test_formats_by_name(name: str, found: str) -> None:
+    assert format_of(name) == found
+
+
+def test_row_groups_before_the_first_row_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = in_parquet({"question": [f"q{i}" for i in range(100)]}, row_group_size=10)
+    # a row takes about 12 bytes: room for the nine before it in its group, not for those of the groups before
+    monkeypatch.setattr(parquet_rows, "MAX_DECODED_BYTES", 200)
+    records = ParquetRecords(file, ["question"])
+    assert next(records.from_row(59)) == {"question": "q59"}
+    assert list(records.from_row(98)) == [{"question": "q98"}, {"question": "q99"}]
+    assert list(records.from_row(100)) == list(records.from_row(10**9)) == []
+    with pytest.raises(InvalidDataset, match="take more than 200 bytes once they are decoded"):
+        list(records)
+
+
+def test_few_bytes_that_stand_for_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 3000, "int32"), ["x" * 100_000])
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": rows}), file, compression="zstd")
+    assert file.tell() < 20_000
+    monkeypatch.setattr(dataset_rows, "MAX_HELD_CHARS", 5_000_000)
+    assert len(check_texts(ParquetRecords(file), "text", limit=50)) == 50
+    with pytest.raises(InvalidDataset, match="more than 5000000 characters together"):
+        check_texts(ParquetRecords(file), "text")
+    monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP_ROWS", 2999)
+    with pytest.raises(InvalidDataset, match="row group 0 has 3000 rows, at most 2999"):
+        ParquetRecords(file)

@@ -1,0 +1,236 @@
+"""Reading GSM8K-style rows: what is taken, what is refused, and what the refusal says."""
+
+import io
+import itertools
+import json
+import re
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actograph.contract.errors import InvalidDataset, ServiceBusy
+from actograph.contract.specs import MAX_PROMPT_CHARS
+from actograph.datasets import memory_budget
+from actograph.datasets.dataset_lines import MAX_LINE_BYTES, MAX_ROW_VALUES, Lines
+from actograph.datasets.dataset_rows import (
+    MAX_REPORTED,
+    DatasetRow,
+    JsonRecords,
+    check_rows,
+    check_texts,
+    read_rows,
+    stream_rows,
+)
+from actograph.datasets.memory_budget import MemoryBudget
+
+
+def line(question: Any = "How many?", answer: Any = "Three.\n#### 3", **more: Any) -> bytes:
+    return json.dumps({"question": question, "answer": answer, **more}).encode() + b"\n"
+
+
+def refusal(*lines: bytes, **options: Any) -> str:
+    with pytest.raises(InvalidDataset) as caught:
+        read_rows(lines, **options)
+    assert caught.value.param == "dataset"
+    return caught.value.message
+
+
+def test_real_gsm8k_is_read_whole(shared: Path) -> None:
+    with (shared / "data/gsm8k/test.jsonl").open("rb") as stream:
+        rows = read_rows(Lines(iter(lambda: stream.read(1 << 16), b"")))
+    assert len(rows) == 1319
+    assert [row.index for row in rows] == list(range(1319))
+    assert rows[0].question.startswith("Janet\u2019s ducks lay 16 eggs per day.")
+    assert rows[0].answer.endswith("#### 18")
+
+
+def test_limit_and_offset_keep_the_row_numbers_of_the_dataset() -> None:
+    rows = read_rows([line(question=f"q{i}") for i in range(10)], limit=3, offset=4)
+    assert [(row.index, row.question) for row in rows] == [(4, "q4"), (5, "q5"), (6, "q6")]
+
+
+def test_rows_outside_the_window_are_not_examined() -> None:
+    rows = read_rows([b"junk", line(question="good"), b"junk"], limit=1, offset=1)
+    assert rows == [DatasetRow(index=1, question="good", answer="Three.\n#### 3")]
+
+
+def test_reading_stops_at_the_limit() -> None:
+    endless = (line() for _ in iter(int, 1))
+    assert len(read_rows(endless, limit=5)) == 5
+
+
+def test_byte_order_mark_blank_lines_carriage_returns_and_further_fields_are_tolerated() -> None:
+    lines = [b"\xef\xbb\xbf" + line(question="a", id=7), b"\n", b"  \r\n", line(question="b")[:-1] + b"\r\n"]
+    assert [(row.index, row.question) for row in read_rows(lines)] == [(0, "a"), (1, "b")]
+
+
+def test_text_is_kept_verbatim() -> None:
+    question = "  Zwölf Äpfel?\n\u2028 "
+    assert read_rows([line(question=question)])[0].question == question
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        (b"{", r"not JSON: .+ \(column 2\)"),
+        (b'{"question": "\xff"}', r"not UTF-8 \(byte 14\)"),
+        (b"[1]", "not a JSON object with question and answer"),
+        (b'"question"', "not a JSON object with question and answer"),
+        (b'{"answer": "#### 1"}', "question is missing"),
+        (b'{"question": "q"}', "answer is missing"),
+        (line(question=""), "question is empty"),
+        (line(question=" \n"), "question is empty"),
+        (line(question=None), "question is not a string"),
+        (line(question=["q"]), "question is not a string"),
+        (line(answer=3), "answer is not a string"),
+        (line(question="\0"), "question contains a NUL character"),
+        (line(question="\ud800"), "question contains a lone surrogate, which is not Unicode text"),
+        (line(question="q" * (MAX_PROMPT_CHARS + 1)), "question is longer than 1000000 characters"),
+        (b"[" * 200_000, "not valid JSON here: a number is too long, or the nesting too deep"),
+        (b"1" * 10_000, "not valid JSON here: a number is too long, or the nesting too deep"),
+        (b" " * (MAX_LINE_BYTES + 1), "the line is longer than 4000000 bytes"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_number_and_fault(bad: bytes, fault: str) -> None:
+    assert re.fullmatch(rf"row 1: {fault}", refusal(line(), bad, line()))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["3", "####3", "#### three", "#### ", "#### -", "#### .", "#### 3 apples", "#### 3\n", "####  3"],
+)
+def test_an_answer_that_no_completion_could_match_is_refused(answer: str) -> None:
+    assert refusal(line(answer=answer)) == "row 0: answer does not end with a gold number (#### N)"
+    assert read_rows([line(answer=answer)], require_gold=False)[0].answer == answer
+
+
+@pytest.mark.parametrize(
+    "answer", ["#### 3", "a\n#### -3", "#### 1,234.5", "#### $3.", "#### 1\n#### 2", "#### .5"]
+)
+def test_gold_numbers(answer: str) -> None:
+    assert read_rows([line(answer=answer)])[0].answer == answer
+
+
+def test_every_fault_of_a_row_and_every_bad_row_is_reported() -> None:
+    message = refusal(b'{"question": 5}', line(), b"{}")
+    assert message == (
+        "row 0: question is not a string; row 0: answer is missing; "
+        "row 2: question is missing; row 2: answer is missing"
+    )
+
+
+def test_a_long_report_is_cut() -> None:
+    message = refusal(*[b"[]"] * (MAX_REPORTED + 5))
+    assert message.count("row ") == MAX_REPORTED
+    assert message.endswith("; and 5 more")
+
+
+def test_row_numbers_in_a_refusal_count_from_the_start_of_the_dataset() -> None:
+    assert refusal(line(), line(), b"{}", offset=1).startswith("row 2: question is missing")
+
+
+def test_no_rows() -> None:
+    assert refusal() == "the dataset has no rows"
+    assert refusal(b"\n", b" \n") == "the dataset has no rows"
+    assert refusal(line(), line(), offset=2) == "no rows at offset 2: the dataset ends before it"
+
+
+def test_a_line_without_end_is_refused_within_bounded_memory() -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(600):
+            yield b"x" * 100_000
+        yield b"\n" + line()
+
+    tracemalloc.start()
+    assert refusal(*Lines(endless())) == "row 0: the line is longer than 4000000 bytes"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * MAX_LINE_BYTES
+
+
+def test_blank_lines_cost_nothing() -> None:
+    """48 MB of newlines took 44 s when each was a line."""
+    blank = itertools.repeat(b"\n \r\n\t" * 200_000, 48)
+    began = time.process_time()
+    rows = read_rows(Lines(itertools.chain(blank, [line(question="one")], blank, [line(question="two")])))
+    assert [(row.index, row.question) for row in rows] == [(0, "one"), (1, "two")]
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int) -> None:
+    content = b"\xef\xbb\xbf\n" + line(question="one") + b"  \r\n\n\n" + line(question="two").rstrip()
+    pieces = [content[at : at + size] for at in range(0, len(content), size)]
+    assert [row.question for row in read_rows(Lines(pieces))] == ["one", "two"]
+    assert b"".join(Lines(pieces)) == content
+
+
+@pytest.mark.integration
+def test_columns_that_no_task_reads_are_not_held() -> None:
+    junk: dict[str, Any] = {"junk": [[] for _ in range(20_000)]}
+    tracemalloc.start()
+    rows = read_rows([line(**junk) for _ in range(50)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rows) == 50
+    assert peak < 20_000_000, "one row's junk, and not that of fifty"
+
+
+def test_a_row_of_too_many_values_is_refused_before_it_is_decoded() -> None:
+    many = b'{"question": "q", "answer": "#### 1", "junk": [' + b"[]," * MAX_ROW_VALUES + b"0]}"
+    assert refusal(many) == f"row 0: the line holds more than {MAX_ROW_VALUES} values"
+
+
+def test_large_rows_hold_their_share_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = MemoryBudget(18 << 20, wait_seconds=0.05)
+    monkeypatch.setattr(memory_budget, "DATASETS", budget)
+    large = line(junk=[[] for _ in range(120_000)])
+    rows = stream_rows(JsonRecords([large, large]))
+    next(rows)
+    with pytest.raises(ServiceBusy, match="a row of the dataset needs") as caught:
+        read_rows([large])
+    assert caught.value.headers["Retry-After"] == "5"
+    assert len(read_rows([line()])) == 1, "small rows need no share"
+    rows.close()  # type: ignore[attr-defined]
+    assert len(read_rows([large])) == 1
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1), min_size=1
+    )
+)
+def test_whatever_text_is_written_is_read_again(questions: list[str]) -> None:
+    questions = [f"q{text}" for text in questions]
+    stream = io.BytesIO(b"".join(line(question=text) for text in questions))
+    lines = Lines(iter(lambda: stream.read(7), b""))
+    assert [row.question for row in read_rows(lines)] == questions
+
+
+@given(st.lists(st.binary(max_size=60), max_size=5))
+def test_arbitrary_bytes_are_read_or_refused(lines: list[bytes]) -> None:
+    try:
+        rows = read_rows(lines)
+    except InvalidDataset:
+        return
+    assert rows
+
+
+def test_mappings_are_checked_like_lines() -> None:
+    records = [{"question": f"q{i}", "answer": "#### 1"} for i in range(4)]
+    assert [row.index for row in check_rows(records, limit=2, offset=1)] == [1, 2]
+    with pytest.raises(InvalidDataset, match="row 4: answer is missing"):
+        check_rows([*records, {"question": "q"}])
+
+
+def test_numbers_beyond_the_machines_select_as_others_do() -> None:
+    rows = [{"text": "a"}, {"text": "b"}]
+    assert [row.text for row in check_texts(rows, "text", offset=1, limit=10**30)] == ["b"]
+    with pytest.raises(InvalidDataset, match="no rows at offset"):
+        check_texts(rows, "text", offset=10**30)

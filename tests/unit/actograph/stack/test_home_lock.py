@@ -1,0 +1,60 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actograph.stack.home_lock import HomeInUse, HomeLock, close_to_others
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from actograph.stack.home_lock import HomeLock
+with HomeLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_second_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+    with HomeLock(tmp_path / "home"), pytest.raises(HomeInUse, match=rf"pid {os.getpid()}\b.*--home"):
+        HomeLock(tmp_path / "home").__enter__()
+    with HomeLock(tmp_path / "home"):
+        pass
+
+
+def test_a_process_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    with holder.stdout:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(HomeInUse, match=f"pid {holder.pid}"):
+            HomeLock(tmp_path).__enter__()
+        holder.kill()
+        holder.wait()
+    with HomeLock(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_children_do_not_hold_the_lock(tmp_path: Path) -> None:
+    with HomeLock(tmp_path):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with HomeLock(tmp_path):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_an_open_home_is_closed_to_other_users_and_said_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert close_to_others(home) is None
+    home.mkdir()
+    home.chmod(0o755)
+    said = close_to_others(home)
+    assert said is not None
+    assert "mode 755" in said
+    assert home.stat().st_mode & 0o777 == 0o750
+    assert close_to_others(home) is None

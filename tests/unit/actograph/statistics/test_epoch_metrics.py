@@ -1,0 +1,112 @@
+"""pass@k and majority votes, against the definitions worked out by hand and by brute force."""
+
+from itertools import combinations
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from actograph.contract.resources import Score
+from actograph.statistics.epoch_metrics import add_problem, ks, majority, pass_at_k
+from actograph.statistics.metrics import shown
+from actograph.statistics.moments import Moments
+
+KEY = "exact_match,strict-match"
+
+
+def said(*answers: str | None, gold: str = "5") -> list[Score]:
+    return [Score(value=float(answer == gold), answer=answer) for answer in answers]
+
+
+@pytest.mark.parametrize("answers", range(1, 8))
+def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(answers: int) -> None:
+    for right in range(answers + 1):
+        verdicts = [True] * right + [False] * (answers - right)
+        for k in range(1, answers + 1):
+            draws = [any(draw) for draw in combinations(verdicts, k)]
+            assert pass_at_k(answers, right, k) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
+
+
+def test_pass_at_k_is_the_product_of_the_paper_for_large_numbers() -> None:
+    """The numerically stable form in figure 3 of Chen et al. 2021."""
+    for n, c, k in [(1000, 3, 512), (1000, 900, 128), (200, 1, 100), (1000, 0, 1000), (1000, 1000, 1)]:
+        product = 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)) if n - c >= k else 1.0
+        assert pass_at_k(n, c, k) == pytest.approx(product, abs=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [(3, 1, 4), (3, 4, 1), (3, -1, 1), (3, 1, 0), (0, 0, 1)])
+def test_numbers_that_fit_no_problem_are_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="means nothing"):
+        pass_at_k(*numbers)
+
+
+def test_which_k_are_given() -> None:
+    assert [ks(n) for n in (1, 2, 3, 4, 6, 8)] == [
+        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6], [1, 2, 4, 8],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        (("5", "4", "5"), 1.0),
+        (("4", "5", "4"), 0.0),
+        (("4", "5"), 0.0),  # of equals the first
+        (("5", "4"), 1.0),
+        (("7", "4", "5", "5", "4"), 0.0),  # of equals the first seen, not the last to reach its number
+        ((None, None, "5"), 1.0),  # no answer, no vote
+        ((None, None), 0.0),
+    ],
+)
+def test_majority(answers: tuple[str | None, ...], verdict: float) -> None:
+    assert majority(said(*answers)) == verdict
+
+
+def of_epochs(scores: list[dict[str, Score]], problems: list[int], epochs: int) -> dict[str, float | None]:
+    """The metrics of a job; `problems` has the problem of each sample."""
+    moments: dict[str, Moments] = {}
+    for problem in dict.fromkeys(problems):
+        group = [sample for sample, of in zip(scores, problems, strict=True) if of == problem]
+        add_problem(moments, group, epochs)
+    return shown(moments)
+
+
+def test_metrics_of_a_job() -> None:
+    problems = {0: ("5", "5", "4", None), 1: ("4", "5", "4", "4"), 2: ("5", "5", "5", "5")}
+    scores = [{KEY: score} for answers in problems.values() for score in said(*answers)]
+    found = of_epochs(scores, [p for p in problems for _ in range(4)], 4)
+    values = {
+        "pass@1": [0.5, 0.25, 1.0],
+        "pass@2": [1 - 1 / 6, 1 - 3 / 6, 1.0],
+        "pass@4": [1.0, 1.0, 1.0],
+        "maj@4": [1.0, 0.0, 1.0],
+    }
+    assert list(found) == [f"{name}{part},strict-match" for name in values for part in ("", "_stderr")]
+    for name, expected in values.items():
+        assert found[f"{name},strict-match"] == pytest.approx(np.mean(expected))
+        stderr = np.std(expected, ddof=1) / sqrt(3)
+        assert found[f"{name}_stderr,strict-match"] == pytest.approx(stderr)
+
+
+def test_problems_of_which_epochs_are_missing_count_where_they_can() -> None:
+    scores = [{KEY: score} for score in said("5", "4", "5", "5", "5")]
+    found = of_epochs(scores, [0, 0, 0, 1, 1], 3)
+    assert found["pass@1,strict-match"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found["pass@3,strict-match"] == 1.0
+    assert found["pass@3_stderr,strict-match"] is None
+    assert found["maj@3,strict-match"] == 1.0
+    assert of_epochs(scores[3:], [1, 1], 3)["maj@3,strict-match"] is None
+
+
+def test_scorers_that_are_not_right_or_wrong_are_left_out_and_keys_do_not_meet() -> None:
+    one = {
+        "exact_match,none": Score(value=0.0, answer="five"),
+        "includes,none": Score(value=1.0, answer="5"),
+        "format,none": Score(value=0.5),
+        "efficiency,none": Score(value=1.0),
+    }
+    found = of_epochs([one, one], [0, 0], 2)
+    assert {key for key in found if "_stderr" not in key} == {
+        "pass@1,none", "pass@2,none", "maj@2,none", "includes_pass@1,none", "includes_pass@2,none",
+    }  # fmt: skip
+    assert (found["pass@2,none"], found["includes_pass@2,none"]) == (0.0, 1.0)

@@ -1,0 +1,256 @@
+"""Templates and files of a client's own tasks: what they make, and what they may not do."""
+
+from typing import Any
+
+import jinja2.filters
+import psutil
+import pytest
+
+from actograph import limited_process
+from actograph.contract.errors import InvalidDataset, InvalidRequest
+from actograph.contract.tasks import TaskSpec
+from actograph.datasets.dataset_rows import DatasetRow
+from actograph.tasks.files import read_task_file, task_from
+from actograph.tasks.rows import RowForm, examples_of
+from actograph.tasks.templates import RowTemplate
+
+ROW = {"question": "2 + 3?", "answer": "so\n#### 5", "choices": ["a", "b"], "n": 5}
+
+
+def render(source: str, row: dict[str, Any] | None = None) -> str:
+    return RowTemplate(source, param="task.prompt").render(ROW if row is None else row)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{question}}", "2 + 3?"),
+        ("question", "2 + 3?"),
+        ("Q: {{question}}\nA:", "Q: 2 + 3?\nA:"),
+        ("{{question}}\n", "2 + 3?\n"),
+        ("{{answer.split('####')[-1].strip() if answer is defined else target}}", "5"),
+        ("{% for c in choices %}{{loop.index}}. {{c|upper}}\n{% endfor %}", "1. A\n2. B\n"),
+        ("{{choices[1]}} {{choices|length}} {{n + 1}}", "b 2 6"),
+        ("{{choices|join(', ')}}", "a, b"),
+        ("{{question|replace('2', 'two')}}", "two + 3?"),
+        ("{{'<b>' ~ question}}", "<b>2 + 3?"),
+    ],
+)
+def test_what_templates_make(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{", "{% if %}", "{{ a|nosuchfilter }}", "{{ " + "not " * 20_000 + "a }}"]
+)
+def test_a_source_that_is_not_a_template_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a Jinja template") as caught:
+        RowTemplate(source, param="task.prompt")
+    assert caught.value.param == "task.prompt"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ question.__class__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ question|attr('__class__') }}",
+        "{{ '{0.__class__}'.format(question) }}",
+        "{{ range(9) }}",
+        "{{ lipsum() }}",
+        "{% include 'x' %}",
+        "{% import 'x' as y %}",
+        "{{ choices.append(1) }}",
+    ],
+)
+def test_a_template_reaches_nothing_but_its_row(source: str) -> None:
+    with pytest.raises(InvalidDataset):
+        render(source)
+
+
+def test_the_child_process_opens_no_file_and_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTOGRAPH_API_KEYS", "secret")
+    assert not any("ACTOGRAPH" in name for name in limited_process.environment())
+    render("question")
+    children = psutil.Process().children()
+    (child, *_) = [found for found in children if "actograph.tasks.sandbox_child" in found.cmdline()]
+    assert child.rlimit(psutil.RLIMIT_NOFILE) == (3, 3)
+
+
+@pytest.mark.parametrize("name", sorted(jinja2.filters.FILTERS.keys() - {"random"}))
+def test_no_filter_needs_a_file(name: str) -> None:
+    try:
+        render("{{ question|" + name + " }}")
+    except InvalidDataset as error:
+        assert "open files" not in error.message
+
+
+def test_rendering_goes_on_after_a_child_was_killed() -> None:
+    for child in psutil.Process().children():
+        if "actograph.tasks.sandbox_child" in child.cmdline():
+            child.kill()
+            child.wait()
+    with pytest.raises(InvalidRequest, match="too much time or memory"):
+        render("question")
+    assert render("question") == "2 + 3?"
+
+
+def test_an_undefined_column_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidDataset, match=r"'qestion' is undefined; the row's columns are question"):
+        render("{{qestion}}")
+
+
+@pytest.mark.parametrize(
+    "source", ["{{question.upper}}", "{{n.bit_length}}", "{{self}}", "{{choices|map('upper')}}"]
+)
+def test_what_has_no_text_of_its_own_is_refused(source: str) -> None:
+    """A forgotten pair of brackets must not end up in the prompts."""
+    with pytest.raises(InvalidDataset, match="is not a value; call a method with brackets"):
+        render(source)
+
+
+def test_rows_keep_what_their_prompt_uses() -> None:
+    form = RowForm(TaskSpec(name="t", prompt="{{question}} {{choices[0]}}", target="{{n}}"))
+    row = form(3, ROW)
+    assert row == DatasetRow(index=3, question="2 + 3?", answer="5", columns={"choices": ["a", "b"]})
+    assert DatasetRow.from_input(3, row.input) == row
+    assert form.prompt(row) == "2 + 3? a"
+    assert form.prompt(row, lambda text: f"Now: {text}") == "Now: 2 + 3? a"
+
+
+def test_a_condition_changes_the_whole_prompt_where_there_is_no_question() -> None:
+    form = RowForm(TaskSpec(name="t", prompt="Add {{n}}", target="{{n}}"))
+    assert form.prompt(form(0, ROW), lambda text: f"{text}!") == "Add 5!"
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"answer": "5"}, "'question' is undefined"),
+        ({"question": "q"}, "target: 'answer' is undefined"),
+        ({"question": " ", "answer": "5"}, "the prompt is empty"),
+        ({"question": "a\0", "answer": "5"}, "NUL"),
+        ({"question": float("nan"), "answer": "5"}, "a value that JSON lacks"),
+    ],
+)
+def test_a_row_that_does_not_fit_says_why(record: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidDataset, match=reason):
+        RowForm(TaskSpec(name="t"))(0, record)
+
+
+def test_examples_are_rows_too() -> None:
+    samples: list[Any] = [{"question": "1 + 1?", "answer": "2"}, {"question": "?"}]
+    with pytest.raises(InvalidDataset, match="example 1: target: 'answer' is undefined"):
+        examples_of(TaskSpec(name="t", fewshot={"samples": samples}))
+    (only,) = examples_of(TaskSpec(name="t", fewshot={"samples": samples[:1]}))
+    assert (only.question, only.answer) == ("1 + 1?", "2")
+
+
+YAML = b"""
+name: sums
+prompt: "{{question}}"
+stop: ["\\n\\n"]
+scorers: [numeric, {name: format, answer_marker: "####"}]
+fewshot:
+  samples:
+    - {question: "1 + 1?", answer: "2"}
+"""
+
+
+def test_a_task_file() -> None:
+    task = task_from(read_task_file(YAML))
+    assert (task.name, task.stop, [s.key for s in task.scorers]) == (
+        "sums",
+        ["\n\n"],
+        ["exact_match,numeric", "format,none"],
+    )
+
+
+#: nine lines that stand for 9^9 texts
+ALIASES = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (name, name, b",".join([b"*%c" % (name - 1)] * 9)) for name in range(98, 107)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff", "not UTF-8"),
+        (b"a: [", "not YAML"),
+        (b"- a", "not a mapping"),
+        (b"a: !!python/object/apply:os.system [ls]", "not YAML"),
+        (b"x" * 1_000_001, "larger than"),
+        (b"a: " + b"[" * 70 + b"]" * 70, "nested more than 64 deep"),
+        (b"[" * 100_000, "too much time or memory"),
+        (b"- ? " * 100_000, "too much time or memory"),
+        (b"a: !!int " + b":".join([b"1"] * 300_000), "not YAML"),
+        (b"a: !!binary " + b"A" * 900_000, "not YAML"),
+        (b"a: " + b"9" * 900_000, "not YAML"),
+        (ALIASES, "too much time or memory"),
+    ],
+)
+def test_what_is_no_task_file(content: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        read_task_file(content)
+
+
+def test_numbers_of_a_task_file_are_decimal_and_dates_are_texts() -> None:
+    """Base-60 numbers and dates of YAML 1.1 are texts."""
+    long = ":".join(["1"] * 200_000)
+    content = f"a: {long}\nb: {long}.0\nc: 1:30\nd: 1_000\ne: 1.5e+3\nf: 0x1f\ng: -3\nh: .inf\ni: 012"
+    read = read_task_file(f"{content}\nj: 2024-05-06".encode())
+    assert read.pop("j") == "2024-05-06"
+    assert (read.pop("a"), read.pop("b")) == (long, f"{long}.0")
+    infinite = float("inf")
+    assert read == {"c": "1:30", "d": 1000, "e": 1500.0, "f": 31, "g": -3, "h": infinite, "i": 10}
+
+
+def test_a_row_nested_deeper_than_others_can_read_is_refused() -> None:
+    form = RowForm(task_from({"name": "t", "prompt": "{{a|length}}", "target": "x{{b}}"}))
+    nested: object = 1
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(InvalidDataset, match="nested more than 64 deep"):
+        form(0, {"a": nested, "b": 1})
+    assert form(0, {"a": [[1]], "b": 1}).columns == {"a": [[1]]}
+
+
+def test_wrong_fields_of_a_task_file_are_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"name: Field required; promt: Extra inputs"):
+        task_from({"promt": "x"})
+
+
+MANY, LONG = [1] * 1_000_000, "y" * 900_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in many %}{% for b in many %}{% endfor %}{% endfor %}",
+        "{% for a in many %}{% if (long ~ a) in text %}{% endif %}{% endfor %}",
+        "{{ many|join(long) }}",
+        "{{ (" + "~".join(["long"] * 2000) + ")|length }}",
+        "{{ [" + ",".join(["long|list"] * 50) + "]|length }}",
+        "{{ a|tojson(indent=1000000000) }}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ question.replace('a', 'a' ~ long)|length }}",
+        "{{ long }}{{ long }}",
+    ],
+)
+def test_a_short_template_cannot_ask_for_much(source: str) -> None:
+    with pytest.raises(
+        (InvalidDataset, InvalidRequest), match=r"too much time or memory|makes a text longer"
+    ):
+        render(source, {"many": MANY, "long": LONG, "text": LONG + "z", "a": [1], "question": "a" * 2000})
+
+
+def test_loops_macros_and_filters_of_jinja() -> None:
+    row = {"d": {"a": 1, "b": 2}, "l": [{"n": 1}, {"n": 2}], "none": None, "s": "abc"}
+    source = (
+        "{% for k, v in d.items() %}{{ loop.index }}/{{ loop.length }} {{ k }}={{ v }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}"
+        "|{{ x|default('nothing') }}|{{ l|join('-', attribute='n') }}|{{ none ~ 1 ~ true }}"
+        "|{{ s[1:3] }}|{{ 'b' in s }}|{{ x is defined }}|{{ s == 'abc' }}|{{ 1 + 2 }}"
+    )
+    assert render(source, row) == "1/2 a=1, 2/2 b=2|nothing|1-2|None1True|bc|True|False|True|3"

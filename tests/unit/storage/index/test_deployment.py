@@ -1,0 +1,29 @@
+"""Settings under which machines would not share what they must are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from actograph.contract.errors import ServiceUnavailable
+from storage.index.database import Database
+from storage.index.deployment import check_store, mark_store
+
+
+def test_a_worker_needs_the_folder_that_the_api_uses(database: Database, tmp_path: Path) -> None:
+    shared, other = (tmp_path / "the shared one").as_uri(), (tmp_path / "other").as_uri()
+    mark_store(database, shared)
+    check_store(database, shared, patience_seconds=0)
+    check_store(database, "s3://bucket/prefix", patience_seconds=0)
+    if database.is_sqlite:  # one machine: there is only one folder
+        check_store(database, other, patience_seconds=0)
+        assert not (tmp_path / "the shared one").exists()
+        return
+    slept: list[float] = []
+    with pytest.raises(ServiceUnavailable, match="mount one folder on both or use s3://"):
+        check_store(database, other, patience_seconds=1, sleep=slept.append)
+    assert sum(slept) == pytest.approx(1)
+
+
+def test_a_worker_waits_for_an_api_that_starts_beside_it(database: Database, tmp_path: Path) -> None:
+    folder = (tmp_path / "artifacts").as_uri()
+    check_store(database, folder, sleep=lambda _: mark_store(database, folder))

@@ -1,0 +1,73 @@
+"""Keyset pages: every row once, in a stable order, whatever is added meanwhile."""
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from actograph.contract.errors import InvalidRequest
+from storage.index import pages
+from storage.index.database import Database
+from storage.index.pages import Order
+from storage.jobs import jobs
+from storage.queue import job_view
+from storage.tables.models import JobRow
+
+Submit = Callable[..., str]
+
+
+def walk(database: Database, order: Order, limit: int) -> list[str]:
+    seen: list[str] = []
+    after = None
+    while True:
+        with database.read() as session:
+            rows, has_more = jobs.find(session, after=after, limit=limit, order=order)
+            page = pages.page(rows, has_more, lambda row: job_view.resource(session, row))
+        seen += [job.id for job in page.data]
+        assert page.first_id == (page.data[0].id if page.data else None)
+        if not page.has_more:
+            return seen
+        assert len(page.data) == limit
+        after = page.last_id
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+def test_every_row_comes_once_in_both_orders(database: Database, submit: Submit, limit: int) -> None:
+    made = [submit() for _ in range(7)]
+    assert walk(database, "asc", limit) == made
+    assert walk(database, "desc", limit) == made[::-1]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_rows_of_the_same_moment_are_told_apart_by_their_id(
+    database: Database, submit: Submit, limit: int
+) -> None:
+    made = sorted(submit() for _ in range(6))
+    with database.write() as session:
+        session.execute(sa.update(JobRow).values(created_at=1e9 / 3))
+    assert walk(database, "asc", limit) == made
+    assert walk(database, "desc", limit) == made[::-1]
+
+
+def test_a_row_that_is_added_meanwhile_moves_nothing(database: Database, submit: Submit) -> None:
+    made = [submit() for _ in range(4)]
+    with database.read() as session:
+        first, _ = jobs.find(session, limit=2)
+    submit()
+    with database.read() as session:
+        rest, has_more = jobs.find(session, limit=5, after=first[-1].id)
+    assert [r.id for r in (*first, *rest)] == made[::-1]
+    assert not has_more
+
+
+def test_an_empty_list_is_a_page(database: Database) -> None:
+    nothing: list[JobRow] = []
+    page = pages.page(nothing, False, lambda row: row.id)
+    assert (page.data, page.first_id, page.last_id, page.has_more) == ([], None, None, False)
+    with database.read() as session:
+        assert jobs.find(session) == ([], False)
+
+
+def test_an_unknown_after_is_refused(database: Database) -> None:
+    with pytest.raises(InvalidRequest, match="no item"), database.read() as session:
+        jobs.find(session, after="job_" + "0" * 32)

@@ -1,0 +1,121 @@
+"""Connections to Postgres: no round trip for nothing, and none the less no request on a dead one."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from storage.index import postgres_engine
+from storage.index.database import Database, now
+from storage.jobs import jobs
+from storage.tables.models import JobRow
+from tests.support.servers.postgres import PostgresServer
+
+SELECT_ONE = sa.text("SELECT 1")
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Database:
+    return Database(postgres_url)
+
+
+def end_connections(database: Database) -> None:
+    """As an operator, or a server that is restarted, ends them."""
+    other = sa.create_engine(database.url)
+    with other.connect() as connection:
+        connection.execute(
+            sa.text(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+    other.dispose()
+
+
+def statements_of(database: Database) -> list[str]:
+    """What is sent from now on."""
+    sent: list[str] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    return sent
+
+
+def test_a_connection_that_the_server_ended_is_replaced_unseen(postgres: Database) -> None:
+    with postgres.read() as one, postgres.read() as other:  # two connections in the pool
+        one.execute(SELECT_ONE)
+        other.execute(SELECT_ONE)
+    end_connections(postgres)
+    for transaction in (postgres.read, postgres.write):
+        with transaction() as session:
+            assert session.execute(SELECT_ONE).scalar_one() == 1
+    postgres.close()
+
+
+def test_a_server_that_was_restarted_is_no_fault_of_the_next_request(own_postgres: PostgresServer) -> None:
+    database = Database(own_postgres.url)
+    with database.read() as session:
+        session.execute(SELECT_ONE)
+    own_postgres.stop()
+    own_postgres.start()
+    with database.write() as session:
+        assert session.execute(SELECT_ONE).scalar_one() == 1
+    database.close()
+
+
+def test_a_connection_that_was_idle_for_long_is_asked(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ping = postgres.engine.dialect.do_ping
+
+    def note(connection: Any) -> bool:
+        asked.append(connection)
+        return ping(connection)
+
+    monkeypatch.setattr(postgres.engine.dialect, "do_ping", note)
+    for idle, expected in ((30.0, 0), (0.0, 1)):
+        monkeypatch.setattr(postgres_engine, "IDLE_SECONDS", idle)
+        with postgres.read() as session:
+            session.execute(SELECT_ONE)
+        assert len(asked) == expected
+    postgres.close()
+
+
+def test_what_is_for_reading_refuses_to_write(postgres: Database) -> None:
+    with postgres.read() as session, pytest.raises(RuntimeError, match="for reading was to write: UPDATE"):
+        session.execute(sa.update(JobRow).values(priority=1))
+    postgres.close()
+
+
+def test_a_transaction_sees_what_was_committed_while_it_waited(postgres: Database) -> None:
+    with postgres.write() as session:
+        level = session.execute(sa.text("SHOW transaction_isolation")).scalar_one()
+    assert level == "read committed"
+    postgres.close()
+
+
+def test_the_clock_is_asked_once_in_a_transaction_and_goes_on(database: Database) -> None:
+    with database.write() as session:
+        sent = statements_of(database)
+        moments = [now(session) for _ in range(3)]
+        assert moments == sorted(moments)
+        assert sum("julianday" in text or "clock_timestamp" in text for text in sent) == 1
+
+
+def test_a_job_that_is_held_is_not_asked_for_again_and_stays_true(
+    database: Database, submit: Callable[..., str]
+) -> None:
+    job_id = submit(2)
+    with database.write() as session:
+        held = jobs.lock(session, job_id)
+        jobs.start(session, job_id)
+        sent = statements_of(database)
+        assert jobs.lock(session, job_id) is held
+        assert not [text for text in sent if re.match("SELECT", text)]
+        assert held.status == "in_progress"
+        jobs.count_finished(session, job_id, completed=1, failed=1)
+    with database.read() as session:
+        row = jobs.get(session, job_id)
+        assert (row.status, row.completed, row.failed) == ("in_progress", 1, 1)

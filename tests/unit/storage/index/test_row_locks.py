@@ -1,0 +1,164 @@
+"""What was looked at stays true until it is written: one waits for the other, and sees what it did."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import Conflict, IdempotencyInFlight, NotFound
+from actograph.contract.interventions import NewVector
+from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.service.key_roles import Role
+from actograph.contract.service.keys import NewKey
+from storage import migrate
+from storage.accounts import api_keys
+from storage.files import files
+from storage.index.database import Database
+from storage.jobs import job_deletion, jobs
+from storage.queue import model_loads, workers
+from storage.sessions import vectors
+from storage.submission import idempotency
+from storage.tables.models import FileRow, JobRow
+
+AtOnce = Callable[[Callable[[Session], object], Callable[[Session], object]], None]
+
+
+def add_file(database: Database) -> None:
+    with database.write() as session:
+        files.insert(session, file_id="file_1", filename="a", purpose="dataset", size=1, sha256="0")
+
+
+@pytest.fixture
+def load_request(database: Database) -> str:
+    with database.write() as session:
+        return model_loads.create(session, "demo", ModelLoadOptions()).id
+
+
+def test_who_begins_to_refer_to_a_file_holds_its_deletion_off(database: Database, at_once: AtOnce) -> None:
+    add_file(database)
+    at_once(lambda session: files.keep(session, "file_1"), lambda session: files.lock(session, "file_1"))
+
+
+def test_a_file_that_is_being_deleted_is_not_there_for_who_comes_later(
+    database: Database, at_once: AtOnce
+) -> None:
+    add_file(database)
+
+    def refer(session: Session) -> None:
+        with pytest.raises(NotFound):
+            files.keep(session, "file_1")
+
+    at_once(lambda session: files.delete(session, "file_1"), refer)
+
+
+def test_of_two_deletions_the_second_finds_nothing(database: Database, at_once: AtOnce) -> None:
+    add_file(database)
+
+    def again(session: Session) -> None:
+        with pytest.raises(NotFound):
+            files.delete(session, "file_1")
+
+    at_once(lambda session: files.delete(session, "file_1"), again)
+    with database.read() as session:
+        assert session.get(FileRow, "file_1") is None
+
+
+def test_two_admins_that_revoke_each_others_key_leave_one(database: Database, at_once: AtOnce) -> None:
+    with database.write() as session:
+        ids = [api_keys.create(session, NewKey(name=name, role=Role.ADMIN))[0].id for name in "ab"]
+
+    def second(session: Session) -> None:
+        with pytest.raises(Conflict):
+            api_keys.revoke(session, ids[1])
+
+    at_once(lambda session: api_keys.revoke(session, ids[0]), second)
+
+
+def test_one_of_two_workers_loads_a_model(database: Database, at_once: AtOnce, load_request: str) -> None:
+    with database.write() as session:
+        for worker_id in ("one", "two"):
+            workers.register(session, worker_id, hostname="h", pid=1, model="demo")
+    begun: list[bool] = []
+
+    def begin(worker_id: str) -> Callable[[Session], None]:
+        def act(session: Session) -> None:
+            row = jobs.get(session, load_request)
+            begun.append(model_loads.begin(session, row, worker_id))
+            if begun[-1]:
+                workers.set_busy(session, worker_id, load_request, "demo")
+
+        return act
+
+    at_once(begin("one"), begin("two"))
+    assert begun == [True, False]
+
+
+def test_of_two_first_requests_with_one_key_the_second_is_told_so(
+    database: Database, at_once: AtOnce
+) -> None:
+    told: list[str] = []
+
+    def begin(session: Session) -> None:
+        try:
+            idempotency.begin(session, "me", "key", "digest")
+        except IdempotencyInFlight as error:
+            told.append(error.code)
+
+    at_once(begin, begin)
+    assert told == ["idempotency_in_flight"]
+
+
+def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(
+    database: Database, submit: Callable[..., str]
+) -> None:
+    made = sorted(submit() for _ in range(5))
+    with database.write() as session:
+        assert [row.id for row in jobs.lock_all(session, [made[3], made[0], "job_none", made[4]])] == [
+            made[0], made[3], made[4],
+        ]  # fmt: skip
+        assert jobs.keep(session, made[::-1]) == made
+
+
+def test_a_log_entry_does_not_wait_for_who_holds_the_job(
+    database: Database, submit: Callable[..., str]
+) -> None:
+    """Only for its deletion: entries of a job that is being run are written by others."""
+    job_id = submit()
+    with database.write() as holder:
+        jobs.lock(holder, job_id)
+        # SQLite's one writer at a time is the test itself
+        with database.read() if database.is_sqlite else database.write() as other:
+            assert jobs.keep(other, [job_id]) == [job_id]
+
+
+def test_processes_that_start_at_once_migrate_an_empty_index_once(
+    new_postgres: Callable[[], str],
+) -> None:
+    databases = [Database(url := new_postgres()), Database(url)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(migrate.upgrade, databases))
+    assert [migrate.current(database) for database in databases] == [migrate.head()] * 2
+    for database in databases:
+        database.close()
+
+
+def test_a_vector_that_a_submission_needs_stays_until_it_is_stored(
+    database: Database, at_once: AtOnce
+) -> None:
+    with database.write() as session:
+        new = NewVector(name="v", hook="resid_post.0", vector=[1.0])
+        vector_id = vectors.insert(session, new).id
+    at_once(
+        lambda session: vectors.keep(session, vector_id), lambda session: vectors.delete(session, vector_id)
+    )
+
+
+def test_the_sessions_of_a_job_are_looked_up_once_it_is_held(
+    database: Database, at_once: AtOnce, submit: Callable[..., str]
+) -> None:
+    """Its last sample may be committed while its deletion is asked for."""
+    job_id = submit()
+    at_once(lambda session: jobs.lock(session, job_id), lambda session: job_deletion.delete(session, job_id))
+    with database.read() as session:
+        assert session.get(JobRow, job_id) is None

@@ -1,0 +1,251 @@
+"""What stops a job early, and how an ended job is taken up again."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import sqlalchemy as sa
+
+from actograph.contract.errors import (
+    ActographError,
+    CaptureFailed,
+    Conflict,
+    ContextLengthExceeded,
+    LeaseLost,
+    ModelRefused,
+    NotFound,
+)
+from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.resources import JobStatus, Sample, SampleStatus
+from storage import samples
+from storage.index import events
+from storage.index.database import Database
+from storage.jobs import job_control, jobs
+from storage.queue import model_loads
+from storage.samples import LeasedSample, SampleResult
+from storage.tables.models import JobRow, SampleRow
+
+Submit = Callable[..., str]
+BROKEN = CaptureFailed("the disk is gone")
+TOO_LONG = ContextLengthExceeded("the prompt is too long")
+
+
+def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
+    with database.write() as session:
+        jobs.start(session, job_id)
+        return samples.claim(session, job_id, worker_id="wrk_a", count=count, lease_seconds=60)
+
+
+def commit(database: Database, leases: Sequence[LeasedSample], *errors: ActographError | None) -> None:
+    """End samples as a worker does, None being one that completed."""
+    result = SampleResult(
+        prompt="p",
+        completion="c",
+        finish_reason="stop",
+        prompt_tokens=1,
+        generated_tokens=1,
+        scores={},
+        session_id=None,
+    )
+    with database.write() as session:
+        for lease, error in zip(leases, errors, strict=True):
+            if error is None:
+                samples.complete(session, lease, result)
+            else:
+                samples.fail(session, lease, error, "the prompt")
+        failed = sum(error is not None for error in errors)
+        job_id = leases[0].job_id
+        jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
+        job_control.follow_failures(session, job_id, errors)
+        jobs.end_if_done(session, job_id)
+
+
+def shown(database: Database, job_id: str) -> list[Sample]:
+    with database.read() as session:
+        return [samples.resource(row) for row in samples.find(session, job_id, limit=1000)[0]]
+
+
+def row(database: Database, job_id: str) -> JobRow:
+    with database.read() as session:
+        return jobs.get(session, job_id)
+
+
+def retry(database: Database, job_id: str) -> JobRow:
+    with database.write() as session:
+        return job_control.retry(session, job_id)
+
+
+def log(database: Database, job_id: str) -> list[str]:
+    with database.read() as session:
+        return [e.event for e in events.after(session, job_id, 0)]
+
+
+def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, submit: Submit) -> None:
+    job_id = submit(3)
+    commit(database, claim(database, job_id, 3), None, BROKEN, TOO_LONG)
+    assert row(database, job_id).status == JobStatus.COMPLETED
+    before = shown(database, job_id)
+    again = retry(database, job_id)
+    assert (again.status, again.total, again.completed, again.failed) == (JobStatus.QUEUED, 3, 1, 0)
+    assert (again.error, again.started_at, again.finished_at) == (None, None, None)
+    kept, *opened = shown(database, job_id)
+    assert kept == before[0]
+    for sample in opened:
+        assert (sample.status, sample.attempts, sample.error) == (SampleStatus.PENDING, 0, None)
+        assert (sample.prompt, sample.started_at, sample.finished_at) == (None, None, None)
+    leases = claim(database, job_id, 9)
+    assert [lease.sample_index for lease in leases] == [1, 2]
+    commit(database, leases, None, None)
+    ended = row(database, job_id)
+    assert (ended.status, ended.completed, ended.failed) == (JobStatus.COMPLETED, 3, 0)
+    assert log(database, job_id)[-6:] == [
+        "job.completed", "job.retried", "job.started", "job.progress", "job.finalizing", "job.completed",
+    ]  # fmt: skip
+
+
+def test_a_retry_runs_what_a_cancel_left(database: Database, submit: Submit) -> None:
+    job_id = submit(3)
+    commit(database, claim(database, job_id), None)
+    with database.write() as session:
+        jobs.cancel(session, job_id)
+    assert [s.status for s in shown(database, job_id)] == ["completed", "cancelled", "cancelled"]
+    retry(database, job_id)
+    assert [lease.sample_index for lease in claim(database, job_id, 9)] == [1, 2]
+
+
+def test_a_job_whose_dataset_was_never_read_is_retried(
+    database: Database, capture_spec: Callable[..., object]
+) -> None:
+    with database.write() as session:
+        spec: object = capture_spec()
+        new = jobs.create(session, kind="evaluation", model="m", spec=spec, hooks=None, total=None)  # type: ignore[arg-type]
+        jobs.fail(session, new.id, ModelRefused("the Hub is away"))
+    assert retry(database, new.id).status == JobStatus.QUEUED
+
+
+def test_a_job_that_has_nothing_to_retry_is_left_alone(database: Database, submit: Submit) -> None:
+    done, running = submit(), submit()
+    commit(database, claim(database, done), None)
+    claim(database, running)
+    with database.write() as session:
+        load = model_loads.create(session, "demo", ModelLoadOptions())
+        jobs.fail(session, load.id, ModelRefused("no"))
+    for job_id, reason in ((done, "nothing to retry"), (running, "in_progress"), (load.id, "models/load")):
+        before = log(database, job_id)
+        with pytest.raises(Conflict, match=reason):
+            retry(database, job_id)
+        assert log(database, job_id) == before
+    with pytest.raises(NotFound):
+        retry(database, "job_" + "0" * 32)
+
+
+def test_a_worker_of_before_the_retry_changes_nothing(database: Database, submit: Submit) -> None:
+    job_id = submit(2)
+    stale = claim(database, job_id, 2)
+    with database.write() as session:
+        jobs.fail(session, job_id, ModelRefused("another worker said so"))
+    retry(database, job_id)
+    with pytest.raises(LeaseLost):
+        commit(database, stale, None, None)
+    with database.write() as session:
+        assert samples.renew(session, stale, lease_seconds=60) == set()
+        samples.release(session, stale)
+    assert [(s.status, s.attempts) for s in shown(database, job_id)] == [("pending", 0)] * 2
+
+
+def test_failures_in_a_row_stop_the_job_over_units(database: Database, submit: Submit) -> None:
+    job_id = submit(9, max_consecutive_failures=3)
+    commit(database, claim(database, job_id, 2), BROKEN, BROKEN)
+    commit(database, claim(database, job_id, 3), None, BROKEN, BROKEN)
+    assert row(database, job_id).status == JobStatus.IN_PROGRESS
+    commit(database, claim(database, job_id, 1), BROKEN)
+    ended = row(database, job_id)
+    assert (ended.status, ended.completed, ended.failed) == (JobStatus.FAILED, 1, 5)
+    assert ended.error is not None
+    assert ended.error["type"] == "too_many_failures"
+    assert "3 samples failed" in ended.error["message"]
+    assert "the disk is gone" in ended.error["message"]
+    assert [s.status for s in shown(database, job_id)][6:] == [SampleStatus.CANCELLED] * 3
+    assert log(database, job_id)[-1] == "job.failed"
+    retry(database, job_id)
+    assert row(database, job_id).failed_in_a_row == 0
+    assert len(claim(database, job_id, 9)) == 8
+
+
+def test_samples_whose_own_input_is_at_fault_stop_nothing(database: Database, submit: Submit) -> None:
+    job_id = submit(8, max_consecutive_failures=2)
+    commit(database, claim(database, job_id, 4), TOO_LONG, TOO_LONG, TOO_LONG, BROKEN)
+    assert row(database, job_id).status == JobStatus.IN_PROGRESS
+    commit(database, claim(database, job_id, 2), TOO_LONG, BROKEN)
+    assert row(database, job_id).status == JobStatus.FAILED
+
+
+@pytest.mark.parametrize("limit", [0, None])
+def test_without_a_limit_failures_stop_nothing(database: Database, submit: Submit, limit: int | None) -> None:
+    job_id = submit(40, max_consecutive_failures=limit)
+    commit(database, claim(database, job_id, 39), *[BROKEN] * 39)
+    assert row(database, job_id).status == JobStatus.IN_PROGRESS
+
+
+def test_a_limit_that_the_last_sample_reaches_changes_no_end(database: Database, submit: Submit) -> None:
+    job_id = submit(3, max_consecutive_failures=2)
+    commit(database, claim(database, job_id, 3), None, BROKEN, BROKEN)
+    assert row(database, job_id).status == JobStatus.COMPLETED
+
+
+def test_samples_that_kill_workers_count_as_failures(database: Database, submit: Submit) -> None:
+    job_id = submit(5, max_consecutive_failures=2)
+    with database.write() as session:
+        session.execute(sa.update(SampleRow).values(attempts=samples.MAX_ATTEMPTS))
+    assert claim(database, job_id, 5) == []
+    ended = row(database, job_id)
+    assert ended.error is not None
+    assert (ended.status, ended.failed, ended.error["type"]) == (JobStatus.FAILED, 2, "too_many_failures")
+
+
+def let_deadline_pass(database: Database, job_id: str) -> None:
+    with database.write() as session:
+        deadline = jobs.get(session, job_id).deadline_at
+        assert deadline is not None
+        jobs.get(session, job_id).deadline_at = deadline - 1000
+
+
+def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Database, submit: Submit) -> None:
+    late, early, endless = submit(3, deadline_seconds=900), submit(deadline_seconds=5000), submit()
+    commit(database, claim(database, late), None)
+    (held,) = claim(database, late)
+    for job_id in (late, early):
+        let_deadline_pass(database, job_id)
+    with database.read() as session:
+        assert job_control.states(session, [late]) == {late: (JobStatus.IN_PROGRESS, True)}
+        assert job_control.states(session, [endless]) == {endless: (JobStatus.QUEUED, False)}
+        assert job_control.states(session, ["job_" + "0" * 32]) == {}
+    with database.write() as session:
+        assert job_control.fail_overdue(session, endless) == []
+        assert job_control.fail_overdue(session) == [late]
+        assert job_control.fail_overdue(session) == []
+    ended = row(database, late)
+    assert ended.error is not None
+    assert (ended.status, ended.completed, ended.error["type"]) == (
+        JobStatus.FAILED,
+        1,
+        "deadline_exceeded",
+    )
+    assert "900 s" in ended.error["message"]
+    assert [s.status for s in shown(database, late)] == ["completed", "cancelled", "cancelled"]
+    with pytest.raises(LeaseLost):
+        commit(database, [held], None)
+    again = retry(database, late)
+    assert again.deadline_at is not None
+    with database.read() as session:
+        assert job_control.states(session, [late]) == {late: (JobStatus.QUEUED, False)}
+
+
+def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit: Submit) -> None:
+    job_id = submit(deadline_seconds=900)
+    claim(database, job_id)
+    with database.write() as session:
+        jobs.cancel(session, job_id)
+    let_deadline_pass(database, job_id)
+    with database.write() as session:
+        assert job_control.fail_overdue(session) == []
+    assert row(database, job_id).status == JobStatus.CANCELLING

@@ -1,0 +1,72 @@
+"""Which ended chats and jobs are removed after a while, and which stay."""
+
+import sqlalchemy as sa
+
+from actograph.contract.batches import BatchRequest, BatchStatus
+from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.resources import JobStatus
+from storage.index.database import Database, now
+from storage.jobs import batches, jobs, retention
+from storage.samples import insert
+from storage.samples.expansion import chat_samples
+from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow
+
+
+def chat(database: Database, *, ended_before: float | None, kind: str = "chat") -> str:
+    spec = ChatJobSpec(model="m", inputs=[ChatInput(prompt="x")])
+    with database.write() as session:
+        row = jobs.create(session, kind=kind, model="m", spec=spec, hooks=[], total=1)
+        insert(session, row.id, chat_samples(spec))
+        if ended_before is not None:
+            kept = jobs.get(session, row.id)
+            kept.status, kept.finished_at = JobStatus.COMPLETED, now(session) - ended_before
+        return row.id
+
+
+def test_chats_that_ended_long_ago_go_with_their_samples_unless_they_have_sessions(
+    database: Database,
+) -> None:
+    old, fresh, running, captured = (chat(database, ended_before=s) for s in (100, 1, None, 100))
+    with database.write() as session:
+        sample_id = session.scalars(sa.select(SampleRow.id).where(SampleRow.job_id == captured)).one()
+        session.add(
+            SessionRow(
+                id="ses_1", job_id=captured, sample_id=sample_id, sample_index=0, model="m", created_at=0.0,
+                prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={},
+            )
+        )  # fmt: skip
+    with database.read() as session:
+        assert list(retention.old_chats(session, 50, limit=10)) == [old]
+    with database.write() as session:
+        retention.remove_chats(session, [old, running])
+    with database.read() as session:
+        assert set(session.scalars(sa.select(JobRow.id))) == {fresh, running, captured}
+        assert set(session.scalars(sa.select(SampleRow.job_id))) == {fresh, running, captured}
+
+
+def test_jobs_that_ended_long_ago_go_unless_something_needs_them(database: Database) -> None:
+    old, fresh, running, batch, captured = (
+        chat(database, ended_before=s, kind="evaluation") for s in (100, 1, None, 100, 100)
+    )
+    kept_chat, load = chat(database, ended_before=100), chat(database, ended_before=100, kind="load")
+    with database.write() as session:
+        request = BatchRequest(input_file_id="file_" + "0" * 32, endpoint="/v1/chat/completions")
+        row = batches.create(session, request, "alice")
+        row.job_id, row.status = batch, BatchStatus.FINALIZING
+        sample_id = session.scalars(sa.select(SampleRow.id).where(SampleRow.job_id == captured)).one()
+        session.add(
+            SessionRow(
+                id="ses_1", job_id=captured, sample_id=sample_id, sample_index=0, model="m", created_at=0.0,
+                prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={}, pinned=True,
+            )
+        )  # fmt: skip
+    with database.read() as session:
+        assert list(retention.old_jobs(session, 50, limit=10)) == [old]
+        assert list(retention.old_chats(session, 50, limit=10)) == [kept_chat]
+    stay = {fresh, running, batch, captured, kept_chat, load}
+    with database.write() as session:
+        retention.remove_jobs(session, [old, running, batch, captured])
+    with database.read() as session:
+        assert set(session.scalars(sa.select(JobRow.id))) == stay
+        assert set(session.scalars(sa.select(SampleRow.job_id))) == stay
+        assert set(session.scalars(sa.select(EventRow.job_id))) == stay

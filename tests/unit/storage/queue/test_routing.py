@@ -1,0 +1,57 @@
+"""Workers that can serve a model, by their rows."""
+
+from collections.abc import Callable
+
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import job_view, routing, workers
+
+
+def start(database: Database, worker_id: str, model: str, *may_load: str, ready: bool = True) -> None:
+    with database.write() as session:
+        served = [model, *may_load]
+        workers.register(session, worker_id, hostname="here", pid=1, model=model, served=served)
+        if ready:
+            workers.set_idle(session, worker_id, model)
+
+
+def test_a_worker_counts_as_holder_as_soon_as_it_turns_to_a_job_of_another_model(
+    database: Database,
+) -> None:
+    start(database, "wrk_1", "a", "b")
+    with database.write() as session:
+        workers.set_busy(session, "wrk_1", "job_1", "b")
+    with database.read() as session:
+        assert (routing.is_held(session, "a"), routing.is_held(session, "b")) == (False, True)
+    with database.write() as session:
+        workers.set_idle(session, "wrk_1", "")
+    with database.read() as session:
+        assert routing.held_models(session) == set()
+        assert routing.fleet(session).served == {"a", "b"}
+
+
+def test_within_reach_are_the_own_model_and_those_that_nobody_else_holds(database: Database) -> None:
+    start(database, "wrk_1", "a", "b", "c")
+    start(database, "wrk_2", "b")
+    with database.read() as session:
+        assert routing.within_reach(session, "a", ["a", "b", "c"]) == {"a", "c"}
+        assert routing.within_reach(session, None, ["b"]) == set()
+        assert routing.has_idle_holder(session, "b")
+
+
+def test_why_a_job_waits_is_said_where_nobody_can_serve_it(
+    database: Database, submit: Callable[..., str]
+) -> None:
+    job_id = submit(1)
+    with database.read() as session:
+        row = jobs.get(session, job_id)
+        assert (
+            job_view.resource(session, row).waiting_reason == "no worker is alive; the job waits until one is"
+        )
+    start(database, "wrk_1", "another")
+    with database.read() as session:
+        reason = job_view.resource(session, row).waiting_reason
+        assert reason is not None and "they serve another" in reason and "ACTOGRAPH_MODEL" in reason
+    start(database, "wrk_2", "third", row.model)
+    with database.read() as session:
+        assert job_view.resource(session, row).waiting_reason is None

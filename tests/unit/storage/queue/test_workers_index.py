@@ -1,0 +1,183 @@
+"""Workers and the models that they hold, uploaded files, and the log of a job."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from actograph.contract.errors import ModelRefused, NotFound
+from actograph.contract.resources import ModelStructure, WorkerStatus
+from storage import samples
+from storage.files import files
+from storage.index import events
+from storage.index.database import Database
+from storage.queue import job_queue, workers
+from storage.tables.models import WorkerRow
+
+Submit = Callable[..., str]
+A, B = "wrk_" + "a" * 32, "wrk_" + "b" * 32
+
+
+def structure(model: str = "demo", layers: int = 2) -> ModelStructure:
+    return ModelStructure(
+        model=model,
+        architecture="X",
+        num_layers=layers,
+        hidden_size=4,
+        vocab_size=5,
+        context_length=6,
+        dtype="float32",
+        device="cpu",
+        num_parameters=7,
+        chat_template=False,
+        eos_token_ids=[],
+        hooks={},
+        module_locations=[],
+    )
+
+
+def start(database: Database, worker_id: str, model: str = "demo", *, ready: bool = True) -> None:
+    with database.write() as session:
+        workers.register(session, worker_id, hostname="here", pid=os.getpid(), model=model)
+        if ready:
+            workers.set_ready(session, worker_id, structure(model))
+
+
+def shown(database: Database, worker_id: str) -> WorkerStatus:
+    with database.read() as session:
+        return {w.id: workers.resource(w).status for w in workers.find(session)}[worker_id]
+
+
+def silence(database: Database, seconds: float) -> None:
+    with database.write() as session:
+        session.execute(sa.update(WorkerRow).values(heartbeat_at=WorkerRow.heartbeat_at - seconds))
+
+
+def test_a_worker_shows_what_it_does(database: Database, submit: Submit) -> None:
+    start(database, A, ready=False)
+    assert shown(database, A) == WorkerStatus.STARTING
+    with database.read() as session:
+        assert workers.loaded_models(session) == set()
+        assert workers.structure(session, "demo") is None
+    with database.write() as session:
+        workers.set_ready(session, A, structure())
+    job_id = submit()
+    with database.write() as session:
+        workers.set_busy(session, A, job_id)
+    with database.read() as session:
+        assert workers.busy_job_ids(session) == [job_id]
+        assert workers.loaded_models(session) == {"demo"}
+    with database.write() as session:
+        workers.set_idle(session, A)
+        assert workers.busy_job_ids(session) == []
+        workers.set_offline(session, A)
+        assert workers.loaded_models(session) == set()
+
+
+def test_the_structure_is_the_last_one_loaded_and_stays_known(database: Database) -> None:
+    start(database, A)
+    with database.write() as session:
+        workers.set_ready(session, A, structure(layers=9))
+        workers.set_offline(session, A)
+        found = workers.structure(session, "demo")
+        assert found is not None
+        assert found.num_layers == 9
+        assert workers.loaded_at(session, "demo") is not None
+        assert workers.loaded_at(session, "other") is None
+
+
+def test_a_silent_worker_expires_and_returns_with_its_next_heartbeat(database: Database) -> None:
+    start(database, A)
+    start(database, B)
+    silence(database, 31)
+    with database.write() as session:
+        workers.heartbeat(session, B, {"allocated": 1})
+        assert workers.expire(session, 30) == 1
+        assert workers.expire(session, 30) == 0
+    assert (shown(database, A), shown(database, B)) == (WorkerStatus.OFFLINE, WorkerStatus.READY)
+    with database.write() as session:
+        workers.heartbeat(session, A, {})
+    assert shown(database, A) == WorkerStatus.READY
+
+
+def test_a_worker_that_failed_to_start_says_why_and_does_not_expire(database: Database) -> None:
+    start(database, A, ready=False)
+    with database.write() as session:
+        workers.set_failed(session, A, ModelRefused("it does not fit"))
+    silence(database, 100)
+    with database.write() as session:
+        assert workers.expire(session, 30) == 0
+        (row,) = workers.find(session)
+        error = workers.resource(row).error
+    assert error is not None
+    assert error.message == "it does not fit"
+
+
+def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Database, submit: Submit) -> None:
+    start(database, A)
+    job_id = submit()
+    with database.write() as session:
+        samples.claim(session, job_id, worker_id=A, count=1, lease_seconds=600)
+        assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
+        assert workers.bury(session, "here", lambda _pid: True) == 0
+        assert list(job_queue.claimable(session)) == []
+        assert workers.bury(session, "here", lambda _pid: False) == 1
+        assert [j.id for j in job_queue.claimable(session)] == [job_id]
+
+
+def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:
+    start(database, A)
+    start(database, B)
+    with database.write() as session:
+        workers.set_offline(session, A)
+    silence(database, 100)
+    with database.write() as session:
+        workers.forget(session, 200)
+        assert len(workers.find(session)) == 2
+        workers.forget(session, 50)
+        assert [w.id for w in workers.find(session)] == [B]
+
+
+def test_files_are_listed_by_purpose_and_deleted_once(database: Database) -> None:
+    ids = ["file_" + c * 32 for c in "abc"]
+    with database.write() as session:
+        for file_id, purpose in zip(ids, ("dataset", "batch", "dataset"), strict=True):
+            files.insert(session, file_id=file_id, filename="x", purpose=purpose, size=1, sha256="0" * 64)
+    with database.read() as session:
+        found, _ = files.find(session, purpose="dataset", order="asc")
+        assert [f.id for f in found] == [ids[0], ids[2]]
+    with database.write() as session:
+        files.delete(session, ids[0])
+    for call in (files.get, files.delete):
+        with pytest.raises(NotFound), database.write() as session:
+            call(session, ids[0])
+
+
+def test_the_log_is_read_in_order_after_any_entry(database: Database, submit: Submit) -> None:
+    job_id, other = submit(), submit()
+    with database.write() as session:
+        for n in range(20):
+            events.append(session, job_id, "job.progress", {"total": 20, "completed": n, "failed": 0})
+            events.append(session, other, "job.note", {})
+    with database.read() as session:
+        log = events.after(session, job_id, 0)
+        assert [e.event for e in log] == ["job.queued"] + ["job.progress"] * 20
+        assert events.after(session, job_id, log[4].id, limit=3) == log[5:8]
+        assert events.after(session, job_id, log[-1].id) == []
+        assert events.after(session, job_id, 2**63 - 1) == []
+        assert [e.data["completed"] for e in events.last_progress(session, job_id, 3)] == [17, 18, 19]
+
+
+def test_two_workers_may_load_one_model_at_once(database: Database, at_once: Callable[..., None]) -> None:
+    start(database, A, ready=False)
+    start(database, B, ready=False)
+    at_once(
+        lambda session: workers.set_ready(session, A, structure(layers=2)),
+        lambda session: workers.set_ready(session, B, structure(layers=3)),
+    )
+    assert shown(database, A) == shown(database, B) == WorkerStatus.READY
+    with database.read() as session:
+        found = workers.structure(session, "demo")
+    assert found is not None
+    assert found.num_layers == 3  # as the last of them found it

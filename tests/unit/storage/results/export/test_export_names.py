@@ -1,0 +1,48 @@
+"""Names in a results folder, whatever jobs, models and conditions are called."""
+
+import pytest
+
+from actograph.contract.hooks import flat_name
+from storage.results.export.names import SampleNames, safe_part
+
+
+def test_numbers_count_from_one_and_suffixes_stand_where_there_are_several() -> None:
+    assert SampleNames("gsm8k", conditions=1, epochs=1)(0, "baseline", 0) == "gsm8k_0001"
+    assert SampleNames("gsm8k", conditions=2, epochs=1)(12344, "ep02", 0) == "gsm8k_12345__ep02"
+    assert SampleNames("capture", conditions=0, epochs=3)(1, None, 2) == "capture_0002__epoch_3"
+    assert SampleNames("t", conditions=2, epochs=2)(1, "a", 1) == "t_0002__a__epoch_2"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("Qwen/Qwen3-0.6B", "Qwen__Qwen3-0.6B"),
+        ("/models/tiny", "__models__tiny"),
+        ("../../etc", "__..__etc"),
+        ("..", "model"),
+        (".hidden", "hidden"),
+        ("", "model"),
+        ('a"<b>:|?*[c]', "a__b__c__"),
+        ("C:\\models", "C__models"),
+        ("ü\0\n ", "__"),
+    ],
+)
+def test_no_name_leads_out_of_its_folder(text: str, part: str) -> None:
+    assert safe_part(text, "model") == part
+
+
+@pytest.mark.parametrize(
+    ("hook", "flat"),
+    [
+        ("attn_in.8", "layer_8_input_layernorm_output"),
+        ("mlp_in.12", "layer_12_post_attention_layernorm_output"),
+        ("resid_mid.3", "layer_3_post_attention_layernorm_input"),
+        ("resid_post.0", "layer_0_output"),
+        ("router_logits.3", "layer_3_router_logits"),
+        ("embed", "embed"),
+        ("model.layers.0.mlp.up_proj.output", "model_layers_0_mlp_up_proj_output"),
+        ("resid_post.3.mean", "resid_post_3_mean"),
+    ],
+)
+def test_hooks_have_flat_names(hook: str, flat: str) -> None:
+    assert flat_name(hook) == flat

@@ -1,0 +1,80 @@
+"""Conditions and samples of one job that differ in one thing each: the export keeps them apart."""
+
+from actograph.contract.resources import ConditionResults, Job, JobStatus, Progress, Sample, SampleStatus
+from actograph.contract.resources.tool_use import ToolMessage
+from actograph.contract.specs import EvaluationSpec
+from storage.results.export import records, trajectories
+from storage.results.export.of_condition import runs
+
+SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "max_tokens": 64, "stop": ["Q:"]}
+CONDITIONS: list[dict[str, object]] = [
+    {"name": "plain"},
+    {"name": "hot", "sampling": {"temperature": 1.5}},
+    {"name": "narrow", "sampling": {"top_p": 0.2}},
+    {"name": "few", "sampling": {"top_k": 3}},
+]
+
+
+def test_each_condition_has_its_own_sampling_and_results() -> None:
+    spec = EvaluationSpec.model_validate(
+        {
+            "kind": "evaluation", "model": "m", "dataset": {"path": "p.jsonl"}, "sampling": SAMPLING,
+            "conditions": CONDITIONS,
+        }
+    )  # fmt: skip
+    job = Job(
+        id="job_1", kind="evaluation", status=JobStatus.COMPLETED, model="m", created_at=1,
+        progress=Progress(total=4, completed=4, failed=0), priority=5, spec=spec.model_dump(mode="json"),
+        results_url="/",
+    )  # fmt: skip
+    names = [str(condition["name"]) for condition in CONDITIONS]
+    results = {
+        name: ConditionResults(alias=name, metrics={"m": float(i)}, samples=i, failed=0, truncated=0)
+        for i, name in enumerate(names)
+    }
+    found = runs(job, results)
+    assert list(found) == names
+    assert {name: run.results for name, run in found.items()} == results
+    shown = {
+        name: (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k, run.sampling.max_tokens)
+        for name, run in found.items()
+    }
+    assert shown == {
+        "plain": (0.5, 0.9, 40, 64),
+        "hot": (1.5, 0.9, 40, 64),
+        "narrow": (0.5, 0.2, 40, 64),
+        "few": (0.5, 0.9, 3, 64),
+    }
+    assert all(run.is_one_of_several and run.stop[0] == "Q:" for run in found.values())
+
+
+def test_a_line_of_the_dataset_says_what_its_own_sample_is() -> None:
+    base = Sample(
+        id="smp_1", job_id="job_1", index=3, condition="plain", epoch=1, status=SampleStatus.COMPLETED,
+        input={"question": "How many?", "answer": "#### 7"}, prompt="Q: How many?", completion="7",
+        finish_reason="stop", prompt_tokens=9, generated_tokens=2, seed=77, session_id="ses_1", attempts=1,
+    )  # fmt: skip
+    said = records.line(base, "gsm8k_0004")
+    assert (said["problem"], said["gold"], said["name"]) == ("How many?", "#### 7", "gsm8k_0004")
+    changes = {
+        "index": 4, "condition": "hot", "epoch": 2, "prompt": "other", "completion": "8", "seed": 78,
+        "finish_reason": "length", "prompt_tokens": 10, "generated_tokens": 3, "session_id": "ses_2",
+    }  # fmt: skip
+    for name, value in changes.items():
+        other = records.line(base.model_copy(update={name: value}), "gsm8k_0004")
+        assert {key for key in said if said[key] != other[key]} == {name}
+        assert other[name] == value
+
+
+def test_of_several_turns_the_last_alone_says_how_the_sample_ended() -> None:
+    said = [("assistant", "a"), ("tool", "1"), ("assistant", "b"), ("tool", "2"), ("assistant", "c")]
+    sample = Sample(
+        id="smp_1", job_id="job_1", index=0, status=SampleStatus.COMPLETED, input={}, prompt="Q",
+        completion="c", finish_reason="stop", attempts=1,
+        messages=[ToolMessage.model_validate({"role": role, "content": text}) for role, text in said],
+    )  # fmt: skip
+    turns = list(trajectories.turns(sample, None))
+    assert [(turn["role"], turn.get("finish_reason")) for turn in turns] == [
+        ("prompt", None), ("assistant", None), ("tool", None), ("assistant", None), ("tool", None),
+        ("assistant", "stop"),
+    ]  # fmt: skip

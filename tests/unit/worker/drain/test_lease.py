@@ -1,0 +1,228 @@
+"""The lease keeper: renews while there is progress, sees cancel, ends a stalled process."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
+from storage import migrate, samples
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.samples import LeasedSample
+from storage.samples.expansion import capture_samples
+from storage.tables.models import SampleRow
+from worker.drain.lease import LeaseKeeper
+from worker.signals.process_end import STALLED
+from worker.signals.stop_signal import StopSignal
+
+LEASE_SECONDS = 1.5
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'index.db'}")
+    migrate.upgrade(database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def leases(database: Database) -> list[LeasedSample]:
+    spec = job_spec_adapter.validate_python(
+        {"kind": "capture", "model": "m", "inputs": [{"prompt": "a"}, {"prompt": "b"}]}
+    )
+    assert isinstance(spec, CaptureJobSpec)
+    with database.write() as session:
+        row = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=2)
+        samples.insert(session, row.id, capture_samples(spec))
+        jobs.start(session, row.id)
+        return samples.claim(session, row.id, worker_id="w", count=2, lease_seconds=LEASE_SECONDS)
+
+
+def keeper(
+    database: Database,
+    leases: list[LeasedSample],
+    stop: StopSignal,
+    *,
+    stall_seconds: float = 60,
+    end_process: Callable[[int], None] = lambda status: None,
+) -> LeaseKeeper:
+    return LeaseKeeper(
+        database,
+        leases,
+        stop,
+        lease_seconds=LEASE_SECONDS,
+        stall_seconds=stall_seconds,
+        end_process=end_process,
+    )
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_leases_outlive_their_first_term_while_the_unit_runs(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        time.sleep(3 * LEASE_SECONDS)
+        held.progress()
+        with database.write() as session:
+            assert samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9) == []
+        assert not held.should_stop()
+
+
+def test_cancel_of_the_job_is_seen(database: Database, leases: list[LeasedSample], tmp_path: Path) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        assert not held.should_stop()
+        with database.write() as session:
+            jobs.cancel(session, leases[0].job_id)
+        assert eventually(held.should_stop)
+
+
+def test_the_loss_of_every_lease_stops_the_unit(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        with database.write() as session:
+            for lease in leases:
+                row = session.get(SampleRow, lease.id)
+                assert row is not None
+                row.lease_token += 1
+        assert eventually(held.should_stop)
+
+
+def test_a_stop_leaves_the_unit_its_grace_and_then_ends_it(
+    database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 1.5)
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop) as held:
+        stop.set()
+        assert not held.should_stop()
+        assert eventually(held.should_stop)
+
+
+def test_a_unit_without_progress_ends_the_process(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
+        assert eventually(lambda: ended == [STALLED])
+    with database.write() as session:
+        assert [row.status for row in samples.find(session, leases[0].job_id)[0]] == ["pending"] * 2
+        alone = samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9)
+    assert len(alone) == 1
+    with keeper(database, alone, stop, stall_seconds=0.2, end_process=ended.append):
+        assert eventually(lambda: len(ended) == 2)
+    with database.read() as session:
+        error = samples.get(session, alone[0].id).error
+    assert error is not None
+    assert error["type"] == "worker_stalled"
+
+
+def test_a_stall_that_cannot_be_written_down_ends_the_process_all_the_same(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE samples RENAME TO samples_away")
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
+        assert eventually(lambda: ended == [STALLED])
+
+
+def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
+    database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP stops every thread, and the monotonic clock goes on."""
+    ended: list[int] = []
+    ahead = [0.0]
+    real = time.monotonic
+    monkeypatch.setattr("worker.drain.lease.time.monotonic", lambda: real() + ahead[0])
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=5, end_process=ended.append):
+        time.sleep(0.3)
+        ahead[0] = 1000.0
+        time.sleep(0.3)
+    assert ended == []
+
+
+def test_steps_keep_the_watchdog_quiet(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    stop = StopSignal(tmp_path / "stop")
+    with keeper(database, leases, stop, stall_seconds=2, end_process=ended.append) as held:
+        for step in range(25):
+            held.progress(step)
+            time.sleep(0.1)
+    assert ended == []
+
+
+def test_the_loss_of_one_lease_leaves_the_others_their_unit(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        with database.write() as session:
+            lost = session.get(SampleRow, leases[0].id)
+            assert lost is not None
+            lost.lease_token += 1
+            before = session.get_one(SampleRow, leases[1].id).lease_until
+
+        def is_renewed() -> bool:
+            with database.read() as session:
+                return session.get_one(SampleRow, leases[1].id).lease_until > before
+
+        assert eventually(is_renewed)
+        assert not held.should_stop()
+
+
+def test_the_end_of_one_job_of_a_unit_is_told_of_that_job_alone(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    spec = job_spec_adapter.validate_python({"kind": "capture", "model": "m", "inputs": [{"prompt": "c"}]})
+    assert isinstance(spec, CaptureJobSpec)
+    with database.write() as session:
+        other = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=1).id
+        samples.insert(session, other, capture_samples(spec))
+        jobs.start(session, other)
+        more = samples.claim(session, other, worker_id="w", count=1, lease_seconds=LEASE_SECONDS)
+    with keeper(database, [*leases, *more], StopSignal(tmp_path / "stop")) as held:
+        with database.write() as session:
+            jobs.cancel(session, leases[0].job_id)
+        assert eventually(lambda: held.has_ended(leases[0].job_id))
+        assert not held.has_ended(other)
+        assert not held.should_stop()
+
+
+def test_the_thread_outlives_any_error_and_says_so_once(
+    database: Database,
+    leases: list[LeasedSample],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Leases are renewed although the look for an end fails."""
+    looks: list[None] = []
+
+    def fail(*_: object) -> None:
+        looks.append(None)
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr("storage.jobs.job_control.states", fail)
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        time.sleep(2 * LEASE_SECONDS)
+        assert eventually(lambda: len(looks) > 3)
+        with database.write() as session:
+            assert samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9) == []
+        assert not held.should_stop()
+    assert caplog.text.count("cannot be renewed") == 1

@@ -1,0 +1,65 @@
+"""Memory for rows outside malloc's heap: right values, reuse, and an end to what is kept."""
+
+import mmap
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from worker.engine.model import host_memory
+from worker.engine.model.host_memory import host_copy, host_empty
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    host_memory._idle.clear()
+    yield
+    host_memory._idle.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("shape", [(3, 5), (300, 2, 500), (0, 7)])
+def test_a_copy_equals_its_source(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    source = torch.randn(shape).mul_(50).transpose(0, -1)
+    copy = host_copy(source, dtype)
+    assert copy.shape == source.shape and copy.dtype == dtype and copy.is_contiguous()
+    assert torch.equal(copy, source.to(dtype))
+
+
+def test_a_freed_piece_is_used_again_once_nothing_looks_at_it() -> None:
+    first = host_empty((MIB,), torch.uint8)
+    address, row = first.data_ptr(), first.view(1024, 1024)[5]
+    row.fill_(7)
+    del first
+    other = host_empty((MIB,), torch.uint8)
+    assert other.data_ptr() != address, "a view still reads the piece"
+    assert row.eq(7).all()
+    del row
+    again = host_empty((MIB - 4096,), torch.uint8)
+    assert again.data_ptr() == address
+    assert host_empty((MIB // 4,), torch.uint8).data_ptr() != other.data_ptr()
+
+
+def test_what_is_kept_has_a_limit() -> None:
+    held = [host_empty((MIB,), torch.uint8) for _ in range(80)]
+    large = host_empty((65 * MIB,), torch.uint8)
+    del held, large
+    kept = [len(pages) for pages in host_memory._idle]
+    assert kept and sum(kept) <= 64 * MIB and max(kept) == MIB
+
+
+def test_small_tensors_are_left_to_malloc() -> None:
+    for _ in range(3):
+        assert host_empty((16, 4), torch.float32).shape == (16, 4)
+    assert not host_memory._idle
+
+
+def test_running_out_is_an_error_that_halves_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> mmap.mmap:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(MemoryError, match="1,048,576 bytes of host memory"):
+        host_empty((MIB,), torch.uint8)

@@ -1,0 +1,101 @@
+"""Summaries built block by block, against numpy in float64 over all rows at once."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from worker.engine.requests import Summary
+from worker.engine.rows.statistics import Last, Max, Mean, Statistics, Summariser
+
+BATCH, POINTS, WIDTH = 3, 2, 5
+torch.set_num_threads(1)
+
+
+def by_blocks(kind: Summariser, x: torch.Tensor, lengths: list[int], sizes: list[int]) -> Summary:
+    """The summary of the first `lengths[b]` rows of each sample, taken in blocks of these sizes."""
+    known: Summary | None = None
+    start = 0
+    for size in itertools.cycle(sizes):
+        if start >= x.shape[2]:
+            break
+        block = x[:, :, start : start + size]
+        valid = torch.arange(start, start + block.shape[2]) < torch.tensor(lengths)[:, None]
+        new = kind.of(block, None if bool(valid.all()) else valid)
+        known = new if known is None else kind.merged(known, new)
+        start += size
+    assert known is not None
+    return kind.finished(known, torch.tensor(lengths).view(BATCH, 1, 1).expand(BATCH, POINTS, 1))
+
+
+def data(seed: int, rows: int, *, offset: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Skewed channels around `offset`, of scales from 0.01 to 100; rows beyond a sample's end are NaN."""
+    rng = np.random.default_rng(seed)
+    scale = np.array([0.01, 0.1, 1, 10, 100])
+    made = (rng.gamma(2.0, size=(BATCH, POINTS, rows, WIDTH)) - 1) * scale + offset
+    return torch.from_numpy(made).to(dtype)
+
+
+@pytest.mark.parametrize("sizes", [[1], [7], [64, 1, 3], [1000]])
+@pytest.mark.parametrize("offset", [0.0, -3.5, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_equal_numpys(sizes: list[int], offset: float, dtype: torch.dtype) -> None:
+    lengths = [301, 1, 120]
+    x = data(0, 301, offset=offset, dtype=dtype)
+    for b, length in enumerate(lengths):
+        x[b, :, length:] = torch.nan
+    got = by_blocks(Statistics(threshold=2.0), x, lengths, sizes)
+    assert list(got) == ["count", "mean", "variance", "min", "max", "rms", "kurtosis", "over"]
+    for b, p in itertools.product(range(BATCH), range(POINTS)):
+        rows = x[b, p, : lengths[b]].double().numpy()
+        apart = rows - rows.mean(0)
+        with np.errstate(invalid="ignore"):
+            kurtosis = (apart**4).mean(0) / rows.var(0) ** 2 - 3
+        want: dict[str, Any] = {
+            "count": [lengths[b]],
+            "mean": rows.mean(0),
+            "variance": rows.var(0),
+            "min": rows.min(0),
+            "max": rows.max(0),
+            "rms": np.sqrt((rows**2).mean(0)),
+            "kurtosis": kurtosis,
+            "over": (np.abs(rows) > 2.0).sum(0),
+        }
+        for name, value in want.items():
+            # kurtosis around 1000 of a spread of 0.01 loses digits in the subtraction itself
+            tolerance = 1e-6 if name == "kurtosis" else 1e-9
+            np.testing.assert_allclose(
+                got[name][b, p].numpy(), value, rtol=tolerance, atol=1e-12, err_msg=name, equal_nan=True
+            )
+
+
+def test_a_channel_that_does_not_vary_has_no_kurtosis() -> None:
+    x = torch.full((BATCH, POINTS, 50, WIDTH), 0.1)
+    got = by_blocks(Statistics(), x, [50, 50, 50], [7])
+    assert got["kurtosis"].isnan().all()
+    assert torch.allclose(got["variance"], torch.zeros(()).double(), atol=1e-30)
+    assert "over" not in got
+
+
+@pytest.mark.parametrize("sizes", [[1], [7], [40]])
+def test_reductions_equal_those_of_all_rows(sizes: list[int]) -> None:
+    lengths = [40, 3, 17]
+    x = data(1, 40, offset=0.0)
+    for b, length in enumerate(lengths):
+        x[b, :, length:] = torch.nan
+    kinds: list[tuple[Summariser, Any]] = [
+        (Mean(), lambda rows: rows.mean(0)),
+        (Max(), lambda rows: rows.max(0)),
+        (Last(), lambda rows: rows[-1]),
+    ]
+    for kind, of_all in kinds:
+        got = by_blocks(kind, x, lengths, sizes)[""]
+        for b, p in itertools.product(range(BATCH), range(POINTS)):
+            np.testing.assert_allclose(got[b, p].numpy(), of_all(x[b, p, : lengths[b]].numpy()), rtol=1e-5)
+
+
+def test_a_mean_of_half_precision_is_accumulated_in_float32() -> None:
+    x = torch.full((BATCH, POINTS, 5000, WIDTH), 1.0, dtype=torch.bfloat16)
+    assert torch.equal(by_blocks(Mean(), x, [5000] * 3, [64])[""], torch.ones(BATCH, POINTS, WIDTH))

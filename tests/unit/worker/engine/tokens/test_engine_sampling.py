@@ -1,0 +1,168 @@
+"""The draw itself: its distribution, and what it may and may not depend on."""
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from actograph.contract.specs import SamplingSpec
+from worker.engine.tokens.sampling import GumbelSampler, candidates, gumbel, mix64, uniform
+
+CPU = torch.device("cpu")
+
+
+def draw(logits: torch.Tensor, spec: SamplingSpec, seeds: list[int], step: int = 0) -> list[int]:
+    ids = torch.zeros(len(seeds), 5 + step, dtype=torch.long)
+    sampler = GumbelSampler(spec, seeds, 5, CPU)
+    scores = sampler(ids, logits.expand(len(seeds), -1))  # type: ignore[arg-type]
+    return [int(token) for token in scores.argmax(-1)]
+
+
+def test_mix64_is_splitmix64() -> None:
+    # reference outputs of SplitMix64 seeded with 0: state advances by the golden gamma per draw
+    gamma = 0x9E3779B97F4A7C15
+    states = [(i * gamma) & (2**64 - 1) for i in (1, 2, 3)]
+    signed = torch.tensor([s - 2**64 if s >> 63 else s for s in states])
+    got = [int(v) & (2**64 - 1) for v in mix64(signed)]
+    assert got == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_uniforms_are_inside_the_open_interval_and_uniform() -> None:
+    u = uniform(torch.tensor([1, 2**62, -5]), 7, torch.arange(200_000)[None])
+    assert u.dtype == torch.float64
+    assert u.min() > 0
+    assert u.max() < 1
+    assert (u.mean(-1) - 0.5).abs().max() < 0.003
+    counts = torch.histc(u[0], bins=50, min=0, max=1)
+    chi2 = ((counts - 4000) ** 2 / 4000).sum()
+    assert chi2 < 90.0  # 49 degrees of freedom: p < 0.0004 beyond this
+    assert torch.isfinite(gumbel(torch.tensor([1]), 0, torch.arange(100_000)[None])).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(1, 12)
+    draws = 10_000
+    tokens = draw(logits, SamplingSpec(temperature=temperature), list(range(draws)))
+    seen = torch.bincount(torch.tensor(tokens), minlength=12).double()
+    want = (logits[0] / temperature).softmax(-1).double() * draws
+    assert ((seen - want) ** 2 / want).sum() < 36.0  # 11 degrees of freedom: p = 0.0002
+
+
+def test_steps_and_seeds_give_independent_draws() -> None:
+    logits = torch.zeros(1, 10)
+    first = torch.tensor(draw(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=0))
+    second = torch.tensor(draw(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=1))
+    table = torch.bincount(first * 10 + second, minlength=100).double()
+    assert ((table - 200) ** 2 / 200).sum() < 155.0  # 99 degrees of freedom: p = 0.0003
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, 0.9), (7, 1.0), (7, 0.6), (1, 1.0), (None, 1e-6), (50, 0.95)]
+)
+@pytest.mark.parametrize("vocab", [32, 4000])
+def test_same_candidates_as_transformers(top_k: int | None, top_p: float, vocab: int) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(6, vocab) * 3
+    reference = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
+    if top_k is not None:
+        reference.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        reference.append(TopPLogitsWarper(top_p))
+    want = reference(torch.zeros(6, 1, dtype=torch.long), logits)  # type: ignore[arg-type]
+    values, index = candidates(logits, temperature=0.8, top_k=top_k, top_p=top_p)
+    assert index is not None
+    got = torch.full_like(logits, -torch.inf).scatter_(1, index, values)
+    assert torch.equal(got.isfinite(), want.isfinite())
+    kept = want.isfinite()
+    assert torch.allclose(got[kept], want[kept])
+
+
+def test_top_p_looks_beyond_the_first_candidates() -> None:
+    # flat logits over 4,000 tokens: half of the probability needs 2,000 of them
+    values, index = candidates(torch.zeros(1, 4000), temperature=1.0, top_k=None, top_p=0.5)
+    assert index is not None
+    assert abs(int(values.isfinite().sum()) - 2000) <= 1
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(8, 300)
+    seeds = [11, 12, 13, 14, 15, 16, 17, 18]
+    ids = torch.zeros(8, 9, dtype=torch.long)
+    for spec in (SamplingSpec(temperature=0.9), SamplingSpec(temperature=1.3, top_p=0.8, top_k=40)):
+        whole = GumbelSampler(spec, seeds, 4, CPU)(ids, logits).argmax(-1)  # type: ignore[arg-type]
+        torch.manual_seed(999)  # the global generator takes no part
+        order = [5, 2, 7]
+        part = GumbelSampler(spec, [seeds[i] for i in order], 4, CPU)(
+            ids[:3],  # type: ignore[arg-type]
+            logits[order],  # type: ignore[arg-type]
+        ).argmax(-1)
+        assert part.tolist() == whole[order].tolist()
+
+
+def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:
+    """A flat row, peaked ones, one whose 1,024 likeliest tokens just miss 0.9, ties by the hundred."""
+    torch.manual_seed(6)
+    flat = torch.zeros(vocab)
+    peaked = torch.full((vocab,), -20.0)
+    peaked[torch.randperm(vocab)[:3]] = torch.tensor([4.0, 3.5, 3.0])
+    tied = (torch.randn(vocab) * 3).bfloat16().float()  # logits of half precision are often equal
+    level = torch.zeros(vocab).index_fill_(0, torch.randperm(vocab)[:1500], 9.0)
+    edge = torch.zeros(vocab).index_fill_(0, torch.randperm(vocab)[:1020], 2.0)
+    return torch.stack([flat, peaked, tied, torch.randn(vocab) * 2, level, edge, torch.randn(vocab)])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, 1.0), (None, 0.9), (None, 0.5), (30, 1.0), (30, 0.8), (1024, 0.9)]
+)
+@pytest.mark.parametrize("vocab", [300, 4000])
+def test_a_row_has_the_candidates_that_it_has_alone(top_k: int | None, top_p: float, vocab: int) -> None:
+    rows = rows_of_every_kind(4000)[:, :vocab]
+    values, index = candidates(rows, temperature=0.8, top_k=top_k, top_p=top_p)
+    for i, row in enumerate(rows):
+        own, own_index = candidates(row[None], temperature=0.8, top_k=top_k, top_p=top_p)
+        assert (index is None) == (own_index is None)
+        kept, alone = values[i].isfinite(), own[0].isfinite()
+        tokens = torch.arange(vocab)[kept] if index is None else index[i][kept]
+        assert torch.equal(tokens, torch.arange(vocab)[alone] if own_index is None else own_index[0][alone])
+        assert torch.equal(values[i][kept], own[0][alone])
+
+
+@pytest.mark.parametrize("spec", [{"top_p": 0.9}, {"top_p": 0.5, "temperature": 0.3}, {"top_k": 50}, {}])
+def test_a_row_draws_what_it_draws_alone_whatever_stands_beside_it(spec: dict[str, float]) -> None:
+    sampling = SamplingSpec(**{"temperature": 1.0} | spec)
+    rows = rows_of_every_kind()
+    for step in range(12):
+        ids = torch.zeros(len(rows), 5 + step, dtype=torch.long)
+        seeds = [100 * step + i for i in range(len(rows))]
+        together = GumbelSampler(sampling, seeds, 5, CPU)(ids, rows.clone())  # type: ignore[arg-type]
+        for i, seed in enumerate(seeds):
+            alone = GumbelSampler(
+                sampling, [seed], 5, CPU
+            )(
+                ids[:1],  # type: ignore[arg-type]
+                rows[i : i + 1].clone(),  # type: ignore[arg-type]
+            )
+            assert torch.equal(together[i], alone[0]), (step, i)
+
+
+def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
+    rows = rows_of_every_kind(60_000)  # more than one cache holds: the rows are drawn one by one
+    assert rows.numel() > 1 << 18
+    seeds = list(range(len(rows)))
+    ids = torch.zeros(len(rows), 7, dtype=torch.long)
+    for spec in (SamplingSpec(temperature=1.5), SamplingSpec(temperature=1.5, top_p=0.95)):
+        together = GumbelSampler(spec, seeds, 5, CPU)(ids, rows.clone()).argmax(-1)  # type: ignore[arg-type]
+        for i, seed in enumerate(seeds):
+            assert int(together[i]) == draw(rows[i : i + 1], spec, [seed], step=2)[0]
+
+
+def test_temperature_zero_needs_no_sampler() -> None:
+    with pytest.raises(ValueError, match="greedy"):
+        GumbelSampler(SamplingSpec(temperature=0), [1], 1, CPU)

@@ -1,0 +1,17 @@
+"""A child that dies again and again before it is ready is not replaced for ever."""
+
+from pathlib import Path
+
+from worker.process.setup_attempts import MOST, SetupAttempts
+
+
+def test_so_many_attempts_are_allowed_and_one_more_is_not(tmp_path: Path) -> None:
+    attempts = [SetupAttempts(tmp_path / "attempts").begin() for _ in range(MOST + 1)]
+    assert attempts == [True] * MOST + [False]
+
+
+def test_success_starts_the_count_anew(tmp_path: Path) -> None:
+    attempts = SetupAttempts(tmp_path / "attempts")
+    for _ in range(3 * MOST):
+        assert attempts.begin()
+        attempts.succeeded()

@@ -1,0 +1,150 @@
+"""Which tokens `positions` means: counted from the finished sample, and told to the engine on the way."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from actograph.contract.errors import CaptureFailed
+from actograph.contract.specs import CaptureSpec
+from worker.sample.choosers import chooser
+from worker.sample.finished_sample import due_tokens
+from worker.sample.segments import Markup, segments
+
+
+@pytest.mark.parametrize(
+    ("hook", "positions", "rows"),
+    [
+        ("resid_post.3", "all", range(14)),
+        ("resid_post.3", "prompt", range(10)),
+        ("resid_post.3", "generated", range(10, 14)),
+        ("resid_post.3", "last", range(13, 14)),
+        ("resid_post.3", "last_prompt", range(9, 10)),
+        ("logits", "all", range(9, 14)),
+        ("logits", "prompt", range(9, 10)),
+        ("logits", "generated", range(10, 14)),
+        ("logits", "last_prompt", range(9, 10)),
+        ("resid_post.3", {"stride": 4}, [0, 4, 8, 12]),
+        ("logits", {"stride": 4}, [12]),
+        ("resid_post.3", {"stride": 100}, [0]),
+        ("resid_post.3", [12, 0, -1, 3], [0, 3, 9, 12]),
+        ("resid_post.3", [-1, 9], [9]),
+        ("logits", [0, 11], [11]),
+    ],
+)
+def test_rows_of_ten_prompt_and_five_generated_tokens(hook: str, positions: Any, rows: Any) -> None:
+    spec = CaptureSpec(positions=positions)
+    assert due_tokens(hook, spec.positions, prompt=10, generated=5) == rows
+
+
+@pytest.mark.parametrize("number", [14, -11, 1000])
+def test_a_token_that_was_not_run_is_an_error_with_the_numbers_that_were(number: int) -> None:
+    with pytest.raises(CaptureFailed, match=rf"token {number}.*10 tokens.*0 to 13"):
+        due_tokens("resid_post.0", CaptureSpec(positions=[0, number]).positions, 10, 5)
+
+
+def test_it_agrees_with_the_engines_own_names_everywhere() -> None:
+    from worker.engine.rows.row_writer import expected_rows as of_engine
+
+    positions = ("all", "prompt", "generated", "last", "last_prompt")
+    where: Any
+    for where, prompt, generated in itertools.product(positions, (1, 2, 7), (1, 2, 5)):
+        for hook, tail in (("resid_post.0", False), ("logits", True)):
+            due = of_engine(where, prompt, generated, tail)
+            assert due_tokens(hook, where, prompt, generated) == due
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def stories(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+
+
+def named(tokenizer: Any, prompt: str, text: str) -> list[tuple[str, str]]:
+    """(segment, its text) of a generation."""
+    given, made = tokenizer.encode(prompt), tokenizer.encode(text, add_special_tokens=False)
+    ids = [*given, *made]
+    runs = segments(Markup(tokenizer), given, made)
+    assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
+    assert runs[-1].stop == len(ids)
+    return [(run.name, tokenizer.decode(ids[run.start : run.stop])) for run in runs if run.name != "prompt"]
+
+
+def test_marks_that_are_tokens_delimit_thought_answer_and_call(qwen: Any) -> None:
+    text = "<think>one and two</think>It is three<tool_call>{}</tool_call> so"
+    assert named(qwen, "1+2?", text) == [
+        ("think", "<think>one and two</think>"),
+        ("answer", "It is three"),
+        ("tool_call", "<tool_call>{}</tool_call>"),
+        ("answer", " so"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "want"),
+    [
+        ("a", "three", ["answer"]),
+        ("a", "<think>and on", ["think"]),
+        ("a<think>\n", "one</think>two", ["think", "answer"]),
+        ("a<think>", "one</think>two", ["think", "answer"]),
+        ("a<think>\n\n</think>\n\n", "two", ["answer"]),
+        ("a<think> not the end of it", "two", ["answer"]),
+        ("a", "one</think>two", ["answer"]),
+        ("a", "<think>one<tool_call>f</tool_call>two</think>end", ["think", "tool_call", "think", "answer"]),
+        ("a", "<think>one<tool_call>f</think>end", ["think", "tool_call", "think", "answer"]),
+    ],
+)
+def test_thoughts_that_are_open_closed_or_nested(qwen: Any, prompt: str, text: str, want: list[str]) -> None:
+    assert [name for name, _ in named(qwen, prompt, text)] == want
+
+
+def test_marks_of_several_tokens_count_where_their_text_is_complete(stories: Any) -> None:
+    assert len(stories.encode("<think>", add_special_tokens=False)) > 1
+    runs = named(stories, "Lily", "<think>one</think>two")
+    assert [name for name, _ in runs] == ["answer", "think", "answer"]
+    assert runs[1][1].endswith("</think>")
+    assert "one" in runs[1][1] and runs[2][1].strip() == "two"
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen", "stories"])
+def test_annotations_are_calls_where_they_are_asked_for(
+    tokenizer: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(tokenizer)
+    given, text = model.encode("Q"), "so 4 = <<2+2=4>>4\nif a << b then\n1 >> 0 <<1+1="
+    made = model.encode(text, add_special_tokens=False)
+    runs = segments(Markup(model, annotations=True), given, made)[1:]
+    ids = [*given, *made]
+    found = [(run.name, model.decode(ids[run.start : run.stop]).lstrip()) for run in runs]
+    # a mark's first tokens belong to what stands before it; a call that is not closed ends with its line
+    assert [name for name, _ in found] == ["answer", "tool_call"] * 3
+    assert [said for name, said in found if name == "tool_call"] == ["<2+2=4>>", "< b then\n", "<1+1="]
+    assert {run.name for run in segments(Markup(model), given, made)} == {"prompt", "answer"}
+
+
+@pytest.mark.parametrize(
+    "positions", ["think", ["answer"], ["prompt", "think"], ["tool_result"], {"stride": 3}, [0, -1, 7, 9]]
+)
+def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, positions: Any) -> None:
+    given = qwen.encode("1+2?")
+    made = qwen.encode("<think>one and two</think>It is three", add_special_tokens=False)
+    markup, spec = Markup(qwen), CaptureSpec(positions=positions)
+    choice = chooser(spec.positions, markup)
+    assert choice is not None
+    judge = choice.of_generation(given)
+    rows = list(choice.of_prompt(given))
+    rows += [len(given) + i for i, token in enumerate(made[:-1]) if judge(len(given) + i, token)]
+    due = due_tokens("embed", spec.positions, len(given), len(made), segments(markup, given, made))
+    assert rows == due
+
+
+def test_equal_choosers_are_one_key_so_that_their_edits_share_a_batch(qwen: Any) -> None:
+    markup = Markup(qwen)
+    made = {chooser(CaptureSpec(positions=["think", "answer"]).positions, markup) for _ in range(2)}
+    assert len(made) == 1

@@ -1,0 +1,155 @@
+"""From chunks of rows to a stored session, and values that are refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract import resources
+from actograph.contract.errors import CaptureFailed
+from actograph.contract.specs import CaptureSpec, SamplingSpec
+from storage.artifacts.factory import open_store
+from storage.samples import LeasedSample
+from storage.sessions.writer import SessionReader
+from worker.engine.requests import Generation, RowChunk
+from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.segments import Markup
+
+
+def structure() -> resources.ModelStructure:
+    return resources.ModelStructure(
+        model="m", architecture="A", num_layers=1, hidden_size=4, vocab_size=9, context_length=64,
+        dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[1],
+        hooks={"logits": resources.HookInfo(location="lm_head.output", width=4, dtype="float32")},
+        module_locations=["lm_head.output"],
+    )  # fmt: skip
+
+
+class NoMarks:
+    """A tokenizer of which only the marks are asked: it spells them with two unknown tokens."""
+
+    all_special_ids: tuple[int, ...] = ()
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [3, 4]
+
+    def decode(self, ids: list[int], **_: bool) -> str:
+        return "x" * len(ids)
+
+
+def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> UnitRecorder:
+    sample = LeasedSample(
+        id="smp_" + "1" * 32, job_id="job_" + "1" * 32, sample_index=3, condition="baseline", epoch=0,
+        input={}, seed=5, token=1,
+    )  # fmt: skip
+    origin = Provenance(
+        structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),
+        hooks=hooks, sampling=SamplingSpec(), markup=Markup(NoMarks()),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return UnitRecorder(open_store((tmp_path / "store").as_uri()), [sample], origin)
+
+
+GENERATION = Generation(key="k", prompt_ids=(5, 6), generated_ids=(7, 1), finish_reason="stop")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32], ids=str
+)
+def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: torch.dtype) -> None:
+    rows = torch.arange(12).view(3, 4).to(dtype)
+    unit = recorder(tmp_path, ["resid_post.0"])
+    unit.write(0, {"resid_post.0": RowChunk(0, rows[:2].clone())})
+    unit.write(0, {"resid_post.0": RowChunk(2, rows[2:].clone())})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, Recorded)
+    assert outcome.rows == 3
+    reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
+    reader.verify()
+    stored = reader.rows("resid_post.0", 0, 3)
+    assert torch.equal(torch.frombuffer(bytearray(stored.data), dtype=dtype).view(3, 4), rows)
+    assert list(reader.token_ids()) == [5, 6, 7, 1]
+    assert reader.manifest.finish_reason == "stop"
+    assert set(reader.manifest.versions) == {"actograph", "torch", "transformers", "nnsight"}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, bad: float) -> None:
+    rows = torch.zeros(3, 4)
+    rows[1, 2] = bad
+    with pytest.raises(CaptureFailed, match=r"resid_post\.0: token 6"):
+        recorder(tmp_path, ["resid_post.0"]).write(0, {"resid_post.0": RowChunk(5, rows)})
+
+
+def test_large_finite_values_whose_sum_overflows_are_kept(tmp_path: Path) -> None:
+    rows = torch.full((3, 4), 3e38)
+    unit = recorder(tmp_path, ["resid_post.0"])
+    unit.write(0, {"resid_post.0": RowChunk(0, rows)})
+    assert isinstance(unit.finish({0: GENERATION})[0], Recorded)
+
+
+def test_missing_rows_or_a_missing_hook_or_nothing_at_all_is_an_error(tmp_path: Path) -> None:
+    store = tmp_path / "store" / "sessions"
+    short = recorder(tmp_path, ["resid_post.0"])
+    short.write(0, {"resid_post.0": RowChunk(0, torch.zeros(2, 4))})
+    assert isinstance(short.finish({0: GENERATION})[0], CaptureFailed)
+    partial = recorder(tmp_path, ["resid_post.0", "embed"])
+    partial.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
+    assert isinstance(partial.finish({0: GENERATION})[0], CaptureFailed)
+    nothing = recorder(tmp_path, ["resid_post.0"])
+    assert isinstance(nothing.finish({0: GENERATION})[0], CaptureFailed)
+    assert not store.exists() or not [p for p in store.iterdir() if p.name.startswith("ses_")]
+
+
+def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"])
+    unit.write(0, {"resid_post.0": RowChunk(0, torch.ones(2, 4))})
+    unit.reset(0)
+    unit.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, Recorded)
+    assert outcome.tensors["resid_post.0"].shape == [3, 4]
+
+
+def test_chosen_rows_are_stored_with_their_tokens(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0", "logits"], positions={"stride": 2})
+    rows = torch.arange(8.0).view(2, 4)
+    unit.write(0, {"resid_post.0": RowChunk(0, rows[:1], (0,))})
+    unit.write(0, {"resid_post.0": RowChunk(2, rows[1:], (2,)), "logits": RowChunk(2, rows[1:], (2,))})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, Recorded), outcome
+    reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
+    reader.verify()
+    assert reader.row_positions() == [0, 2]
+    assert (reader.tokens_of_rows("resid_post.0"), reader.tokens_of_rows("logits")) == ([0, 2], [2])
+    assert outcome.tensors["logits"].position_offset == 1
+    assert outcome.tensors["logits"].first_row == 2
+
+
+@pytest.mark.parametrize("tokens", [(0, 1), (0, 3)])
+def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, tokens: tuple[int, int]) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
+    unit.write(0, {"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, CaptureFailed)
+    assert "other tokens" in outcome.message
+
+
+def test_a_token_that_the_sample_lacks_fails_it_with_the_number_of_its_tokens(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"], positions=[0, 3])
+    unit.write(0, {"resid_post.0": RowChunk(0, torch.zeros(1, 4), (0,))})
+    outcome = unit.finish({0: GENERATION})[0]
+    assert isinstance(outcome, CaptureFailed)
+    assert "token 3" in outcome.message and "ran 3 (0 to 2)" in outcome.message
+
+
+def test_a_hook_without_rows_is_stored_empty(tmp_path: Path) -> None:
+    unit = recorder(tmp_path, ["resid_post.0"], positions="generated")
+    unit.write(0, {"resid_post.0": RowChunk(2, torch.zeros(0, 4))})
+    one = Generation(key="k", prompt_ids=(5, 6), generated_ids=(1,), finish_reason="stop")
+    outcome = unit.finish({0: one})[0]
+    assert isinstance(outcome, Recorded), outcome
+    assert outcome.tensors["resid_post.0"].shape == [0, 4]

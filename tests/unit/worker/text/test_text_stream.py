@@ -1,0 +1,69 @@
+"""Pieces of text as tokens come: whole characters, nothing of a stop string, and together the final text."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from actograph.scoring.completions import cut_at_stop
+from worker.runners.text import SpokenText
+from worker.text.text_stream import TextStream
+
+TEXT = 'Tom: "naïve" 3 + 4 = 7 ✓ 家族 👩‍👩‍👧 e\u0301 END of it'
+
+
+@pytest.fixture(scope="module", params=["tiny-qwen3", "stories260k"])
+def tokenizer(request: pytest.FixtureRequest, shared: Path) -> PreTrainedTokenizerBase:
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(shared / "models" / request.param)
+    return loaded
+
+
+def pieces(stream: TextStream, ids: Sequence[int], seed: int) -> list[str]:
+    """What comes out where the ids come in runs of chance lengths."""
+    chance, found, start = random.Random(seed), [], 0
+    while start < len(ids):
+        stop = start + chance.randint(1, 3)
+        found.append(stream.feed(ids[start:stop]))
+        start = stop
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_are_whole_characters_and_make_up_the_text(
+    tokenizer: PreTrainedTokenizerBase, seed: int
+) -> None:
+    spoken = SpokenText(tokenizer)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    given = pieces(TextStream(spoken.of, ()), ids, seed)
+    assert all("\ufffd" not in piece for piece in given)
+    assert "".join(given) == spoken.of(ids)
+    assert sum(map(bool, given)) > len(given) / 4  # it comes while it is generated
+
+
+@pytest.mark.parametrize("stops", [["END"], ["= 7 x", " ✓ "], ["族 👩"], ["4 = 8", "it is"], ["z"]])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_of_a_stop_string_is_given(
+    tokenizer: PreTrainedTokenizerBase, stops: list[str], seed: int
+) -> None:
+    spoken = SpokenText(tokenizer)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    final = cut_at_stop(spoken.of(ids), stops)
+    given = "".join(pieces(TextStream(spoken.of, stops), ids, seed))
+    assert final.startswith(given)
+    held = len(final) - len(given)
+    assert held < max(map(len, stops))
+
+
+def test_an_incomplete_character_waits_for_its_bytes() -> None:
+    data = "a👍b".encode()
+    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"), ())
+    assert [stream.feed([byte]) for byte in data] == ["a", "", "", "", "👍", "b"]
+
+
+def test_special_tokens_are_left_out_but_marks_stay(shared: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
+    text = "<think>\nso\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert SpokenText(tokenizer).of(ids) == text.removesuffix("<|im_end|>")

@@ -1,0 +1,1 @@
+"""Drains the queue: claims, leases, model changes, commits."""

@@ -1,0 +1,141 @@
+"""The engine that a job needs: of its model by the options in force, or exactly as the job is pinned.
+
+`model_holder` loads models; this file decides which one by the index, and notes the result there.
+"""
+
+import logging
+import time
+
+from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
+from actograph.contract.models.model_identity import PinnedModel
+from actograph.contract.models.model_loads import ModelLoadOptions
+from storage.index.database import Database
+from storage.queue import job_pins, model_loads, workers
+from storage.tables.models import JobRow
+from worker.drain.grouping import Held
+from worker.drain.model_holder import ModelHolder, is_same
+from worker.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+class HeldElsewhere(Exception):
+    """This worker cannot load the model that a job is pinned to; another worker holds it."""
+
+
+class JobModels:
+    """Changes the held model for a job of another model, or if a client asks for a load."""
+
+    def __init__(self, models: ModelHolder, database: Database, worker_id: str) -> None:
+        self._models = models
+        self._database = database
+        self._worker_id = worker_id
+        #: `time.monotonic` of the last change
+        self.changed_at = 0.0
+
+    @property
+    def held(self) -> Held | None:
+        """The held model and its identity; None before the first load and after a refused one."""
+        engine = self._models.engine
+        if engine is None:
+            return None
+        identity = engine.structure.identity
+        return Held(engine.structure.model, identity.sha256 if identity else None)
+
+    @property
+    def name(self) -> str | None:
+        """The held model's name."""
+        return self.held.model if self.held else None
+
+    def engine_for(self, model: str) -> Engine:
+        """The engine of this model by the options in force, loaded if need be.
+
+        Raises:
+            ActographError: as `ModelHolder.engine_for`.
+        """
+        before = self.held
+        engine = self._models.engine_for(model)
+        self._note_change(before)
+        return engine
+
+    def engine_of_job(self, job: JobRow) -> tuple[Engine, PinnedModel | None]:
+        """The engine that a job is pinned to, and the pin.
+
+        A job without a pin is pinned to the model by the options in force; the pin stays None for an
+        engine without an identity.
+
+        Raises:
+            ActographError: as `ModelHolder.engine_for` and `engine_as`.
+            HeldElsewhere: only another worker can run the job.
+        """
+        pinned = job_pins.of_job(job)
+        if pinned is None:
+            engine = self.engine_for(job.model)
+            pinned = job_pins.of_structure(engine.structure)
+            if pinned is None:
+                return engine, None
+            with self._database.write() as session:
+                # the first of two workers pins the job; the second one loads the model as pinned
+                pinned = job_pins.pin(session, job.id, pinned)
+        return self._pinned_engine(job, pinned), pinned
+
+    def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> Engine:
+        identity = pinned.identity
+        if self.held == Held(job.model, identity.sha256):
+            return self._as_pinned(pinned)
+        with self._database.read() as session:
+            current = workers.structure(session, job.model)
+        if current is not None and is_same(current.identity, identity):
+            engine = self.engine_for(job.model)
+            if is_same(engine.structure.identity, identity):
+                return engine
+        engine = self._as_pinned(pinned)
+        differences = ""
+        if current is not None and current.identity is not None:
+            differences = current.identity.differences(identity)
+        with self._database.write() as session:
+            job_pins.note_reload(session, job.id, pinned, differences)
+        logger.info("model %s is loaded as job %s is pinned to it: %s", job.model, job.id, differences)
+        return engine
+
+    def _as_pinned(self, pinned: PinnedModel) -> Engine:
+        before = self.held
+        try:
+            return self._models.engine_as(pinned.identity)
+        except (ModelChanged, ModelRefused):
+            with self._database.read() as session:
+                if job_pins.another_holds(session, self._worker_id, pinned):
+                    raise HeldElsewhere from None
+            raise
+        finally:
+            self._note_change(before)
+
+    def _note_change(self, before: Held | None) -> None:
+        if self.held not in (None, before):
+            self.changed_at = time.monotonic()
+
+    def load_as_asked(self, job: JobRow) -> None:
+        """Run a job of kind `load`; if its model is refused, go on with the former one."""
+        previous = self.name
+        refused: ActographError | None = None
+        try:
+            self._models.load(job.model, ModelLoadOptions.model_validate(job.spec))
+            self.changed_at = time.monotonic()
+        except ActographError as error:
+            # the error's frames refer to the loaded model, which must be freed before the next load
+            error.__cause__ = error.__context__ = None
+            refused = error.with_traceback(None)
+        with self._database.write() as session:
+            if refused is None:
+                model_loads.complete(session, job.id)
+            else:
+                logger.warning("model %s is refused: %s", job.model, refused)
+                model_loads.fail(session, job.id, refused)
+        if refused is not None and previous is not None:
+            self._load_again(previous)
+
+    def _load_again(self, model: str) -> None:
+        try:
+            self.engine_for(model)
+        except ActographError as error:
+            logger.error("the former model %s cannot be loaded again: %s", model, error)

@@ -1,0 +1,128 @@
+"""Renewal of the leases of the current batch.
+
+A thread renews them, so that a long decode keeps them, and sees cancelled jobs meanwhile. It renews only
+while the batch reports progress, from its first prompt to its last uploaded file. After `stall_seconds`
+without progress it gives the samples back and ends the process: nothing else frees a stuck device.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from actograph.contract.errors import WorkerStalled
+from storage import samples
+from storage.index.database import Database
+from storage.jobs import job_control, jobs
+from storage.samples import LeasedSample
+from worker.signals.attempts import Attempts
+from worker.signals.process_end import STALLED, last_write
+from worker.signals.stop_signal import StopSignal
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+#: time that a batch has to end by itself after a stop
+STOP_GRACE_SECONDS = 5.0
+
+
+class LeaseKeeper:
+    """Renews the leases of one batch; use as a context manager around its run."""
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Sequence[LeasedSample],
+        stop: StopSignal,
+        *,
+        lease_seconds: float,
+        stall_seconds: float,
+        end_process: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._database = database
+        self._leases = list(leases)
+        self._job_ids = {lease.job_id for lease in leases}
+        self._ended: set[str] = set()
+        self._stop = stop
+        self._lease_seconds = lease_seconds
+        self._stall_seconds = stall_seconds
+        self._end_process = end_process
+        self._silent_seconds = 0.0
+        self._cancelled = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def __enter__(self) -> "LeaseKeeper":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def progress(self, _step: int = 0) -> None:
+        """Note a decode step, a scored sample or a stored piece of a file."""
+        self._silent_seconds = 0.0
+
+    def should_stop(self) -> bool:
+        """Whether the batch ends now: all its jobs have ended, its leases are lost, or the worker stops."""
+        return self._cancelled.is_set() or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+
+    def has_ended(self, job_id: str) -> bool:
+        """Whether this job of the batch was cancelled or has ended otherwise."""
+        return job_id in self._ended
+
+    def _run(self) -> None:
+        attempts = Attempts("the leases cannot be renewed")
+        renewed_at = looked_at = time.monotonic()
+        pause = min(POLL_SECONDS, self._lease_seconds / 6)
+        while not self._done.wait(pause):
+            # a suspended process is not silent: none of its threads runs
+            looked_at, before = time.monotonic(), looked_at
+            self._silent_seconds += min(looked_at - before, 4 * pause)
+            if self._silent_seconds > self._stall_seconds:
+                self._end_stalled()
+                return
+            is_due = time.monotonic() - renewed_at > self._lease_seconds / 3
+            if attempts.run(self._look_and_renew if is_due else self._look_for_end) and is_due:
+                renewed_at = time.monotonic()
+
+    def _look_and_renew(self) -> None:
+        try:
+            self._look_for_end()
+        finally:
+            self._renew()
+
+    def _renew(self) -> None:
+        with self._database.write() as session:
+            held = samples.renew(session, self._leases, lease_seconds=self._lease_seconds)
+        if not held:
+            self._cancelled.set()
+
+    def _look_for_end(self) -> None:
+        """Note jobs that were cancelled, have ended elsewhere or have passed their deadline."""
+        with self._database.read() as session:
+            found = job_control.states(session, self._job_ids)
+        for job_id in (job_id for job_id, (_, is_overdue) in found.items() if is_overdue):
+            with self._database.write() as session:
+                job_control.fail_overdue(session, job_id)
+        running = {j for j, (status, late) in found.items() if status in jobs.ACTIVE and not late}
+        self._ended = self._job_ids - running
+        if not running:
+            self._cancelled.set()
+
+    def _end_stalled(self) -> None:
+        """Give the samples back, as far as the index answers, and end the process."""
+        error = WorkerStalled(
+            f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS), also when the sample "
+            "was run alone; the worker ended itself each time"
+        )
+        logger.critical("no progress for %.0f s: the worker ends itself", self._silent_seconds)
+
+        def give_up() -> None:
+            with self._database.write() as session:
+                samples.give_up(session, self._leases, error)
+
+        last_write(give_up)
+        self._end_process(STALLED)

@@ -1,0 +1,245 @@
+"""The one model in this worker's memory: loaded, identified, unloaded."""
+
+import gc
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
+from actograph.contract.models import model_names
+from actograph.contract.models.model_identity import ModelIdentity
+from actograph.contract.models.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
+from actograph.contract.models.model_names import ServedModel
+from actograph.contract.plans.batch_memory import batch_cap
+from actograph.contract.resources import ModelStructure
+from actograph.settings import Settings
+from worker.engine.engine import Engine
+from worker.engine.model import weight_files
+from worker.engine.model.attention_memory import pair_bytes
+from worker.engine.model.kv_cache import kv_bytes_per_token
+from worker.engine.model.load import load_model
+from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.memory import capacity, memory_snapshot
+from worker.engine.model.placement import weights_by_device
+from worker.engine.model.weight_files import Stamp
+from worker.text import chat_template
+
+logger = logging.getLogger(__name__)
+
+
+def _by_the_settings(_model: str) -> ModelLoadOptions:
+    return ModelLoadOptions()
+
+
+class ModelHolder:
+    """Holds one model at a time. The old one is unloaded before the new one is loaded."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_loaded: Callable[[ModelStructure], None],
+        options_of: Callable[[str], ModelLoadOptions] = _by_the_settings,
+    ) -> None:
+        """`options_of` gives the options in force for a model; it is loaded again if they change."""
+        self._settings = settings
+        self._on_loaded = on_loaded
+        self._options_of = options_of
+        self._served = [
+            model_names.parse(text) for text in (settings.model, *settings.allowed_models) if text
+        ]
+        self._engine: Engine | None = None
+        self._options = ModelLoadOptions()
+        #: True if the model was loaded as a job is pinned to it, not by the options in force
+        self.is_as_pinned = False
+        self._resting: dict[str, int] = {}
+        #: bytes before and after the last batch
+        self.batch_memory: dict[str, int] = {}
+
+    def engine_for(self, name: str) -> Engine:
+        """The engine of the model served as `name`, loaded if another one is held.
+
+        Raises:
+            UnknownModel: this worker does not serve it; the held model stays.
+            ModelRefused: it cannot be loaded.
+            UnknownHook: a savepoint refers to an unknown hook.
+        """
+        options = self._options_of(name)
+        if self._engine is not None and self._engine.structure.model == name and options == self._options:
+            return self._engine
+        return self.load(name, options)
+
+    def engine_as(self, pinned: ModelIdentity) -> Engine:
+        """The engine of exactly this model, loaded again if another one or another variant is held.
+
+        Raises:
+            UnknownModel, ModelRefused: as `engine_for`.
+            ModelChanged: its files were overwritten, or it loads as another model.
+        """
+        held = self._engine
+        if held is not None and is_same(held.structure.identity, pinned):
+            return held
+        files = weight_files.find(self._find(pinned.model).source, pinned.revision)
+        on_disk = weight_files.fingerprint(files) if files else pinned.weights_sha256
+        if on_disk != pinned.weights_sha256:
+            raise _changed(pinned, pinned.model_copy(update={"weights_sha256": on_disk}))
+        options = self._options_of(pinned.model).model_copy(
+            update={
+                "dtype": pinned.dtype,
+                "attn_implementation": pinned.attn_implementation,
+                "revision": pinned.revision,
+                "savepoints": [],  # the job has its own
+            }
+        )
+        engine = self.load(pinned.model, options, as_pinned=True)
+        found = engine.structure.identity
+        if found is not None and not is_same(found, pinned):
+            raise _changed(pinned, found)
+        return engine
+
+    def load(self, name: str, options: ModelLoadOptions, *, as_pinned: bool = False) -> Engine:
+        """Unload the held model, load and verify `name`, resolve its savepoints; errors as `engine_for`.
+
+        After an error other than UnknownModel no model is held.
+        """
+        model = self._find(name)
+        self.unload()
+        self.is_as_pinned = as_pinned
+        logger.info("loading model %s", name)
+        try:
+            self._engine = self._load(model, options)
+            self._options, self._resting = options, memory_snapshot(self._engine.model.devices)
+            self._on_loaded(self._engine.structure)
+        except (ActographError, torch.AcceleratorError):
+            self.unload()
+            raise
+        except Exception as error:
+            self.unload()
+            raise ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+        logger.info("model %s is ready on %s", name, self._engine.structure.device)
+        return self._engine
+
+    def _find(self, name: str) -> ServedModel:
+        model = next((m for m in self._served if m.name == name), None)
+        if model is None:
+            known = ", ".join(m.name for m in self._served)
+            raise UnknownModel(f"model {name!r} is not served by this worker; it serves {known}")
+        return model
+
+    def _load(self, model: ServedModel, options: ModelLoadOptions) -> Engine:
+        settings = self._settings
+        revision = options.revision or settings.revision
+        before = weight_files.stamps(weight_files.find(model.source, revision))
+        one_device = None if options.is_spread else cast(str | None, options.device_map)
+        loaded = load_model(
+            model.source,
+            dtype=options.dtype or settings.dtype,
+            device=one_device or settings.device,
+            device_map=options.device_map if options.is_spread else None,
+            max_memory=options.max_memory,
+            revision=revision,
+            attn_implementation=options.attn_implementation,
+            name=model.name,
+        )
+        _check_weights(loaded, options)
+        engine = Engine(loaded)
+        pairs = pair_bytes(loaded)
+        found = {
+            "kv_bytes_per_token": kv_bytes_per_token(loaded),
+            "mask_bytes_per_pair": pairs.mask,
+            "scores_bytes_per_pair": pairs.scores,
+            "identity": _identity(model, loaded, before),
+        }
+        engine.structure = with_savepoints(
+            engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
+        )
+        return engine
+
+    @property
+    def tokenizer_definition(self) -> dict[str, Any] | None:
+        """The tokenizer of the loaded model, for the index; None if it cannot be stored."""
+        return chat_template.exported(self._engine.model.tokenizer) if self._engine is not None else None
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine of the held model."""
+        return self._engine
+
+    def memory(self) -> dict[str, int]:
+        """Memory in use, and memory that a batch may use; for the heartbeat, plans are made by it."""
+        engine = self._engine  # the heartbeat's thread reads it while another thread loads
+        numbers = memory_snapshot(engine.model.devices if engine is not None else ())
+        if engine is not None:
+            numbers |= capacity(engine.model.layer_devices, self._resting)
+            numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
+            on_gpu = engine.model.device.type == "cuda"
+            numbers["batch_cap"] = batch_cap(on_gpu=on_gpu, most=self._settings.batch_size)
+            numbers |= self.batch_memory
+        return numbers
+
+    def unload(self) -> None:
+        self._engine = None
+        gc.unfreeze()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def is_same(found: ModelIdentity | None, pinned: ModelIdentity) -> bool:
+    """Whether a job pinned to `pinned` may run with the model `found`."""
+    return found is not None and found.model == pinned.model and found.sha256 == pinned.sha256
+
+
+def _changed(pinned: ModelIdentity, found: ModelIdentity) -> ModelChanged:
+    return ModelChanged(
+        f"the job is pinned to {pinned.model} with identity {pinned.sha256}; what can be loaded now has "
+        f"identity {found.sha256}: {pinned.differences(found)}. Put the former files back and retry the job, "
+        "or submit it again to run all of it with the model as it is now"
+    )
+
+
+def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp]) -> ModelIdentity:
+    """Identify a loaded model by its files.
+
+    Args:
+        before: stamps of the model's files before the load; empty if they had yet to be downloaded.
+
+    Raises:
+        ModelRefused: its files were written during the load, or there are no weight files.
+    """
+    commit = getattr(loaded.hf.config, "_commit_hash", None)
+    files = weight_files.find(model.source, commit)
+    if not files:
+        raise ModelRefused(f"{model.name}: {model.source!r} has no weight files that can be fingerprinted")
+    fingerprint = weight_files.fingerprint(files)
+    if before and before != weight_files.stamps(files):
+        raise ModelRefused(f"{model.name}: its files were written while it was loaded; load it again")
+    return ModelIdentity(
+        model=model.name,
+        source=model.source,
+        revision=commit,
+        weights_sha256=fingerprint,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        attn_implementation=getattr(loaded.text_config, "_attn_implementation", None),
+        tokenizer_sha256=chat_template.tokenizer_sha256(loaded.tokenizer),
+        template_sha256=chat_template.template_sha256(loaded.tokenizer),
+    )
+
+
+def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:
+    """Refuse weights that take more than `max_memory` allows on a device.
+
+    Raises:
+        ModelRefused: with both numbers.
+    """
+    allowed = options.max_memory or {}
+    for device, weights in weights_by_device(loaded.hf).items():
+        most = allowed.get(device) if device == "cpu" or isinstance(device, int) else None
+        if most is not None and weights > most:
+            raise ModelRefused(
+                f"{loaded.name}: the weights take {weights:,} bytes on "
+                f"{device if device == 'cpu' else f'cuda:{device}'}, max_memory allows {most:,}; "
+                "take a smaller dtype, place less there, or allow more"
+            )

@@ -1,0 +1,1 @@
+"""Interventions on a running model."""

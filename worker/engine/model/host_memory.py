@@ -1,0 +1,78 @@
+"""Host memory for rows, apart from the heap in which the model computes.
+
+Rows are large and live long, beside the short-lived tensors of a forward pass and a growing cache. In one
+heap they leave holes: with glibc's malloc the process grew with every token. So rows have pages of their
+own. The first access to a page is slow; freed pages are kept for the next tensor of about that size.
+"""
+
+import math
+import mmap
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+#: smaller tensors are left to malloc
+_LEAST_BYTES = 64 << 10
+#: most bytes and pieces that are kept
+_IDLE_BYTES = 64 << 20
+_IDLE_PIECES = 64
+#: a piece is used again for a tensor that fills at least this part of it
+_FILLED = 0.75
+
+_idle: deque[mmap.mmap] = deque()
+
+
+def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor outside malloc's heap.
+
+    Raises:
+        MemoryError: the kernel has no more.
+    """
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < _LEAST_BYTES:
+        return torch.empty(*shape, dtype=dtype)
+    pages = _kept(size)
+    if pages is None:
+        try:
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{size:,} bytes of host memory for captured rows: {error.strerror}") from error
+    # the tensor's storage holds the view, and nothing else does: when it goes, so did the last tensor
+    view = memoryview(pages)
+    weakref.finalize(view, _keep, pages).atexit = False
+    return torch.frombuffer(view, dtype=dtype, count=count).view(*shape)
+
+
+def host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Copy a tensor into such memory, contiguous, as `dtype`."""
+    return host_empty(tensor.shape, dtype).copy_(tensor)
+
+
+def _kept(size: int) -> mmap.mmap | None:
+    """A kept piece for `size` bytes, or None."""
+    for pages in tuple(_idle):
+        if size <= len(pages) <= size / _FILLED:
+            try:
+                _idle.remove(pages)
+            except ValueError:  # another thread was faster
+                continue
+            return pages
+    return None
+
+
+def _keep(pages: mmap.mmap) -> None:
+    """Called when a tensor is freed, in any thread and at any moment: so it takes no lock.
+
+    The oldest pieces go first; whichever is not kept, its last reference ends here and unmaps it.
+    """
+    if len(pages) > _IDLE_BYTES:
+        return
+    _idle.append(pages)
+    while len(_idle) > _IDLE_PIECES or sum(map(len, tuple(_idle))) > _IDLE_BYTES:
+        try:
+            _idle.popleft()
+        except IndexError:
+            return

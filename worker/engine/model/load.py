@@ -1,0 +1,198 @@
+"""Load a model from a folder or the Hub, and wrap it for nnsight."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import nnsight
+import torch
+from nnsight.schema.config import CONFIG
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from actograph.contract.errors import ModelRefused
+from actograph.contract.models.model_loads import DeviceKey, DeviceMap
+from worker.engine.model import checkpoint_check, placement
+from worker.engine.model.devices import resolve_device
+from worker.engine.model.handoffs import Handoffs, restore
+from worker.engine.model.loaded import LoadedModel
+
+# nnsight takes `-v` of our command line for its debug switch
+CONFIG.APP.DEBUG = False
+
+LoadDtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+def load_model(
+    source: str,
+    *,
+    dtype: LoadDtype = "auto",
+    device: str = "auto",
+    device_map: DeviceMap | None = None,
+    max_memory: Mapping[DeviceKey, int] | None = None,
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    name: str | None = None,
+) -> LoadedModel:
+    """Load a model once, from a folder or the Hub. Code from a repository is never run.
+
+    Args:
+        source: folder or Hub id.
+        dtype: `auto` is the checkpoint's own.
+        device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
+        device_map: instead of `device`: accelerate's name of a strategy, or module path -> device.
+        max_memory: GPU number or `cpu` -> bytes that a strategy may fill there.
+
+    Raises:
+        ModelRefused: it cannot be loaded; the message says what to do.
+    """
+    name = name or source
+    target = resolve_device(device if device_map is None else "auto")
+    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    config, tokenizer = _checked(source, revision, name)
+    if device_map is not None:
+        placement.check_devices(device_map)
+        if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
+            options |= {"revision": revision, "max_memory": _ordered(max_memory)}
+            return _spread(source, tokenizer, name, device_map, options)
+    with _refusing(name, f"do not fit on {target}; take a smaller dtype or model, or free the GPU"):
+        lm = nnsight.TransformersModel(
+            source,
+            task="text-generation",
+            dispatch=True,
+            tokenizer=tokenizer,
+            revision=revision,
+            device=str(target),
+            **options,
+        )
+    model = _prepared(lm, tokenizer, name, revision)
+    if target.type == "cpu":
+        _leave_file(model.hf)
+    return model
+
+
+def _checked(source: str, revision: str | None, name: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Config and tokenizer of a checkpoint whose weights fit its config.
+
+    Raises:
+        ModelRefused: the checkpoint cannot be read, contradicts itself, or is of an unsupported kind.
+    """
+    try:
+        checkpoint_check.check_numbers(name, source, revision)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if "custom code" in str(error):
+            raise ModelRefused(
+                f"{name}: {source!r} contains Python code, and code from a repository is never run; "
+                "take a version of the model that transformers supports without it"
+            ) from error
+        raise ModelRefused(
+            f"{name}: config or tokenizer cannot be read from {source!r} ({_first_line(error)}). "
+            "Give a folder with config.json and tokenizer files, or a Hub id that this machine can reach."
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
+    with _refusing(name, "do not fit"):
+        checkpoint_check.check_weights(name, source, config, revision)
+    return config, tokenizer
+
+
+@contextmanager
+def _refusing(name: str, too_large: str) -> Iterator[None]:
+    """Turn errors of loading weights into ModelRefused.
+
+    Args:
+        too_large: message if memory runs out, after "the weights".
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(f"{name}: the weights {too_large}") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+
+
+def _leave_file(hf: PreTrainedModel) -> None:
+    """Copy the weights out of the file, which transformers maps into memory on a CPU.
+
+    Overwriting a mapped file would change the numbers of a running job, or kill the process.
+    """
+    for tensor in [*hf.parameters(), *hf.buffers()]:
+        tensor.data = tensor.data.clone()
+
+
+def _ordered(max_memory: Mapping[DeviceKey, int] | None) -> dict[DeviceKey, int] | None:
+    """GPUs in order, then main memory: accelerate fills devices in this order."""
+    if max_memory is None:
+        return None
+    return dict(sorted(max_memory.items(), key=lambda item: (item[0] == "cpu", str(item[0]).zfill(3))))
+
+
+def _spread(
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    device_map: DeviceMap,
+    options: Mapping[str, Any],
+) -> LoadedModel:
+    """Load a model whose modules accelerate places on several devices."""
+    folder = None
+    if isinstance(device_map, dict) and "disk" in device_map.values():
+        folder = Path(tempfile.mkdtemp(prefix="actograph-offload-"))
+        options = {**options, "offload_folder": str(folder)}
+    hf: Any = None
+    too_large = (
+        "do not fit as device_map places them; take a smaller dtype or model, or place less on the GPUs"
+    )
+    try:
+        with _refusing(name, too_large):
+            hf = AutoModelForCausalLM.from_pretrained(
+                source, trust_remote_code=False, device_map=device_map, **options
+            )
+            placement.refuse_what_cannot_work(name, hf, device_map)
+            # transformers' pipeline takes the map's first device for one that can hold tensors
+            hf.hf_device_map = dict(sorted(hf.hf_device_map.items(), key=lambda item: item[1] == "disk"))
+    finally:
+        if folder is not None and hf is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder is not None:
+            weakref.finalize(hf, shutil.rmtree, folder, ignore_errors=True)
+    lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
+    return _prepared(lm, tokenizer, name, options["revision"])
+
+
+def wrap_model(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> LoadedModel:
+    """Wrap a model that is already in memory; its weights are shared, not copied."""
+    restore(hf_model)
+    lm = nnsight.TransformersModel(hf_model, task="text-generation", dispatch=True, tokenizer=tokenizer)
+    return _prepared(lm, tokenizer, name, None)
+
+
+def _prepared(lm: Any, tokenizer: PreTrainedTokenizerBase, name: str, revision: str | None) -> LoadedModel:
+    model = LoadedModel(name=name, lm=lm, tokenizer=tokenizer, handoffs=Handoffs(lm), revision=revision)
+    if not model.hf.can_generate():
+        raise ModelRefused(f"{model.name}: {type(model.hf).__name__} has no language-model head")
+    module: torch.nn.Module = model.hf
+    module.train(False)
+    module.requires_grad_(False)
+    model.tokenizer.padding_side = "left"
+    if model.tokenizer.pad_token is None and model.eos_token_ids:
+        model.tokenizer.pad_token_id = model.eos_token_ids[0]
+    return model
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

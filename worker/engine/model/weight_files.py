@@ -1,0 +1,104 @@
+"""The files of a model's weights and configs, and their fingerprint."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from transformers.utils.hub import cached_file
+
+#: the first that exists holds the weights, in the order in which transformers looks for them
+_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+_CONFIGS = ("config.json", "generation_config.json")
+_PIECE_BYTES = 64 << 20
+_THREADS = 8
+
+#: size, times and inode of a file: they change when somebody writes it
+Stamp = tuple[int, int, int, int]
+
+_digests: dict[tuple[str, Stamp], str] = {}
+
+
+def find(source: str, revision: str | None) -> list[Path]:
+    """Weight files and configs of a model on this machine; empty if it has none.
+
+    Args:
+        source: folder or Hub id.
+    """
+    found = [path for name in _CONFIGS if (path := _path(source, name, revision)) is not None]
+    weights = next((p for name in _WEIGHTS if (p := _path(source, name, revision)) is not None), None)
+    if weights is None:
+        return []
+    found.append(weights)
+    if weights.name.endswith(".index.json"):
+        shards = sorted(set(json.loads(weights.read_text())["weight_map"].values()))
+        found += [path for name in shards if (path := _path(source, name, revision)) is not None]
+    return found
+
+
+def stamps(files: Sequence[Path]) -> dict[Path, Stamp]:
+    """Each file's stamp."""
+    return {path: _stamp(path) for path in files}
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """sha256 of these files' names and contents.
+
+    A file is read again only if its stamp has changed since this process last read it.
+    """
+    found = stamps(files)
+    pieces = [
+        (path, offset)
+        for path, stamp in found.items()
+        if (str(path), stamp) not in _digests
+        for offset in range(0, max(1, stamp[0]), _PIECE_BYTES)
+    ]
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "fingerprint") as pool:
+        digests = list(pool.map(lambda piece: _piece_sha256(*piece), pieces))
+    joined: dict[Path, bytes] = {}
+    for (path, _), digest in zip(pieces, digests, strict=True):
+        joined[path] = joined.get(path, b"") + digest
+    for path, combined in joined.items():
+        _digests[str(path), found[path]] = hashlib.sha256(combined).hexdigest()
+    return _of_names({path.name: _digests[str(path), stamp] for path, stamp in found.items()})
+
+
+def _of_names(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def _piece_sha256(path: Path, offset: int) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(offset)
+        left = _PIECE_BYTES
+        while left and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.digest()
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def _path(source: str, name: str, revision: str | None) -> Path | None:
+    """A file of the folder or of the local Hub cache, without network access."""
+    if Path(source).is_dir():
+        path = Path(source) / name
+        return path if path.is_file() else None
+    found = cached_file(
+        source,
+        name,
+        revision=revision,
+        local_files_only=True,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)

@@ -1,0 +1,1 @@
+"""Rows of given texts, layer by layer."""

@@ -1,0 +1,1 @@
+"""Captured rows, from the device to the sink."""

@@ -1,0 +1,227 @@
+"""One short forward pass that records the tensor at each module location."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from actograph.contract.errors import ModelRefused
+from worker.engine.locations import place_of
+from worker.engine.model.device_errors import is_out_of_memory
+from worker.engine.model.loaded import LoadedModel
+
+Result = TypeVar("Result")
+# The dry batch: sizes that no head count or width is likely to share
+_ROWS, _TOKENS = 3, 11
+_INTEGERS = (torch.int32, torch.int64)
+
+
+# Identity of a tensor in a certain state: address, shape, strides, dtype, version
+Identity = tuple[Any, ...]
+
+
+def identity_of(tensor: torch.Tensor) -> Identity:
+    """Two tensors with the same identity are the same memory, seen alike, with no change between."""
+    return _identity(tensor, tensor._version)
+
+
+def _identity(tensor: torch.Tensor, version: int) -> Identity:
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """The tensor at one module location in the dry forward."""
+
+    location: str
+    tensor: torch.Tensor  # kept alive, so that its address stays its own
+    value: torch.Tensor  # [batch, tokens, ...]: a copy, as it was when it passed
+    version: int
+    flat: bool = False  # `tensor` is [batch * tokens, ...]
+
+    @property
+    def identity(self) -> Identity:
+        return _identity(self.tensor, self.version)
+
+    @property
+    def width(self) -> int:
+        return self.value[0, 0].numel()
+
+
+@dataclass(frozen=True)
+class DryForward:
+    """Results of the dry forward pass."""
+
+    visits: list[Visit]  # in execution order; locations with one row per token only
+    changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
+    taken: Mapping[str, frozenset[Identity]]  # module path -> every tensor that it was given
+    logits: torch.Tensor  # as the model returned them
+    tail_only: frozenset[str]  # locations with the last token alone if no other logits are needed
+
+
+def first_tensor(value: Any) -> Any:
+    """The first element of nested tuples and lists: a module's main output."""
+    while isinstance(value, tuple | list) and value:
+        value = value[0]
+    return value
+
+
+class _Recorder:
+    """Keeps the inputs and outputs of each module of one forward pass."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+        self.visits: dict[str, Visit] = {}
+        self.taken: dict[str, frozenset[Identity]] = {}
+        self._kept: list[torch.Tensor] = []  # so that no address is used twice
+        self._rows: set[tuple[int, int]] = set()  # address and size of tensors with one row per token
+
+    def before(self, name: str) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = [*args, *kwargs.values()]
+            tensors = [t for t in given if isinstance(t, torch.Tensor)]
+            self._kept += tensors
+            self.taken[name] = frozenset(map(identity_of, tensors))
+            self._count(f"{name}.input")
+            tensor = first_tensor(given[0]) if given else None
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                # [batch * tokens, ...] is believed where it is another view of [batch, tokens, ...]
+                flat = (tensor.data_ptr(), tensor.numel()) in self._rows
+                self._record(f"{name}.input", tensor, may_be_flat=flat)
+
+        return hook
+
+    def after(self, name: str) -> Any:
+        def hook(_: Any, args: Any, output: Any) -> None:
+            self._count(f"{name}.output")
+            parts = output if isinstance(output, tuple | list) else [output]
+            for i, part in enumerate(parts):
+                tensor = first_tensor(part) if i == 0 else part
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                # ids are rows beside a main output; a main output of ids is none
+                if not tensor.is_floating_point() and (i == 0 or tensor.dtype not in _INTEGERS):
+                    continue
+                location = f"{name}.output.{i}" if i else f"{name}.output"
+                self._record(location, tensor, may_be_flat=f"{name}.input" in self.visits)
+
+        return hook
+
+    def _count(self, location: str) -> None:
+        self.calls[location] = self.calls.get(location, 0) + 1
+
+    def _record(self, location: str, tensor: torch.Tensor, *, may_be_flat: bool) -> None:
+        flat = False
+        if tensor.ndim < 3 or tensor.shape[:2] != (_ROWS, _TOKENS):
+            flat = may_be_flat and tensor.ndim >= 2 and tensor.shape[0] == _ROWS * _TOKENS
+            if not flat:
+                return
+        if tensor.is_contiguous():
+            self._rows.add((tensor.data_ptr(), tensor.numel()))
+        value = tensor.detach().clone()
+        if flat:
+            value = value.reshape(_ROWS, _TOKENS, *value.shape[1:])
+        self.visits[location] = Visit(location, tensor, value, tensor._version, flat)
+
+
+def dry_forward(model: LoadedModel) -> DryForward:
+    """One short forward with plain torch hooks: every location that shows one row per token.
+
+    That is a tensor [batch, tokens, ...], or [batch * tokens, ...] that a module made from one. Autograd is
+    off by `no_grad`, not by inference mode: only then do tensors count their in-place changes.
+
+    Raises:
+        ModelRefused: the forward fails.
+    """
+    recorder = _Recorder()
+    handles = []
+    for name, module in model.hf.named_modules():
+        if name:
+            handles.append(module.register_forward_pre_hook(recorder.before(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(recorder.after(name)))
+    ids = torch.arange(_ROWS * _TOKENS, device=model.device).reshape(_ROWS, _TOKENS)
+    ids = ids % int(model.text_config.vocab_size)
+    try:
+        with torch.no_grad():
+            output = tried(
+                model,
+                "reads a text",
+                lambda: model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False),
+            )
+    finally:
+        for handle in handles:
+            handle.remove()
+    visits = list(recorder.visits.values())
+    return DryForward(
+        # a module that runs twice per forward has no one row per token
+        visits=[v for v in visits if recorder.calls[_handoff(v.location)] == 1],
+        changed_later=frozenset(v.location for v in visits if v.tensor._version != v.version),
+        taken=recorder.taken,
+        logits=output.logits,
+        tail_only=_tail_only(model, ids),
+    )
+
+
+def tried(model: LoadedModel, doing: str, action: Callable[[], Result]) -> Result:
+    """Result of running the model's own code.
+
+    Args:
+        doing: the action, for the message: "fails when it ...".
+
+    Raises:
+        ModelRefused: the model's code failed. Errors of memory and device are passed on.
+    """
+    try:
+        return action()
+    except (ModelRefused, torch.AcceleratorError):  # the latter is the device's, not the model's
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelRefused(
+            f"{model.name}: {type(model.hf).__name__} fails when it {doing} "
+            f"({type(error).__name__}: {error}); this model is not supported"
+        ) from error
+
+
+def _tail_only(model: LoadedModel, ids: torch.Tensor) -> frozenset[str]:
+    """Locations with one row per sample in a forward that gives the last token's logits alone.
+
+    While generating, transformers asks for no others if the model's forward has `logits_to_keep`.
+    """
+    if "logits_to_keep" not in inspect.signature(type(model.hf).forward).parameters:
+        return frozenset()
+    found: set[str] = set()
+
+    def note(location: str, value: Any) -> None:
+        tensor = first_tensor(value)
+        if isinstance(tensor, torch.Tensor) and tensor.ndim >= 3 and tensor.shape[:2] == (_ROWS, 1):
+            found.add(location)
+
+    def after(name: str) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            note(f"{name}.input", [*args, *kwargs.values()])
+            note(f"{name}.output", output)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(after(name), with_kwargs=True)
+        for name, module in model.hf.named_modules()
+        if name
+    ]
+    try:
+        with torch.no_grad():
+            model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return frozenset(found)
+
+
+def _handoff(location: str) -> str:
+    """The location without the part of a tuple."""
+    place = place_of(location)
+    return f"{place.path}.{place.side}"

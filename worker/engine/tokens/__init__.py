@@ -1,0 +1,1 @@
+"""Tokens: padding, sampling, stopping, log probabilities."""

@@ -1,0 +1,75 @@
+"""The only module that opens nnsight contexts: generation, and one forward pass over prompts.
+
+nnsight captures the source of the innermost block, so that block holds one call and nothing else.
+inference_mode stands outside, for nnsight skips what shares its `with`. The whole padded batch is
+one invoke.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+from nnsight.intervention.interleaver import EarlyStopException, Mediator
+
+from worker.engine.model.loaded import LoadedModel
+
+
+class Observer(Protocol):
+    """Sees, and may change, the tensors of a trace.
+
+    These are the two methods that nnsight calls of a trace's caches (`nnsight.intervention.cache`): a value
+    goes straight to those that subscribe to its location, after interventions have had it, and in the
+    order in which they were attached. `tracer.cache()` would keep the values of all steps until the end.
+    """
+
+    def subscriptions(self) -> Mapping[str, Any]:
+        """nnsight's location -> what `observe_selected` gets with its value."""
+        ...
+
+    def observe_selected(self, selected: Any, value: Any) -> None:
+        """Take the value at one location; called inside the model's forward pass."""
+        ...
+
+
+def generate(
+    model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
+) -> None:
+    """Generate; observers get every step's tensors at `modules`, in order."""
+    lm = model.lm
+    data, options = _split(inputs)
+    with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
+        with lm.generate(**options) as tracer:
+            with tracer.invoke(**data):
+                _attach(observers)
+
+
+def forward(
+    model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
+) -> None:
+    """Run one forward pass; observers get the tensors at `modules`. `stop` ends it early."""
+    lm = model.lm
+    data, options = _split(inputs)
+    with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
+        with lm.trace(**options) as tracer:
+            with tracer.invoke(**data):
+                _attach(observers)
+
+
+def stop() -> NoReturn:
+    """End the running forward pass from inside it; `forward` returns normally."""
+    raise EarlyStopException()
+
+
+def _split(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split inputs into tensors of the batch and options of the call."""
+    data = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
+    return data, {name: value for name, value in inputs.items() if name not in data}
+
+
+def _subscribed(observers: Sequence[Observer]) -> set[str]:
+    return {location for observer in observers for location in observer.subscriptions()}
+
+
+def _attach(observers: Sequence[Observer]) -> None:
+    """Subscribe them; called from inside the `with` block of a trace."""
+    Mediator.current("an observer").caches.extend(observers)

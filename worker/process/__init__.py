@@ -1,0 +1,1 @@
+"""The processes of a worker: Celery app, child, heartbeat."""

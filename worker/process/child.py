@@ -1,0 +1,158 @@
+"""The worker's child process: database, store, broker, model, drain and background threads."""
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from functools import cached_property
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.models import model_names
+from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.resources import ModelStructure
+from actograph.settings import Settings
+from storage import migrate
+from storage.artifacts.factory import open_store
+from storage.artifacts.store import ArtifactStore
+from storage.broker.broker import Broker
+from storage.index import deployment
+from storage.index.database import Database, Pool
+from storage.index.ids import new_worker_id
+from storage.queue import model_loads, model_tokenizers, workers
+from storage.upkeep.healing import Healing
+from worker.drain.drain import Drain
+from worker.drain.model_holder import ModelHolder
+from worker.process.periodic import Periodic, heartbeat, idle_look
+from worker.signals.stop_signal import StopSignal
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """One per child process. This module imports torch, so only the child imports it."""
+
+    def __init__(self, settings: Settings, stop: StopSignal, served: Sequence[str]) -> None:
+        self._settings = settings
+        self._stop = stop
+        self._served = list(served)
+        self.worker_id = new_worker_id()
+        self._database = Database(settings.effective_database_url, Pool.of(settings))
+        self._models = ModelHolder(settings, self._loaded, self._options_of)
+        self._heartbeat = heartbeat(
+            self._database,
+            self.worker_id,
+            seconds=settings.lease_seconds / 3,
+            memory=self._models.memory,
+        )
+
+    def start(self) -> None:
+        """Register the worker, load its model and start the background threads.
+
+        Raises:
+            ActographError: the model or the schema is refused; the reason is in the index.
+        """
+        settings = self._settings
+        # wait for a database that is being restarted
+        self._database.insist(lambda session: session.execute(sa.select(1)), give_up=self._stop.is_set)
+        migrate.require_current(self._database)
+        deployment.check_store(self._database, settings.effective_artifact_url)
+        hostname = socket.gethostname()
+        name = model_names.parse(settings.model).name if settings.model else ""
+
+        def register(session: Session) -> None:
+            workers.bury(session, hostname, _is_alive)
+            workers.register(
+                session,
+                self.worker_id,
+                hostname=hostname,
+                pid=os.getpid(),
+                model=name,
+                served=self._served,
+            )
+
+        self._database.insist(register, give_up=self._stop.is_set)
+        self._heartbeat.start()
+        try:
+            if not settings.model:
+                raise ModelRefused("no model is set; set ACTOGRAPH_MODEL or use `up --model`")
+            if settings.threads:
+                import torch
+
+                torch.set_num_threads(settings.threads)
+            self.drain.load(name)
+            self._idle_look.start()
+            self._healing.start()
+        except ActographError as error:
+            with self._database.write() as session:
+                workers.set_failed(session, self.worker_id, error)
+            raise
+
+    @cached_property
+    def _idle_look(self) -> Periodic:
+        return idle_look(self.drain.look, seconds=self._settings.idle_poll_seconds)
+
+    @cached_property
+    def _healing(self) -> Healing:
+        return Healing(self._settings, self._database, self._store)
+
+    @cached_property
+    def _store(self) -> ArtifactStore:
+        return open_store(self._settings.effective_artifact_url)
+
+    @cached_property
+    def drain(self) -> Drain:
+        settings = self._settings
+        return Drain(
+            settings=settings,
+            database=self._database,
+            store=self._store,
+            broker=Broker(settings.broker_url),
+            models=self._models,
+            worker_id=self.worker_id,
+            stop=self._stop,
+            may_load=self._served,
+        )
+
+    def stop(self) -> None:
+        """Stop the threads and show the worker as offline."""
+        self._idle_look.stop()
+        self._healing.stop()
+        self._heartbeat.stop()
+        with self._database.write() as session:
+            workers.set_offline(session, self.worker_id)
+        self._database.close()
+
+    def _options_of(self, model: str) -> ModelLoadOptions:
+        with self._database.read() as session:
+            return model_loads.options_in_force(session, model)
+
+    def _loaded(self, structure: ModelStructure) -> None:
+        def show(session: Session) -> None:
+            is_as_pinned = self._models.is_as_pinned
+            workers.set_ready(session, self.worker_id, structure, is_as_pinned=is_as_pinned)
+            if not is_as_pinned:  # the index keeps the tokenizer for new jobs
+                self._show_tokenizer(session, structure.model)
+            # plans need the memory before the first heartbeat
+            workers.heartbeat(session, self.worker_id, self._models.memory())
+
+        self._database.insist(show, give_up=self._stop.is_set)
+
+    def _show_tokenizer(self, session: Session, model: str) -> None:
+        tokenizer = self._models.tokenizer_definition
+        if tokenizer is not None:
+            model_tokenizers.keep(session, model, tokenizer)
+        else:
+            model_tokenizers.drop(session, model)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

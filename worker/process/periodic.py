@@ -1,0 +1,56 @@
+"""Threads of an idle or busy worker that repeat their work: the heartbeat, and the look for jobs."""
+
+import random
+import threading
+from collections.abc import Callable
+
+from storage.index.database import Database
+from storage.queue import workers
+from worker.signals.attempts import Attempts
+
+
+class Periodic:
+    """A thread that calls `work` at once, then at least every `seconds`, until it is stopped."""
+
+    def __init__(self, work: Callable[[], object], *, name: str, seconds: float, failure: str) -> None:
+        """`failure` is logged once for each series of errors."""
+        self._work = work
+        self._seconds = seconds
+        self._attempts = Attempts(failure)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current work."""
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._done.wait(pause):
+            self._attempts.run(self._work)
+            # jittered, so that many workers do not ask at the same moment
+            pause = self._seconds * random.uniform(0.5, 1.0)
+
+
+def idle_look(look: Callable[[], object], *, seconds: float) -> Periodic:
+    """Looks for jobs in the index, so that no job depends on a message."""
+    return Periodic(look, name="idle-look", seconds=seconds, failure="the index could not be read for jobs")
+
+
+def heartbeat(
+    database: Database, worker_id: str, *, seconds: float, memory: Callable[[], dict[str, int]]
+) -> Periodic:
+    """Shows in the index that a worker lives and how much memory it uses."""
+    reading = Attempts("the memory in use cannot be read, heartbeats go without it")
+
+    def beat() -> None:
+        numbers: dict[str, int] = {}
+        can_tell = reading.run(lambda: numbers.update(memory()))
+        with database.write() as session:
+            workers.heartbeat(session, worker_id, numbers if can_tell else None)
+
+    return Periodic(beat, name="heartbeat", seconds=seconds, failure="no heartbeat could be written")

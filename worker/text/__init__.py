@@ -1,0 +1,1 @@
+"""From messages to prompts, and from tokens to text."""

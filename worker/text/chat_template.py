@@ -1,0 +1,136 @@
+"""Between text and tokens: chat templates, prompt encoding, and the digests that identify both."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from actograph.contract.errors import InvalidRequest
+
+
+def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return bool(tokenizer.chat_template)
+
+
+def is_chat_prompt(tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool | None) -> bool:
+    """Whether prompts are chats; null: if the tokenizer has a template.
+
+    Raises:
+        InvalidRequest: a template is requested and the tokenizer has none.
+    """
+    if apply_chat_template and not has_chat_template(tokenizer):
+        raise _no_template("apply_chat_template")
+    return has_chat_template(tokenizer) if apply_chat_template is None else apply_chat_template
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    enable_thinking: bool,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """The conversation as one text, special tokens included.
+
+    Templates that know no `enable_thinking` ignore it.
+
+    Raises:
+        InvalidRequest: if there is no template, or the template refuses these messages
+            (some refuse a system message, or roles that do not alternate).
+    """
+    if not has_chat_template(tokenizer):
+        raise _no_template("messages")
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=enable_thinking,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"the model's chat template refuses these messages: {error}", param="messages"
+        ) from error
+    assert isinstance(text, str)
+    return text
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool) -> list[int]:
+    """Token ids of a prompt.
+
+    A rendered chat has its special tokens in the text, so none are added. Plain text gets
+    those that the tokenizer adds by default (for some a BOS, for some none), unless it begins
+    with the BOS already.
+
+    Raises:
+        InvalidRequest: if no token comes out.
+    """
+    bos = tokenizer.bos_token
+    complete = is_chat or (isinstance(bos, str) and bool(bos) and text.startswith(bos))
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=not complete)
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens; give it some text", param="prompt")
+    return ids
+
+
+def exported(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
+    """Data for counting prompts, see `storage.queue.model_tokenizers`.
+
+    Returns None if the tokenizer is not one of the tokenizers library.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    special = {
+        name: [str(one) for one in token] if isinstance(token, list | tuple) else str(token)
+        for name, token in tokenizer.special_tokens_map.items()
+    }
+    return {
+        "tokenizer": backend.to_str(),
+        "chat_template": tokenizer.chat_template or None,
+        "special_tokens": special,
+    }
+
+
+def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """sha256 (hex) of the chat template; None if there is none."""
+    if not has_chat_template(tokenizer):
+        return None
+    template = tokenizer.chat_template
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return sha256(text.encode()).hexdigest()
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 (hex) of everything that decides the ids of a text, without the chat template.
+
+    Padding and truncation are left out: they change with use, and never change a token.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state.pop("padding", None)
+        state.pop("truncation", None)
+    else:
+        state = {
+            "class": type(tokenizer).__name__,
+            "vocabulary": tokenizer.get_vocab(),
+            "added": {str(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()},
+            "probe": tokenizer.encode("probe"),
+        }
+    state["special_tokens"] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    text = json.dumps(state, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _no_template(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        "the model's tokenizer has no chat template; send plain prompts (apply_chat_template: false) "
+        "or use a model with a template",
+        param=param,
+    )

@@ -1,0 +1,81 @@
+"""The beginning of a turn that calls a tool, written for the model in its own form.
+
+No table of models says how a call looks: the chat template renders an assistant's message that has one, and
+what it writes before the tool's name, or up to the arguments, is the beginning. The model goes on
+from there, so that what it writes is the rest of a call.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from actograph.contract.chat.tool_calls import OPEN, ToolCall, parse_calls
+from actograph.contract.errors import InvalidRequest
+from worker.text.chat_template import render_chat
+
+#: stand for a tool and an argument, and for nothing else in any conversation
+_NAME, _KEY = "x9q_the_tool_q9x", "x9q_the_argument_q9x"
+_CALL = ToolCall(_NAME, {_KEY: 1})
+
+
+@dataclass(frozen=True)
+class ForcedCall:
+    """A rendered conversation whose last turn has begun to call a tool.
+
+    Attributes:
+        text: all of it.
+        begun: the end of the text that is the call's beginning, `<tool_call>` and what follows.
+    """
+
+    text: str
+    begun: str
+
+
+def begin_call(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    enable_thinking: bool,
+    name: str | None,
+) -> ForcedCall:
+    """The conversation with a call begun: of the tool `name`, or of one that the model chooses.
+
+    A thought is left empty, as the template writes it.
+
+    Raises:
+        InvalidRequest: there is no chat template, or it writes calls otherwise than `<tool_call>`.
+    """
+
+    def render(with_call: Sequence[Mapping[str, Any]] = ()) -> str:
+        return render_chat(
+            tokenizer,
+            [*messages, *with_call],
+            enable_thinking=enable_thinking,
+            add_generation_prompt=not with_call,
+            tools=tools,
+        )
+
+    function = {"name": _NAME, "arguments": dict(_CALL.arguments)}
+    call = {"id": "call_000000000", "type": "function", "function": function}
+    written = render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    # the turn begins where the text of a conversation that waits for it ends, or sooner
+    waiting = render()
+    pairs = enumerate(zip(waiting, written, strict=False))
+    turn = next((place for place, (a, b) in pairs if a != b), len(waiting))
+    start, at = written.find(OPEN, turn), written.find(_NAME, turn)
+    if not 0 <= start < at or parse_calls(written[start:]) != [_CALL]:
+        raise InvalidRequest(
+            f"the model's chat template does not write calls in the {OPEN} form (Qwen2.5, Qwen3 and Hermes "
+            "models do), so that none can be begun for it; leave tool_choice out or say auto",
+            param="tool_choice",
+        )
+    stop = at
+    if name is not None:
+        # up to the arguments' brace; tokens often hold the white space before it
+        stop = written.rindex("{", at, written.index(_KEY, at))
+        written = written[:at] + name + written[at + len(_NAME) : stop].rstrip()
+        stop = len(written)
+    return ForcedCall(text=written[:stop], begun=written[start:stop])
