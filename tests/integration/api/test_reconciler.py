@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -212,18 +213,27 @@ def test_redis_without_memory_is_the_waiting_reason_and_takes_nothing_from_submi
     wait_for(lambda: service.client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] is None)
 
 
+@contextmanager
+def workers_table_away(service: "Service") -> Iterator[None]:
+    """The workers table has another name meanwhile; later tests share the Postgres database."""
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE workers RENAME TO workers_away"))
+    try:
+        yield
+    finally:
+        with service.database.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE workers_away RENAME TO workers"))
+
+
 def test_the_thread_outlives_a_database_that_goes_and_comes(
     start: "Start", settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
     with caplog.at_level(logging.INFO, "storage.upkeep.healing"):
-        with service.database.engine.begin() as connection:
-            connection.execute(sa.text("ALTER TABLE workers RENAME TO workers_away"))
-        wait_for(lambda: "waits for a service that is away" in caplog.text)
-        time.sleep(0.3)
-        assert caplog.text.count("waits for a service that is away") == 1, "said once, not every round"
-        with service.database.engine.begin() as connection:
-            connection.execute(sa.text("ALTER TABLE workers_away RENAME TO workers"))
+        with workers_table_away(service):
+            wait_for(lambda: "healing waits" in caplog.text)
+            time.sleep(0.3)
+            assert caplog.text.count("healing waits") == 1, "said once, not every round"
         wait_for(lambda: "all services answer again" in caplog.text)
     is_healed(service)
 
