@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from actograph.client import Client
@@ -93,19 +94,23 @@ def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
     service.await_ready()
     with Client(service.url, "", retries=8) as client:
         evaluate(client)
-        for word in ("worker", "api", "redis"):
-            found = next(
-                c
-                for c in service.children()
-                if word in " ".join(words_of(c)) and c.ppid() == service.process.pid
-            )
-            found.kill()
+        for matches in (is_worker, is_api, is_broker):
+            program = next(c for c in service.children() if c.ppid() == service.process.pid and matches(c))
+            program.kill()
             wait(lambda: "starting it again" in service.said())
             wait(lambda: service_is_ready(client))
             evaluate(client)
     assert service.process.poll() is None
     assert "SIGKILL" in service.said()
     assert service.stop() == 0
+
+
+def is_worker(process: psutil.Process) -> bool:
+    return "worker" in words_of(process)
+
+
+def is_api(process: psutil.Process) -> bool:
+    return "api" in words_of(process)
 
 
 def service_is_ready(client: Client) -> bool:

@@ -51,7 +51,7 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
     run("sessions", "update", made[0], "--pin")
     code, _, err = run("sessions", "rm", "--correct", "--dry-run")
     assert (code, err.partition(",")[0]) == (0, "to be deleted: 1 sessions")
-    assert "1 pinned ones stay" in err
+    assert "1 pinned sessions stay" in err
     code, _, err = run("sessions", "rm", "--correct")
     assert (code, "--yes" in err) == (1, True)
     assert run("sessions", "rm", "--correct", "--yes")[0] == 0
