@@ -97,7 +97,7 @@ class InspectLog:
         return sha256(f"{what}:{self._run.job.id}:{self._run.condition.name}".encode()).hexdigest()
 
     def _write(self, name: str, value: Any) -> None:
-        self._zip.writestr(self._entry(name), _json(value), compresslevel=1)
+        self._zip.writestr(self._entry(name), _json(value))
 
     def _entry(self, name: str) -> zipfile.ZipInfo:
         """An entry that carries the time of the job, so that an export can be made again byte by byte."""

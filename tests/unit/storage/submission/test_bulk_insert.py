@@ -1,6 +1,5 @@
 """A large job is inserted slice by slice: nobody waits for it, and nobody sees it before it is complete."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,25 +69,22 @@ def test_small_writes_get_between_the_slices_of_a_large_job(
     submit: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A small submit and its claim, again and again, while a job of 40 slices is inserted."""
-    monkeypatch.setattr(bulk_insert, "SLICE", 500)
-    inserting = threading.Event()
+    """A small submit and its claim before each of 40 slices: two are read ahead, those before are stored."""
+    monkeypatch.setattr(bulk_insert, "SLICE", 50)
+    committed: list[int] = []
 
-    def large() -> None:
-        inserting.set()
-        insert(new_samples(40 * bulk_insert.SLICE))
+    def interrupted() -> Iterator[NewSample]:
+        for sample in new_samples(40 * bulk_insert.SLICE):
+            if sample.sample_index % bulk_insert.SLICE == 0:
+                small = submit()
+                with database.write() as session:
+                    assert samples.claim(session, small, worker_id="wrk_1", count=1, lease_seconds=30.0)
+                small_samples = len(committed) + 1
+                committed.append(len(stored_samples(database)) - small_samples)
+            yield sample
 
-    small_writes = 0
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(large)
-        inserting.wait()
-        while not running.done():
-            job_id = submit()
-            with database.write() as session:
-                assert samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
-            small_writes += 1
-        running.result()
-    assert small_writes >= 10
+    insert(interrupted())
+    assert committed == [0, 0, *range(50, 39 * 50, 50)]
 
 
 @pytest.mark.parametrize("count", [2500, 3000])
