@@ -30,7 +30,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[1, 3], ids=["one epoch", "three epochs"])
 def job_id(database: Database, request: pytest.FixtureRequest) -> str:
-    """A queued evaluation of forty problems under two conditions."""
+    """A queued evaluation of eighty samples under two conditions, or as many as whole epochs make."""
     spec: Any = job_spec_adapter.validate_python(
         {
             "kind": "evaluation",
@@ -49,7 +49,7 @@ def job_id(database: Database, request: pytest.FixtureRequest) -> str:
     assert isinstance(spec, EvaluationSpec)
     new = [
         NewSample(sample_index=index, condition=name, epoch=epoch, input={}, seed=0)
-        for index in range(ROWS)
+        for index in range(ROWS // spec.epochs)
         for name in ("a", "b")
         for epoch in range(spec.epochs)
     ]

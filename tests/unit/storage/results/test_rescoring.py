@@ -25,10 +25,11 @@ from storage.samples import NewSample
 from storage.tables.models import JobRow, SampleRow, SessionRow
 from storage.upkeep.housekeeping import Housekeeping
 
-ROWS = 2200
+ROWS = 220
+#: of 50 rows each
 SLICES = 5
 #: rows whose samples have a session
-CAPTURED = (0, 1, 900, 2199)
+CAPTURED = (0, 1, 90, 219)
 KEY = "efficiency,none"
 #: the key stays, the options change
 OLD: list[Any] = [{"name": "efficiency", "target_tokens": 2, "max_tokens": 6}]
@@ -41,9 +42,14 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rescoring, "PAGE", 50)
+
+
 @pytest.fixture
 def job_id(database: Database) -> str:
-    """An evaluation of 2,200 problems that has ended."""
+    """An evaluation of 220 problems that has ended."""
     spec: Any = job_spec_adapter.validate_python(
         {"kind": "evaluation", "model": "demo", "dataset": {"path": "problems.jsonl"}, "scorers": OLD}
     )
