@@ -19,7 +19,7 @@ from actograph.contract.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from actograph.contract.batches import Batch
 
-app = typer.Typer(no_args_is_help=True, help="Files of chat requests; see docs/guides/batches.md.")
+app = typer.Typer(no_args_is_help=True, help="Send files of requests, and read their answers.")
 
 
 @app.command()
@@ -29,7 +29,9 @@ def create(
         Path, typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False)
     ],
     *,
-    window: Annotated[str, typer.Option(help="Requests that are not finished by then expire.")] = "24h",
+    window: Annotated[
+        str, typer.Option(help="Time limit: 90m, 24h or 7d. Unfinished requests then expire.")
+    ] = "24h",
     priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 runs first, 9 last.")] = None,
     quiet: QuietOption = False,
     output: FormatOption = Format.TABLE,
@@ -94,8 +96,8 @@ def results(
     ctx: typer.Context,
     batch: BatchArgument,
     *,
-    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead.")] = False,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: print.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead of answers.")] = False,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: print.")] = None,
 ) -> None:
     """Print or save the answers of an ended batch, as JSONL."""
     with closing(client_of(ctx)) as client:

@@ -14,7 +14,7 @@ PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_opt
 
 
 def bench(ctx: typer.Context) -> None:
-    """Run the repository's benches, as `python -m bench` does; --help lists its options."""
+    """Run the benches of the repository, as `python -m bench` does."""
     found = importlib.util.find_spec("bench")
     # a package of that name may be anybody's
     if found is None or importlib.util.find_spec("bench.session_files") is None:

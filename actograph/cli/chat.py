@@ -23,18 +23,28 @@ def chat(
     ctx: typer.Context,
     *,
     question: Annotated[
-        list[str] | None, typer.Argument(help="Question; - reads stdin. Default: a conversation.")
+        list[str] | None, typer.Argument(help="Question; - reads standard input. Default: a conversation.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the service's first.")] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="The system message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0)] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model. Default: the service's first.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System message.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Maximum number of tokens.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling probability.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed: the same seed gives the same answer.")
+    ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think first.")] = False,
     capture: Annotated[
         str | None,
-        typer.Option("--capture", metavar="POINTS@LAYERS", help="Store activations: resid_post@8,12,16."),
+        typer.Option(
+            "--capture", metavar="POINTS@LAYERS", help="Activations to store, such as resid_post@8,12,16."
+        ),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:

@@ -42,7 +42,7 @@ def demo(
     limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the service running until Ctrl-C.")] = False,
 ) -> None:
-    """Start a service, evaluate a tiny model on arithmetic problems, and read its activations back.
+    """Try it: evaluate a tiny model with capture, and read its activations.
 
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """

@@ -26,17 +26,19 @@ def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the key.")],
     *,
-    role: Annotated[Role, typer.Option(help="Permissions of the key.")] = Role.SUBMIT,
+    role: Annotated[Role, typer.Option(help="read, submit or admin.")] = Role.SUBMIT,
     owner: Annotated[
         str | None, typer.Option(help="Owner of its jobs and sessions. (default: a new owner)")
     ] = None,
     expires_in: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="90s, 30m, 12h or 7d. (default: never)")
+        str | None, typer.Option(metavar="SPAN", help="Lifetime: 90s, 30m, 12h or 7d. (default: no end)")
     ] = None,
     quota_bytes: Annotated[
         int | None, typer.Option(min=1, help="Storage quota of the owner. (default: the service's)")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="(default: no limit)")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Rate limit. (default: none)")
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Create a key and print it. It is shown once."""

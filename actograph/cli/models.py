@@ -1,4 +1,4 @@
-"""`actograph models`: what is served, and what a model looks like inside."""
+"""`actograph models`: served models, their structure, and loading."""
 
 import time
 from contextlib import closing
@@ -50,16 +50,18 @@ def load(
     ] = None,
     max_memory: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE=SIZE", help="Limit for weights: 0=20GiB, cpu=64GiB."),
+        typer.Option(metavar="DEVICE=SIZE", help="Memory for weights: 0=20GiB, cpu=64GiB. Repeat for more."),
     ] = None,
-    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa, ...")] = None,
+    attn_implementation: Annotated[
+        str | None, typer.Option(help="eager, sdpa, flash_attention_2, ...")
+    ] = None,
     savepoint: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=HOOK", help="Your own name for a hook point. Repeat for more."),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Load a model on a worker in place of its own, and wait. Exit status 1: it was refused."""
+    """Load a model on a worker, and wait. Exit status 1: the model was refused."""
     options = {
         "revision": revision,
         "dtype": dtype,
@@ -102,10 +104,10 @@ def structure(
     ctx: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="Default: the model that is served.", autocompletion=completion.models),
+        typer.Argument(help="Served model. Default: the one loaded last.", autocompletion=completion.models),
     ] = None,
-    names: Annotated[bool, typer.Option("--names", help="List the aliases of each hook too.")] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="List module locations too.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Include the aliases of each hook.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="Include module locations.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a model's layers, widths, experts and verified hook points."""

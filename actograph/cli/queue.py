@@ -26,7 +26,7 @@ def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
 @app.command()
 def pause(
     ctx: typer.Context,
-    reason: Annotated[str | None, typer.Option(help="Shown with the queue.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason to show with the queue.")] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Pause the queue. Workers finish their current batch; jobs are still accepted."""

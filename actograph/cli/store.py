@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
 
-AfterOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue an interrupted run.")]
+AfterOption = Annotated[
+    str | None, typer.Option(metavar="CURSOR", help="Cursor that an interrupted run printed.")
+]
 
 
 @app.command()
@@ -87,7 +89,9 @@ def verify(
     ctx: typer.Context,
     *,
     sample: Annotated[float, typer.Option(min=0.000001, max=1.0, help="Share of stored data to read.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Selects the share. Default: random.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed that selects the share. Default: random.")
+    ] = None,
     after: AfterOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:

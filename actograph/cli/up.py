@@ -44,7 +44,7 @@ def up(
     dtype: Annotated[
         str | None, typer.Option(help="float32, float16, bfloat16 or auto. (default: auto)")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Torch CPU threads per worker.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per worker. (default: torch's)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Run the service until Ctrl-C. Workers then finish their current batch.

@@ -328,7 +328,7 @@ class Stack:
     def _stop(self) -> None:
         """Workers first, so that they can still write; the broker last, so that it keeps every message."""
         if any(child.process is not None for child in self._workers):
-            self._report("stopping: the workers end what they have in hand (Ctrl-C again: stop at once)")
+            self._report("stopping: workers finish their current batch (Ctrl-C again: stop at once)")
         stages: list[Sequence[Child | None]] = [self._workers, [self._api], [self._broker]]
         for stage in stages:
             self._supervisor.stop([child for child in stage if child is not None], self._signals.insisted)

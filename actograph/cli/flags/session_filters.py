@@ -24,11 +24,13 @@ FILTERS: dict[str, Any] = {
     "condition": Annotated[str | None, typer.Option(help="Sessions of this condition.")],
     "sample_index": Annotated[int | None, typer.Option(help="Sessions of this dataset row.")],
     "correct": Annotated[
-        bool | None, typer.Option("--correct/--incorrect", help="By the first scorer's verdict.")
+        bool | None, typer.Option("--correct/--incorrect", help="Verdict of the first scorer.")
     ],
     "tag": Annotated[str | None, typer.Option("--tag", help="Sessions with this tag.")],
     "owner": Annotated[str | None, typer.Option(help="Sessions of this owner.")],
-    "pinned": Annotated[bool | None, typer.Option("--pinned/--not-pinned", help="By their pin.")],
+    "pinned": Annotated[
+        bool | None, typer.Option("--pinned/--not-pinned", help="Pinned sessions, or those without a pin.")
+    ],
 }
 
 

@@ -20,7 +20,7 @@ def compare(
     ctx: typer.Context,
     job: JobArgument,
     *,
-    baseline: Annotated[str | None, typer.Option(help="Default: the first condition.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Baseline condition. Default: the first.")] = None,
     level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     activations: Annotated[
         str | None,

@@ -27,7 +27,7 @@ def estimate(
     output: FormatOption = Format.TABLE,
     **flags: Any,
 ) -> None:
-    """Estimate the memory and disk of a job without submitting it. Exit status 1: it does not fit."""
+    """Estimate the memory and disk of a job. Exit status 1: it does not fit."""
     body, uploads = job_spec.body_of(**flags)
     with closing(client_of(ctx)) as client:
         job_spec.complete(client, body)

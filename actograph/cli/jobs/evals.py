@@ -38,7 +38,7 @@ class _RunByDefault(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Run a task, rescore a job, or score recorded completions.",
+    help="Run a task (`eval TASK`), rescore a job, or score recorded completions.",
 )
 
 #: flags of `jobs submit` for other kinds of jobs
@@ -58,7 +58,7 @@ class Form(StrEnum):
 @add_flags(job_options(without=("spec", "kind", "task", *_OTHER_KINDS)))
 def run(
     ctx: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name, or file.")],
+    task: Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name of a task, or a YAML file.")],
     *,
     watch: Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")] = True,
     output: FormatOption = Format.TABLE,

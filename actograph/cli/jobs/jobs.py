@@ -54,8 +54,12 @@ def submit(
 def list_jobs(
     ctx: typer.Context,
     *,
-    status: Annotated[str | None, typer.Option(help="queued, in_progress, completed, failed, ...")] = None,
-    kind: Annotated[str | None, typer.Option(help="evaluation, capture or extract.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Jobs of this status: queued, in_progress, completed, ...")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Jobs of this kind: evaluation, capture, extract, ...")
+    ] = None,
     tag: Annotated[str | None, typer.Option(help="Jobs with this tag.")] = None,
     limit: LimitOption = 20,
     everything: AllOption = False,

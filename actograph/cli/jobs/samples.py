@@ -27,11 +27,12 @@ def samples(
     job: JobArgument,
     *,
     status: Annotated[
-        str | None, typer.Option(help="pending, leased, completed, failed or cancelled.")
+        str | None,
+        typer.Option(help="Samples of this status: pending, leased, completed, failed or cancelled."),
     ] = None,
     condition: Annotated[str | None, typer.Option(help="Samples of this condition.")] = None,
     correct: Annotated[
-        bool | None, typer.Option("--correct/--incorrect", help="By the first scorer's verdict.")
+        bool | None, typer.Option("--correct/--incorrect", help="Verdict of the first scorer.")
     ] = None,
     limit: LimitOption = 20,
     everything: AllOption = False,
