@@ -42,7 +42,7 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     "POST",
     "/v1/models/load",
     ADMIN,
-    "Load a model in place of the one that a worker holds",
+    "Load a model on a worker",
     body=BODY,
     status_code=202,
 )

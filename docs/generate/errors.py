@@ -25,7 +25,7 @@ CURES = {
     "idempotency_in_flight": "Send the same request again in a moment.",
     "idempotency_mismatch": "Use a new `Idempotency-Key` for a new body.",
     "export_changed": "Start the export anew, without `skip` and `If-Match`.",
-    "payload_too_large": "Upload a dataset in place of inline inputs, or split the request.",
+    "payload_too_large": "Upload a dataset instead of inline inputs, or split the request.",
     "request_timeout": "Send the body faster, or upload a file.",
     "unauthorized": "Set `ACTOGRAPH_API_KEY`, or pass `--api-key`.",
     "forbidden": "Use a key of a higher role.",

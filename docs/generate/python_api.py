@@ -61,7 +61,8 @@ def calls_of(kind: type) -> Iterator[tuple[str, Any]]:
         if base.__module__.startswith("actograph.client"):
             known |= vars(base)
     for name, value in known.items():
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+        own = name == "__call__" or not name.startswith(("_", "model_"))  # `model_...` is pydantic's
+        if own and (inspect.isfunction(value) or isinstance(value, property)):
             yield name, value
 
 

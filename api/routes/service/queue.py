@@ -32,7 +32,7 @@ def get_queue(services: ServicesDep) -> Queue:
     return _queue(services)
 
 
-@router.add("POST", "/queue/pause", ADMIN, "Start no new batch", body=PAUSE)
+@router.add("POST", "/queue/pause", ADMIN, "Pause the queue", body=PAUSE)
 def pause_queue(
     services: ServicesDep,
     by: Caller,
@@ -49,7 +49,7 @@ def pause_queue(
     return _queue(services)
 
 
-@router.add("POST", "/queue/resume", ADMIN, "End a pause requested by an admin")
+@router.add("POST", "/queue/resume", ADMIN, "Resume the queue")
 def resume_queue(services: ServicesDep, by: Caller) -> Queue:
     """Resume the queue and wake waiting jobs. A pause for lack of disk space stays."""
     with services.database.write() as session:

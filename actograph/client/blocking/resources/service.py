@@ -20,7 +20,7 @@ class Models:
         return self._transport.collect(resources.Model, "/v1/models")
 
     def load(self, model: str, **options: Any) -> resources.ModelLoad:
-        """Ask a worker to load a served model in place of its own; poll it with `get_load`.
+        """Ask a worker to load a served model; poll it with `get_load`.
 
         Args:
             options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
