@@ -40,7 +40,7 @@ class RedisProcess:
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([self._executable, *options], stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         with redis.Redis(port=self.port) as client:
             while True:
                 try:
@@ -175,7 +175,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.02)

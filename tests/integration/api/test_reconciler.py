@@ -160,7 +160,7 @@ def test_a_job_whose_worker_died_between_its_last_sample_and_its_end_is_ended(
     assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "completed"
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -133,7 +133,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
     threads = [threading.Thread(target=target, daemon=True) for target in (server.run, work)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)

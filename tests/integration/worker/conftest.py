@@ -74,7 +74,8 @@ class Bench:
             if worker_id not in {w.id for w in workers.find(session)}:
                 workers.register(session, worker_id, hostname="here", pid=1, model=MODEL)
         return Drain(
-            settings=self.settings.model_copy(update=changes),
+            # a slice has no limit by the clock unless a test sets one: the machine may be busy
+            settings=self.settings.model_copy(update={"slice_seconds": 1e9, "turn_seconds": 1e9} | changes),
             database=self.database,
             store=self.store,
             broker=self.broker,  # type: ignore[arg-type]

@@ -193,7 +193,7 @@ def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: A
     drain = bench.drain(**changes)
     thread = threading.Thread(target=drain.run_slice, args=[job_id])
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while SampleStatus.LEASED not in {s.status for s in bench.samples(job_id)}:
         assert time.monotonic() < deadline
         time.sleep(0.01)

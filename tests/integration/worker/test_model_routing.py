@@ -221,7 +221,7 @@ def test_a_wake_up_that_a_busy_worker_took_goes_on_and_is_looked_after_in_the_en
     assert begun.wait(60)
     threads.append(threading.Thread(target=worker.drain.serve, args=(FIRST, 2)))
     threads[1].start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not queues.waiting[FIRST]:
         assert time.monotonic() < deadline
         time.sleep(0.01)

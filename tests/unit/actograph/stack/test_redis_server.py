@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 def running(server: RedisServer) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not server.answers():
             assert process.poll() is None, "redis-server did not start"
             assert time.monotonic() < deadline

@@ -57,7 +57,7 @@ class Watcher:
         )
         return self.supervisor.start(program)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.said
@@ -245,7 +245,7 @@ time.sleep(120)
         pid = int(parent.stdout.readline())
     child = psutil.Process(pid)
     # the launcher has replaced itself by the program
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while "launcher.py" in " ".join(words_of(child)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
