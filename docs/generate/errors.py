@@ -31,7 +31,7 @@ CURES = {
     "forbidden": "Use a key of a higher role.",
     "rate_limit_exceeded": "Wait for the seconds in `Retry-After`.",
     "range_not_satisfiable": "Ask for rows or bytes within the tensor or file.",
-    "service_unavailable": "Repeat after `Retry-After`; `GET /readyz?verbose` names the part that is away.",
+    "service_unavailable": "Repeat after `Retry-After`; `GET /readyz?verbose` names the failed part.",
     "storage_full": "Delete sessions, run `actograph store gc`, or enlarge the disk.",
     "internal_error": "A bug or a broken dependency: the log of the API or worker has the traceback.",
     "capture_failed": "The message names the hook; check it with `actograph models structure`.",

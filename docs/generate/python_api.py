@@ -70,7 +70,8 @@ def call_section(name: str, value: Any) -> str:
     """One method or property."""
     if isinstance(value, property):
         return f"### {name}\n\n" + prose(value.__doc__)
-    text = f"### {name}\n\n```text\n{name}{signature(value)}"
+    title = code(name) if name.startswith("_") else name
+    text = f"### {title}\n\n```text\n{name}{signature(value)}"
     if kind := returned(value):
         text += f" -> {kind}"
     return f"{text}\n```\n\n" + prose(value.__doc__)
