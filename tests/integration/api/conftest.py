@@ -5,7 +5,6 @@ The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database
 
 import base64
 import json
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure,
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
-from storage import migrate, samples
+from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
 from storage.queue import job_queue, workers
@@ -36,6 +35,7 @@ from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
 
 #: the modules whose routes live on the index
@@ -52,19 +52,6 @@ LAYERS = 4
 UP_PROJ = "model.layers.0.mlp.up_proj.output"
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database file at the newest schema, to be copied."""
-    path = tmp_path_factory.mktemp("database") / "empty.db"
-    database = Database(f"sqlite:///{path}")
-    migrate.upgrade(database)
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    database.close()
-    return path
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "index_url" in metafunc.fixturenames:
         both = Path(str(metafunc.module.__file__)).stem in ON_BOTH
@@ -78,11 +65,11 @@ def index_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, migrated: Path, redis_url: str, index_url: str) -> Settings:
+def settings(tmp_path: Path, redis_url: str, index_url: str) -> Settings:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)  # an open one is closed, and that is said
     (home / "data").mkdir()
-    shutil.copy(migrated, home / "actograph.db")
+    write_index(home / "actograph.db")
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
     return Settings(

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from actograph.contract.resources import Job
 from actograph.settings import Settings
 from api.app import create_app
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
@@ -29,6 +29,7 @@ from storage.jobs import jobs
 from storage.queue import job_view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -100,7 +101,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         batch_max_requests=100,
     )
     database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     with database.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)

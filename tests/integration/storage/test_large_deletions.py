@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import SessionUpdate
-from storage import migrate
 from storage.artifacts.local import LocalStore
 from storage.index import deletions, ids
 from storage.index.database import Database
@@ -29,6 +28,7 @@ from storage.tables.models import (
     SessionTagRow,
 )
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.indexes import create_index
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +42,7 @@ KEPT = 10
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-        migrate.upgrade(opened)
+        create_index(opened)
     else:
         opened = Database(request.getfixturevalue("postgres_url"))
     yield opened

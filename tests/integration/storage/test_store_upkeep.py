@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import StoreGc, StoreVerification
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store
 from storage.files import files
@@ -30,6 +30,7 @@ from storage.submission import idempotency
 from storage.tables.models import IdempotencyRow
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
+from tests.support.indexes import create_index
 
 pytestmark = pytest.mark.integration
 
@@ -124,7 +125,7 @@ def s3_client() -> Any:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-        migrate.upgrade(opened)
+        create_index(opened)
     else:
         opened = Database(request.getfixturevalue("postgres_url"))
     yield opened

@@ -10,12 +10,13 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_queue, workers
 from storage.samples.expansion import capture_samples
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -70,7 +71,7 @@ def engine(shared: Path) -> Engine:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     with opened.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
     yield opened

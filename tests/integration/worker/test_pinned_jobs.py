@@ -15,7 +15,7 @@ from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, ModelStructure
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index import events
 from storage.index.database import Database
@@ -26,6 +26,7 @@ from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SessionRow
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -93,7 +94,7 @@ class Bench:
             slice_seconds=1e-6, model_hold_seconds=600,
         )  # fmt: skip
         self.database = Database(self.settings.effective_database_url)
-        migrate.upgrade(self.database)
+        create_index(self.database)
         self.store = open_store(self.settings.effective_artifact_url)
         self.workers: list[Worker] = []
 

@@ -12,13 +12,14 @@ from actograph.contract.hooks import expand
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import capture_samples
 from storage.sessions.writer import SessionReader
+from tests.support.indexes import create_index
 from worker.drain.lease import LeaseKeeper
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -76,7 +77,7 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         update={"host_buffer_bytes": 1 << 14, "shard_bytes": 1 << 13}
     )
     database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     store = open_store(settings.effective_artifact_url)
     spec = CaptureJobSpec.model_validate(
         {

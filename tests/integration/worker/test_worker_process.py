@@ -15,13 +15,14 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow, WorkerRow
+from tests.support.indexes import create_index
 from worker.signals.process_end import DEVICE_LOST
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ UNIT_SAMPLES = 4
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     yield opened
     opened.close()
 

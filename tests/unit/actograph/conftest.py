@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from email import message_from_bytes
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 import pytest
+import typer
 from pydantic import BaseModel, ValidationError
 
 from actograph import tensor_files
@@ -465,6 +467,14 @@ def page(items: Sequence[Any], query: dict[str, str]) -> BaseModel:
         last_id=shown[-1].id if shown else None,
         has_more=start + limit < len(items),
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_parser() -> Iterator[None]:
+    """Build the parser of all commands once, not in every call of `main`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.samples import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 from worker.drain.lease import LeaseKeeper
 from worker.signals.process_end import STALLED
 from worker.signals.stop_signal import StopSignal
@@ -23,7 +24,7 @@ LEASE_SECONDS = 1.5
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    migrate.upgrade(database)
+    create_index(database)
     yield database
     database.close()
 

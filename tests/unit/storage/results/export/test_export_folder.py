@@ -13,13 +13,14 @@ import pytest
 
 from actograph.contract.specs import EvaluationSpec, job_spec_adapter
 from actograph.datasets.dataset_rows import DatasetRow
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.results.export import folder, plan
 from storage.samples.expansion import evaluation_samples
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 
 SAMPLES = 2000
 PROMPT = "A prompt as long as one with examples. " * 100
@@ -29,7 +30,7 @@ SCORES = {"exact_match,strict-match": {"value": 1.0, "answer": "5"}}
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     yield opened
     opened.close()
 
