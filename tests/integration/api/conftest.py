@@ -20,7 +20,6 @@ from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from actograph.cli.main import main
 from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure, SessionFile, TensorInfo
 from actograph.settings import Settings
 from api.app import create_app
@@ -35,6 +34,7 @@ from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
 
@@ -376,9 +376,6 @@ def problem() -> Problem:
     return check
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def url(service: Service) -> Iterator[str]:
     """The application on a socket; it was started already."""
@@ -397,10 +394,4 @@ def url(service: Service) -> Iterator[str]:
 def run(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ACTOGRAPH_URL", url)
     monkeypatch.setenv("TERM", "dumb")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)

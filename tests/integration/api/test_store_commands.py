@@ -12,7 +12,8 @@ from storage.sessions import session_changes
 from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Run, Service
+    from tests.integration.api.conftest import Service
+    from tests.support.command_line import Run
 
 pytestmark = pytest.mark.integration
 

@@ -4,18 +4,16 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import actograph
-from actograph.cli.main import main
 from actograph.client import transport
 from actograph.contract import resources
+from tests.support.command_line import Run, runner
 
-Run = Callable[..., tuple[int, str, str]]
 ROW = '{"question": "1+1?", "answer": "#### 2"}\n'
 
 
@@ -25,13 +23,7 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     monkeypatch.setenv("TERM", "dumb")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)
 
 
 def results(job_id: str) -> resources.JobResults:

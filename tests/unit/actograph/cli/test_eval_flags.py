@@ -1,7 +1,6 @@
 """What the flags of an evaluation become, and what follows when it has ended."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import pytest
 
 from actograph.cli.flags import dataset_flags, job_spec
 from actograph.cli.flags.condition_flags import conditions_of
-from actograph.cli.main import main
 from actograph.contract import resources
 from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
 from actograph.contract.errors import InvalidRequest
+from tests.support.command_line import Run, runner
 
 METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
 
@@ -121,20 +120,11 @@ def test_datasets(tmp_path: Path) -> None:
         dataset_flags.reference("hub:", "--fewshot-dataset")
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     monkeypatch.setenv("TERM", "dumb")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)
 
 
 def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None:
