@@ -265,7 +265,8 @@ def retry_job(
 
 @router.add("GET", "/jobs/{job_id}/results", READ, "Scores per condition, also while the job runs")
 def get_job_results(services: ServicesDep, job_id: JobId) -> JobResults:
-    return job_results.current(services.database, job_id)
+    with services.database.snapshot() as session:
+        return job_results.of_job(session, jobs.get(session, job_id))
 
 
 @router.add(
@@ -283,4 +284,4 @@ def rescore_job(services: ServicesDep, job_id: JobId, body: JsonBody) -> JobResu
     Scores of other scorers are kept. Doing it twice changes nothing.
     """
     rescoring.rescore(services.database, job_id, parse_body(RescoreRequest, body).scorers)
-    return job_results.current(services.database, job_id)
+    return get_job_results(services, job_id)

@@ -1,102 +1,111 @@
-"""Results of a job: its scores per condition."""
+"""Results of a job: its scores per condition, summed over every sample that has ended."""
 
-from copy import deepcopy
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.resources import JobStatus
+from actograph.contract.resources import JobStatus, SampleStatus, tool_use
+from actograph.contract.resources.tool_use import ToolUse
 from actograph.contract.tasks import task_name
-from actograph.statistics import metrics
-from storage.index.database import Database
-from storage.jobs import job_shape, jobs
-from storage.results import job_sums
-from storage.results.job_sums import ConditionSums, JobSums
-from storage.tables.models import JobRow
+from actograph.statistics import epoch_metrics, metrics
+from actograph.statistics.moments import Moments
+from storage.jobs import job_shape
+from storage.tables.models import JobRow, SampleRow
 
-#: samples read in one transaction
-PAGE = 2000
-#: sums are kept once they cover so many further samples
-KEEP_EVERY = 1000
+#: samples in memory at once
+PAGE = 1000
+
+
+class ConditionSums:
+    """Sums over the ended samples of one condition."""
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.failed = 0
+        self.truncated = 0
+        #: scorer -> samples in which it found no answer
+        self.unparsed: dict[str, int] = defaultdict(int)
+        #: metric -> its values, one for each problem
+        self.means: dict[str, Moments] = defaultdict(Moments)
+        self.of_epochs: dict[str, Moments] = {}
+        self.tool_uses: list[ToolUse] = []
+
+    def add(self, samples: Sequence[sa.Row[Any]], epochs: int) -> None:
+        """Add the ended samples of one problem, in the order of epochs."""
+        done = [sample for sample in samples if sample.status == SampleStatus.COMPLETED]
+        self.completed += len(done)
+        self.failed += len(samples) - len(done)
+        self.truncated += sum(sample.finish_reason == "length" for sample in done)
+        self.tool_uses += [ToolUse.model_validate(sample.tool_use) for sample in done if sample.tool_use]
+        scores = [
+            {key: resources.Score.model_validate(score) for key, score in (sample.scores or {}).items()}
+            for sample in done
+        ]
+        if not scores:
+            return
+        metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
+        for key in scores[0]:
+            self.unparsed[key] += sum(sample[key].answer is None for sample in scores)
+            self.means[key].add([metrics.problem_mean([sample[key].value for sample in scores])])
+        if epochs > 1:
+            epoch_metrics.add_problem(self.of_epochs, scores, epochs)
+
+    def resource(self, alias: str) -> resources.ConditionResults:
+        return resources.ConditionResults(
+            alias=alias,
+            metrics=metrics.shown(self.means) | metrics.shown(self.of_epochs),
+            samples=self.completed,
+            failed=self.failed,
+            truncated=self.truncated,
+            tool_use=tool_use.totals(self.tool_uses),
+            truncated_rate=self.truncated / self.completed if self.completed else None,
+            unparsed=self.unparsed,
+            unparsed_rate={key: count / self.completed for key, count in self.unparsed.items()},
+        )
 
 
 def of_job(session: Session, row: JobRow) -> resources.JobResults:
-    """Results by every sample that has ended so far, read in one transaction."""
-    sums = JobSums()
-    sums.add(job_sums.ended(session, row.id, begin=0), job_sums.epochs_of(row))
-    return _results(row, sums)
-
-
-def current(database: Database, job_id: str) -> resources.JobResults:
-    """Results from the kept sums and from later samples.
-
-    Raises:
-        NotFound: no such job.
-    """
-    with database.snapshot() as session:
-        row = jobs.get(session, job_id)
-        kept = job_sums.load(session, row)
-    found = _added_up(database, row.id, kept)
-    row, sums, final = found
-    if sums.ended != (row.completed, row.failed) and kept.position > 0:
-        # counted samples have run again
-        row, sums, final = _added_up(database, job_id, JobSums(scorers=row.spec.get("scorers")))
-        kept = JobSums()
-    if final.position - kept.position >= KEEP_EVERY and sums.ended == (row.completed, row.failed):
-        with database.write() as session:
-            job_sums.keep(session, job_id, final)
-    return _results(row, sums)
-
-
-def _added_up(database: Database, job_id: str, kept: JobSums) -> tuple[JobRow, JobSums, JobSums]:
-    """The job, the sums of all samples that have ended, and those that are final."""
-    final, limit = deepcopy(kept), PAGE
-    while True:
-        with database.snapshot() as session:
-            row = jobs.get(session, job_id)
-            epochs, end = job_sums.epochs_of(row), job_sums.final_before(session, row)
-            if final.scorers != row.spec.get("scorers") or (end is not None and end < final.position):
-                final = JobSums(scorers=row.spec.get("scorers"))
-            page = job_sums.ended(session, job_id, begin=final.position, end=end, limit=limit)
-            is_last = len(page) < limit
-            rest = job_sums.ended(session, job_id, begin=end) if is_last and end is not None else []
-        if is_last:
-            break
-        # the last problem may continue after the page
-        whole = [sample for sample in page if sample.sample_index != page[-1].sample_index]
-        limit = limit if whole else 2 * limit
-        if whole:
-            final.add(whole, epochs)
-            final.position = whole[-1].position + 1
-    final.add(page, epochs)
-    final.position = end if end is not None else max(final.position, page[-1].position + 1 if page else 0)
-    sums = deepcopy(final)
-    sums.add(rest, epochs)
-    return row, sums, final
-
-
-def _results(row: JobRow, sums: JobSums) -> resources.JobResults:
-    named = {condition["name"]: ConditionSums() for condition in row.spec.get("conditions", [])}
-    named |= {name or row.kind: own for name, own in sums.conditions.items()}
+    """Results of the samples that have ended so far. Call it in a `Database.snapshot`."""
+    task = task_name(row.spec.get("task"))
+    epochs = int(row.spec.get("epochs") or 1)
+    conditions = {condition["name"]: ConditionSums() for condition in row.spec.get("conditions", [])}
+    # the samples of one problem are consecutive
+    for _, problem in groupby(_ended(session, row.id), key=attrgetter("sample_index")):
+        by_condition: dict[str, list[sa.Row[Any]]] = {}
+        for sample in problem:
+            by_condition.setdefault(sample.condition or row.kind, []).append(sample)
+        for name, samples in by_condition.items():
+            conditions.setdefault(name, ConditionSums()).add(samples, epochs)
     return resources.JobResults(
         job_id=row.id,
         status=JobStatus(row.status),
-        task=task_name(row.spec.get("task")),
+        task=task,
         progress=job_shape.progress(row),
-        conditions={name: _condition_results(row, own) for name, own in named.items()},
+        conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
     )
 
 
-def _condition_results(row: JobRow, sums: ConditionSums) -> resources.ConditionResults:
-    completed = sums.completed
-    return resources.ConditionResults(
-        alias=task_name(row.spec.get("task")) or row.kind,
-        metrics=metrics.shown(sums.means) | metrics.shown(sums.of_epochs),
-        samples=completed,
-        failed=sums.failed,
-        truncated=sums.truncated,
-        tool_use=sums.tools,
-        truncated_rate=sums.truncated / completed if completed else None,
-        unparsed=sums.unparsed,
-        unparsed_rate={key: count / completed for key, count in sums.unparsed.items()},
+def _ended(session: Session, job_id: str) -> sa.Result[Any]:
+    """Ended samples of a job, without their texts, in running order."""
+    statement = (
+        sa.select(
+            SampleRow.condition,
+            SampleRow.sample_index,
+            SampleRow.status,
+            SampleRow.scores,
+            SampleRow.finish_reason,
+            SampleRow.tool_use,
+        )
+        .where(
+            SampleRow.job_id == job_id,
+            SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+        )
+        .order_by(SampleRow.position)
     )
+    return session.execute(statement, execution_options={"yield_per": PAGE})

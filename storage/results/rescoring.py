@@ -23,7 +23,6 @@ from storage.index import events
 from storage.index.database import Database
 from storage.index.ids import new_scoring_id
 from storage.jobs import jobs
-from storage.results import job_sums
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: samples that are read in one transaction, or written in one
@@ -72,7 +71,6 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
     with database.write() as session:
         row = _locked(session, job_id, state, scoring)
         row.scoring, row.staged_scoring = scoring, None
-        job_sums.forget(session, job_id)
         row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
         keys = [scorer.key for scorer in scorers]
         events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": len(found)})

@@ -90,7 +90,7 @@ class JobTagRow(Base):
 
 
 class JobSumsRow(Base):
-    """Sums of a job's scores over the samples before a position, see `storage.results.job_sums`."""
+    """Sums of a job's scores, kept by earlier versions. Nothing reads them any more."""
 
     __tablename__ = "job_sums"
 

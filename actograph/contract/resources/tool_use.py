@@ -63,15 +63,3 @@ def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
         malformed=sum(use.malformed for use in uses),
         ended={end: count for end in get_args(ToolUseEnd) if (count := sum(u.ended == end for u in uses))},
     )
-
-
-def joined(one: ToolTotals | None, other: ToolTotals | None) -> ToolTotals | None:
-    """The sum of the totals of two groups of samples."""
-    if one is None or other is None:
-        return one or other
-    added = {
-        name: getattr(one, name) + getattr(other, name)
-        for name in ("samples", "calling", "turns", "calls", "errors", "malformed")
-    }
-    counts = {end: one.ended.get(end, 0) + other.ended.get(end, 0) for end in get_args(ToolUseEnd)}
-    return ToolTotals(**added, ended={end: count for end, count in counts.items() if count})

@@ -54,7 +54,7 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
                 assert reader.rows(f"{point}.{layer}", 0, rows).shape == (rows, 96)
     second = [s for s in done if s.condition == "b"]
     assert all(s.prompt is not None and "Think." in s.prompt for s in second)
-    with bench.database.read() as session:
+    with bench.database.snapshot() as session:
         results = job_results.of_job(session, jobs.get(session, job_id))
     assert {c.samples for c in results.conditions.values()} == {5}
     assert bench.stored_sessions() == bench.indexed_sessions()

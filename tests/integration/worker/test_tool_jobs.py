@@ -91,7 +91,7 @@ def test_conditions_with_and_without_tools_meet_the_same_problems(bench: "Bench"
     done = run(bench, job_id)
     assert {s.tool_use is None for s in done if s.condition == "plain"} == {True}
     assert all(s.tool_use is not None for s in done if s.condition == "calculator")
-    with bench.database.read() as session:
+    with bench.database.snapshot() as session:
         results = job_results.of_job(session, jobs.get(session, job_id))
     assert results.conditions["plain"].tool_use is None
     totals = results.conditions["calculator"].tool_use

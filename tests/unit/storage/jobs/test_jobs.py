@@ -337,7 +337,7 @@ def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Datab
     for lease, value in zip(leases[:3], (1.0, 0.0, 0.0), strict=True):
         complete(database, lease, value)
     fail(database, leases[3])
-    with database.read() as session:
+    with database.snapshot() as session:
         results = job_results.of_job(session, jobs.get(session, row.id))
     key = "exact_match,strict-match"
     assert list(results.conditions) == ["a", "b", "empty"]

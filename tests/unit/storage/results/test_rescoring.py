@@ -91,12 +91,12 @@ def values(scores: Mapping[str, Score]) -> tuple[tuple[str, float], ...]:
 
 def shown(database: Database, job_id: str) -> dict[str, Any]:
     """Every reader's view of the scores."""
-    with database.read() as session:
+    with database.snapshot() as session:
         listed, _ = samples.find(session, job_id, limit=ROWS)
         finished = comparisons.finished_samples(session, job_id, ["baseline"])["baseline"]
         return {
             "scorers": len(jobs.get(session, job_id).spec["scorers"]),
-            "results": job_results.current(database, job_id),
+            "results": job_results.of_job(session, jobs.get(session, job_id)),
             "listed": {values(samples.resource(sample).scores) for sample in listed},
             "compared": {tuple(sorted(one.scores.items())) for one in finished.values()},
         }  # fmt: skip
