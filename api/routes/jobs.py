@@ -19,7 +19,7 @@ from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
 from storage.jobs import job_control, job_deletion, job_shape, jobs
-from storage.queue import forecast, job_queue, job_view, routing
+from storage.queue import forecast, job_view, routing
 from storage.results import job_results, rescoring
 from storage.submission.idempotency import StoredAnswer
 from storage.tables.models import JobRow
@@ -183,16 +183,15 @@ def list_jobs(
             limit=page.limit,
             order=page.order,
         )
-        active = [row.id for row in rows if row.status in jobs.ACTIVE]
-        positions = job_queue.places(session, active)
+        active = any(row.status in jobs.ACTIVE for row in rows)
         limits = quotas.read(session, services.settings)
         etas = forecast.etas(session) if active else {}
-        fleet = routing.fleet(session) if active else None
+        served = routing.served_models(session) if active else None
         return pages.page(
             rows,
             has_more,
             lambda row: job_view.resource(
-                session, row, positions, limits, etas, broker_trouble=services.broker.trouble, fleet=fleet
+                session, row, limits, etas, broker_trouble=services.broker.trouble, served=served
             ),
         )
 

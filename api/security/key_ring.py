@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.service.key_roles import Role
 from storage.accounts import api_keys
-from storage.accounts.api_keys import KnownKey, KnownKeys
 from storage.index.database import Database
+from storage.tables.models import ApiKeyRow
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class KeyRing:
             digest: Access(owner=api_keys.owner_of_digest(digest), role=Role.ADMIN) for digest in digests
         }
         self._lock = threading.Lock()
-        self._known = KnownKeys(by_digest={}, any=False)
+        self._known: dict[str, ApiKeyRow] = {}
         self._read_at = float("-inf")
         self._changes = 0
         self._used: set[str] = set()
@@ -71,7 +71,7 @@ class KeyRing:
         if fixed := self._fixed.get(digest):
             return True, fixed
         age = time.monotonic() - self._read_at
-        found = self._known.by_digest.get(digest)
+        found = self._known.get(digest)
         if age > (UNKNOWN_SECONDS if found is None else LIFETIME_SECONDS):
             return False, None
         return True, self._access(found)
@@ -83,13 +83,13 @@ class KeyRing:
             ServiceUnavailable: the database cannot be asked whether it still is.
         """
         self._refresh(database, UNKNOWN_SECONDS)
-        return self.at_hand(key)[1] or self._access(self._known.by_digest.get(api_keys.digest_of(key)))
+        return self.at_hand(key)[1] or self._access(self._known.get(api_keys.digest_of(key)))
 
     def is_needed(self) -> bool | None:
         """Whether a key must be sent, as far as memory tells; None: not known."""
         if self._has_fixed:
             return True
-        return self._known.any if time.monotonic() - self._read_at <= LIFETIME_SECONDS else None
+        return bool(self._known) if time.monotonic() - self._read_at <= LIFETIME_SECONDS else None
 
     def ask_whether_needed(self, database: Database) -> bool:
         """Whether a key must be sent: once the service has had one, for good.
@@ -101,7 +101,7 @@ class KeyRing:
             ServiceUnavailable: the database cannot be asked.
         """
         self._refresh(database, LIFETIME_SECONDS)
-        return self._has_fixed or self._known.any
+        return self._has_fixed or bool(self._known)
 
     def forget(self) -> None:
         """A key was made or changed: look again before the next answer."""
@@ -117,13 +117,15 @@ class KeyRing:
         with database.write() as session:
             api_keys.touch(session, used)
 
-    def _access(self, found: KnownKey | None) -> Access | None:
-        if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
+    def _access(self, found: ApiKeyRow | None) -> Access | None:
+        if found is None or found.revoked_at is not None:
+            return None
+        if found.expires_at is not None and found.expires_at <= time.time():
             return None
         self._used.add(found.id)
         return Access(
             owner=found.owner,
-            role=found.role,
+            role=Role(found.role),
             key_id=found.id,
             requests_per_minute=found.requests_per_minute,
         )
@@ -138,7 +140,7 @@ class KeyRing:
             read_at, changes = time.monotonic(), self._changes
             try:
                 with database.read() as session:
-                    self._known = api_keys.known(session)
+                    self._known = api_keys.by_digest(session)
             except SQLAlchemyError as error:
                 log.warning("API keys cannot be looked up, the database failed: %s", type(error).__name__)
                 raise ServiceUnavailable("the database does not answer; try again in a moment") from error

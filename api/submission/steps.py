@@ -156,12 +156,13 @@ def with_defaults(services: Services, spec: S) -> S:
 def read_outlook(services: Services, session: Session, spec: Spec) -> Outlook:
     """Read the state of the service for a job."""
     found = admission.read(session, spec.model, spec.priority)
+    served = [spec.model] if found.is_held else routing.served_models(session)
     return Outlook(
         structure=services.structures.of(session, spec.model, found.loaded_at),
         memory=found.memory,
         quotas=quotas.read(session, services.settings, has_own_limits=found.has_own_limits),
         place=found.place,
-        waiting_reason=None if found.is_held else routing.fleet(session).why_unserved(spec.model),
+        waiting_reason=routing.why_unserved(spec.model, served),
     )
 
 

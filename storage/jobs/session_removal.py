@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -12,18 +13,9 @@ from storage.tables.models import ArtifactRow, SampleRow, SessionRow
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """A session whose row was deleted."""
-
-    id: str
-    sample_id: str
-    job_id: str
-    owner: str | None
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Count:
+    """Number and size of sessions."""
+
     sessions: int = 0
     bytes: int = 0
 
@@ -31,7 +23,7 @@ class Count:
         return Count(self.sessions + other.sessions, self.bytes + other.bytes)
 
     @classmethod
-    def of(cls, removed: Sequence[Removed]) -> "Count":
+    def of(cls, removed: Sequence[sa.Row[Any]]) -> "Count":
         return cls(len(removed), sum(one.bytes for one in removed))
 
 
@@ -47,21 +39,25 @@ def lock(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[
     return session.scalars(statement.with_for_update(of=SessionRow, key_share=True)).all()
 
 
-def remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> list[Removed]:
-    """Delete the rows of sessions that meet the conditions, and their files in the background."""
+def remove(
+    session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]
+) -> Sequence[sa.Row[Any]]:
+    """Delete the rows of sessions that meet the conditions, and their files in the background.
+
+    Returns id, sample_id, job_id, owner and bytes of the deleted sessions.
+    """
     hold_jobs(session, session_ids)
     held = lock(session, session_ids, *where)
     stored = sa.select(ArtifactRow.session_id, ArtifactRow.name).where(ArtifactRow.session_id.in_(held))
     names: dict[str, list[str]] = {}
     for session_id, name in session.execute(stored):
         names.setdefault(session_id, []).append(name)
-    returned = session.execute(
+    removed = session.execute(
         sa.delete(SessionRow)
         .where(SessionRow.id.in_(held))
         .returning(SessionRow.id, SessionRow.sample_id, SessionRow.job_id, SessionRow.owner, SessionRow.bytes)
         .execution_options(synchronize_session=False)
-    )
-    removed = [Removed(*row) for row in returned]
+    ).all()
     session.execute(
         sa.update(SampleRow)
         .where(

@@ -16,8 +16,6 @@ from storage.tables.models import IS_LEASED, JobRow, ModelRow, SampleRow, Worker
 
 _keep_structure = Upsert(ModelRow, "structure", "loaded_at")
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
-# built once: every submission runs it
-_LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))
 
 
 def register(
@@ -195,7 +193,7 @@ def structure(session: Session, model: str) -> resources.ModelStructure | None:
 
 def loaded_at(session: Session, model: str) -> float | None:
     """Time of the last load of a model."""
-    return session.connection().execute(_LOADED_AT, {"named": model}).scalar_one_or_none()
+    return session.scalar(sa.select(ModelRow.loaded_at).where(ModelRow.name == model))
 
 
 def resource(row: WorkerRow) -> resources.Worker:

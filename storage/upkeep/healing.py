@@ -19,7 +19,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.index.database import Database
 from storage.jobs import job_control, jobs
-from storage.queue import job_queue, unserved_jobs, workers
+from storage.queue import unserved_jobs, waiting, workers
 from storage.submission import bulk_insert
 from storage.upkeep import duties
 from storage.upkeep.housekeeping import Housekeeping
@@ -129,7 +129,7 @@ class Healing:
         if abandoned := bulk_insert.discard_abandoned(self._database):
             log.warning("removed %d job(s) whose submission broke off", abandoned)
         with self._database.read() as session:
-            candidates = job_queue.unended(session)
+            candidates = waiting.unended(session)
         for job_id in candidates:
             try:
                 with self._database.write() as session:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from storage.queue.job_queue import WaitingJob
+from storage.queue.waiting import WaitingJob
 
 
 class Held(NamedTuple):

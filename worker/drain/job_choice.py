@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat import chat_job
 from actograph.settings import Settings
 from storage.jobs import jobs
-from storage.queue import chat_batches, job_queue, routing, turns, workers
+from storage.queue import chat_batches, routing, turns, waiting, workers
 from storage.tables.models import JobRow
 from worker.drain.chat_share import ChatShare
 from worker.drain.grouping import ModelGrouping
@@ -29,13 +29,13 @@ class JobChoice:
         #: job -> when it may be looked at again
         self._left: dict[str, float] = {}
 
-    def next_job(self, session: Session, held: Collection[str]) -> job_queue.WaitingJob | None:
+    def next_job(self, session: Session, held: Collection[str]) -> waiting.WaitingJob | None:
         """The next job that the index has for this worker."""
         own = {self._model.name} if self._model.name is not None else set()
         models = routing.within_reach(session, self._model.name, self._may_load)
         moment = time.monotonic()
         self._left = {job_id: until for job_id, until in self._left.items() if until > moment}
-        return job_queue.next_for(
+        return waiting.next_for(
             session, models, own.union(self._may_load), held=held, without=self._left.keys()
         )
 
@@ -49,14 +49,14 @@ class JobChoice:
         Returns None if another worker has come to hold the job's model.
         """
         chosen, model = row.id, row.model
-        waiting = job_queue.WaitingJob(row.id, row.priority, row.model, row.kind, row.identity_sha256)
-        if self._model.held is not None and not self._model.held.fits(waiting):
+        turn = waiting.WaitingJob(row.id, row.priority, row.model, row.kind, row.identity_sha256)
+        if self._model.held is not None and not self._model.held.fits(turn):
             if self._model.name != row.model and routing.is_held(session, row.model):
                 return None
             chosen = self._grouping.choose(
-                waiting,
+                turn,
                 self._model.held,
-                [job for job in job_queue.claimable(session, held) if job.kind != jobs.LOAD],
+                [job for job in waiting.claimable(session, held) if job.kind != jobs.LOAD],
             )
             if chosen != row.id and self._model.name is not None:
                 model = self._model.name
@@ -72,7 +72,7 @@ class JobChoice:
     def is_over(self, session: Session, current: Slice, seconds: float, held: Collection[str]) -> bool:
         """Whether a slice of this length gives way to a waiting job."""
         near = routing.within_reach(session, current.model, self._may_load)
-        if job_queue.more_urgent_waits(session, current.job_id, current.priority, near, held=held):
+        if waiting.more_urgent_waits(session, current.priority, near, held=held):
             return True
         if current.chat is not None and self._chats_give_way(session, current, held):
             return True
@@ -82,7 +82,7 @@ class JobChoice:
     def _instead_of_chat(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
         """The job that runs in a chat's turn: one that chats kept waiting, or the oldest chat."""
         if self.chats.is_spent():
-            owed = job_queue.behind_chats(session, row.model, row.priority, held)
+            owed = waiting.behind_chats(session, row.model, row.priority, held)
             if owed is not None:
                 return owed
         first = chat_batches.oldest(session, row.model, held=held)
@@ -94,5 +94,5 @@ class JobChoice:
         if first is not None and first.key != current.chat:
             return True
         return self.chats.is_spent() and (
-            job_queue.behind_chats(session, current.model, current.priority, held) is not None
+            waiting.behind_chats(session, current.model, current.priority, held) is not None
         )

@@ -10,6 +10,7 @@ from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
 from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.models.model_loads import ModelLoadOptions
 from storage.index.database import Database
+from storage.jobs import jobs
 from storage.queue import job_pins, model_loads, workers
 from storage.tables.models import JobRow
 from worker.drain.grouping import Held
@@ -130,7 +131,7 @@ class JobModels:
                 model_loads.complete(session, job.id)
             else:
                 logger.warning("model %s is refused: %s", job.model, refused)
-                model_loads.fail(session, job.id, refused)
+                jobs.fail(session, job.id, refused)
         if refused is not None and previous is not None:
             self._load_again(previous)
 

@@ -19,7 +19,7 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import deployment
-from storage.index.database import Database, Pool
+from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import model_loads, model_tokenizers, workers
 from storage.upkeep.healing import Healing
@@ -39,7 +39,7 @@ class WorkerProcess:
         self._stop = stop
         self._served = list(served)
         self.worker_id = new_worker_id()
-        self._database = Database(settings.effective_database_url, Pool.of(settings))
+        self._database = Database.of(settings)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._heartbeat = heartbeat(
             self._database,

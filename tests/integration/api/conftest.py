@@ -27,7 +27,7 @@ from api.dependencies import Services
 from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
-from storage.queue import job_queue, workers
+from storage.queue import waiting, workers
 from storage.samples import LeasedSample, SampleResult
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest, StoredTensor
@@ -171,7 +171,7 @@ class Service:
             return None
         with self.database.read() as session:
             wanted = set(models or (MODEL,))
-            job = job_queue.next_for(session, wanted, wanted, held=pauses.held_owners(session))
+            job = waiting.next_for(session, wanted, wanted, held=pauses.held_owners(session))
         return None if job is None else job.id
 
     def queue_state(self) -> tuple[int, int, list[bytes]]:

@@ -12,7 +12,6 @@ from api import keys as key_command
 from api.security import key_ring
 from api.security.key_ring import LIFETIME_SECONDS, KeyRing
 from storage.accounts import api_keys
-from storage.accounts.api_keys import KnownKeys
 from storage.broker.rate_limits import RateLimits
 from storage.index.database import Database
 from storage.tables.models import ApiKeyRow
@@ -96,17 +95,17 @@ def test_a_look_at_the_keys_during_which_one_is_revoked_is_not_kept(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring, database = KeyRing(()), Database(settings.effective_database_url)
-    known = api_keys.known
+    by_digest = api_keys.by_digest
 
-    def revoked_meanwhile(session: Session) -> KnownKeys:
-        found = known(session)
+    def revoked_meanwhile(session: Session) -> dict[str, ApiKeyRow]:
+        found = by_digest(session)
         ring.forget()
         return found
 
-    monkeypatch.setattr(api_keys, "known", revoked_meanwhile)
+    monkeypatch.setattr(api_keys, "by_digest", revoked_meanwhile)
     ring.ask_whether_needed(database)
     assert ring.is_needed() is None
-    monkeypatch.setattr(api_keys, "known", known)
+    monkeypatch.setattr(api_keys, "by_digest", by_digest)
     ring.ask_whether_needed(database)
     assert ring.is_needed() is False
     database.close()

@@ -247,7 +247,7 @@ def test_the_thread_outlives_an_error_that_nobody_foresaw(
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.queue.job_queue.unended", fail)
+        patch.setattr("storage.queue.waiting.unended", fail)
         wait_for(lambda: "nobody foresaw this" in caplog.text)
     is_healed(service)
 

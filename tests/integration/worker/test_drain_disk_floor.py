@@ -14,7 +14,7 @@ from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_queue, workers
+from storage.queue import waiting, workers
 from storage.samples.expansion import capture_samples
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
@@ -116,7 +116,7 @@ def test_a_full_disk_stops_the_drain_between_two_units(
     drain.run_slice(row.id)
     assert state() == (JobStatus.IN_PROGRESS, [1] * 4)
     with database.read() as session:
-        assert [job.id for job in job_queue.claimable(session)] == [row.id], "the reconciler finds it"
+        assert [job.id for job in waiting.claimable(session)] == [row.id], "the reconciler finds it"
         assert workers.busy_job_ids(session) == []
     disk.room = 100
     drain.run_slice(row.id)

@@ -15,7 +15,7 @@ from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.queue import gauges, job_queue
+from storage.queue import gauges, waiting
 from storage.samples import NewSample
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow, SampleRow
@@ -102,9 +102,9 @@ def test_a_job_appears_as_a_whole(
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
                     assert jobs.find(session, tag="bulk")[0] == []
-                    assert job_queue.claimable(session) == []
-                    assert job_queue.queue_positions(session) == {}
-                    assert job_queue.unended(session) == []
+                    assert waiting.claimable(session) == []
+                    assert waiting.queued(session, 10) == []
+                    assert waiting.unended(session) == []
                     assert sum(gauges.read(session).jobs.values()) == 0
                     assert not samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
                     for act in (jobs.get, jobs.lock, jobs.cancel, job_deletion.delete, jobs.end_if_done):
@@ -117,7 +117,7 @@ def test_a_job_appears_as_a_whole(
     with database.read() as session:
         row = jobs.get(session, job_id)
         assert (row.status, row.served_at) == (JobStatus.QUEUED, None)
-        assert [job.id for job in job_queue.claimable(session)] == [job_id]
+        assert [job.id for job in waiting.claimable(session)] == [job_id]
     assert stored_samples(database) == list(range(count))
 
 
