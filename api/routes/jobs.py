@@ -18,9 +18,9 @@ from api.security.auth import Caller
 from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import job_control, job_deletion, job_shape, jobs
+from storage.jobs import control, job_deletion, jobs, view
 from storage.queue import forecast, job_view, routing
-from storage.results import job_results, rescoring
+from storage.results import rescoring, summary
 from storage.submission.idempotency import StoredAnswer
 from storage.tables.models import JobRow
 
@@ -139,7 +139,7 @@ def submit_job(
 
         def finish(session: Session, row: JobRow) -> tuple[JobRow, StoredAnswer]:
             reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
-            shown = job_shape.of_row(row, queue_position=ahead.place, waiting_reason=reason)
+            shown = view.of_row(row, queue_position=ahead.place, waiting_reason=reason)
             answer = StoredAnswer(202, shown.model_dump(mode="json"))
             keep(session, answer)
             return row, answer
@@ -251,7 +251,7 @@ def retry_job(
 
     def retry(keep: Keep) -> StoredAnswer:
         with services.database.write() as session:
-            row = job_control.retry(session, job_id)
+            row = control.retry(session, job_id)
             answer = StoredAnswer(202, _shown_at_once(session, row))
             keep(session, answer)
         services.broker.wake(row.model)
@@ -265,7 +265,7 @@ def retry_job(
 @router.add("GET", "/jobs/{job_id}/results", READ, "Scores per condition, also while the job runs")
 def get_job_results(services: ServicesDep, job_id: JobId) -> JobResults:
     with services.database.snapshot() as session:
-        return job_results.of_job(session, jobs.get(session, job_id))
+        return summary.of_job(session, jobs.get(session, job_id))
 
 
 @router.add(

@@ -26,7 +26,7 @@ from api.routing import READ, SUBMIT, Body, Routes
 from storage.accounts import quotas
 from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, CheckedFile
 from storage.index import pages
-from storage.sessions import session_changes, sessions
+from storage.sessions import changes, sessions
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
 from storage.sessions.reader import SessionReader, open_session
 from storage.sessions.sessions import SessionFilter
@@ -98,14 +98,14 @@ def delete_sessions(
     Pinned sessions stay. Sessions created during the request stay too.
     """
     _require_filter(wanted, everything=everything)
-    going = session_changes.deletable(wanted, include_pinned=include_pinned)
+    going = changes.deletable(wanted, include_pinned=include_pinned)
     with services.database.read() as session:
         fitting = sessions.totals(session, wanted)
         totals = sessions.totals(session, going)
     kept = fitting.sessions - totals.sessions
     if dry_run:
         return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes, pinned=kept)
-    gone = session_changes.delete_matching(services.database, wanted, include_pinned=include_pinned)
+    gone = changes.delete_matching(services.database, wanted, include_pinned=include_pinned)
     return SessionDeletion(dry_run=False, sessions=gone.sessions, bytes=gone.bytes, pinned=kept)
 
 
@@ -123,7 +123,7 @@ def update_sessions(
     if dry_run:
         with services.database.read() as session:
             return SessionChange(dry_run=True, sessions=sessions.totals(session, wanted).sessions)
-    count = session_changes.update_matching(services.database, wanted, change)
+    count = changes.update_matching(services.database, wanted, change)
     return SessionChange(dry_run=False, sessions=count)
 
 
@@ -166,7 +166,7 @@ def update_session(services: ServicesDep, session_id: SessionId, body: JsonBody)
     change = _parse_change(body)
     with services.database.write() as session:
         sessions.get(session, session_id)
-        session_changes.update(session, [session_id], change)
+        changes.update(session, [session_id], change)
     return _session(services, session_id)
 
 

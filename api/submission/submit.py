@@ -13,7 +13,7 @@ from api.submission import capture, chat, datasets, evaluation, extract, steps
 from api.submission.steps import Spec, Submission
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_pins
+from storage.queue import pins
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 
@@ -83,5 +83,5 @@ def _create(session: Session, submission: Submission) -> JobRow:
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
-        pinned=job_pins.of_structure(submission.structure),
+        pinned=pins.of_structure(submission.structure),
     )

@@ -17,7 +17,7 @@ from actograph.contract.webhooks import WebhookPayload, WebhookSpec
 from storage.index import events, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_webhook_id
-from storage.jobs import job_shape
+from storage.jobs import view
 from storage.tables.models import BatchRow, JobRow, WebhookRow
 
 #: longest pause between two attempts
@@ -29,7 +29,7 @@ def plan(session: Session, row: JobRow) -> None:
     """Write the webhook of an ended job, if it has one. The job of a batch has none, see `plan_batch`."""
     given = row.spec.get("webhook")
     if given is not None and row.kind != BATCH:
-        data = job_shape.of_row(row).model_dump(mode="json", exclude={"spec"})
+        data = view.of_row(row).model_dump(mode="json", exclude={"spec"})
         _note(
             session,
             WebhookSpec.model_validate(given),
@@ -119,7 +119,7 @@ def delivered(session: Session, delivery: WebhookRow, status_code: int) -> None:
     """Record a successful delivery."""
     _keep_job(session, delivery)
     if _forget(session, delivery):
-        _tell(session, delivery, "webhook.delivered", status_code=status_code)
+        _log(session, delivery, "webhook.delivered", status_code=status_code)
 
 
 def failed(session: Session, delivery: WebhookRow, reason: str, *, gives_up: bool) -> None:
@@ -127,10 +127,10 @@ def failed(session: Session, delivery: WebhookRow, reason: str, *, gives_up: boo
     _keep_job(session, delivery)
     if gives_up:
         if _forget(session, delivery):
-            _tell(session, delivery, "webhook.failed", reason=reason)
+            _log(session, delivery, "webhook.failed", reason=reason)
     elif session.get(WebhookRow, delivery.id) is not None:
         again = delivery.next_attempt_at
-        _tell(session, delivery, "webhook.retrying", reason=reason, next_attempt_at=again)
+        _log(session, delivery, "webhook.retrying", reason=reason, next_attempt_at=again)
 
 
 def _keep_job(session: Session, delivery: WebhookRow) -> None:
@@ -144,7 +144,7 @@ def _forget(session: Session, delivery: WebhookRow) -> bool:
     return changed(session.execute(sa.delete(WebhookRow).where(WebhookRow.id == delivery.id))) > 0
 
 
-def _tell(session: Session, delivery: WebhookRow, event: str, **more: object) -> None:
+def _log(session: Session, delivery: WebhookRow, event: str, **more: object) -> None:
     if delivery.job_id is not None:
         entry = {"webhook_id": delivery.id, "type": delivery.event, "attempt": delivery.attempts, **more}
         events.append(session, delivery.job_id, event, entry)

@@ -8,7 +8,7 @@ from actograph.contract import resources
 from actograph.contract.resources import JobStatus
 from storage.accounts.quotas import Quotas
 from storage.index import events
-from storage.jobs import job_shape, jobs
+from storage.jobs import jobs, view
 from storage.jobs.jobs import ACTIVE
 from storage.queue import forecast, routing, waiting
 from storage.tables.models import JobRow
@@ -58,7 +58,7 @@ def resource(
         etas = {}
     elif etas is None:
         etas = forecast.etas(session)
-    return job_shape.of_row(
+    return view.of_row(
         row,
         queue_position=waiting.place(session, row),
         waiting_reason=_waiting_reason(session, row, broker_trouble, served),

@@ -10,8 +10,8 @@ WAITING = "job.waiting"
 MOST_AT_ONCE = 500
 
 
-def tell(database: Database, *, patience_seconds: float) -> list[str]:
-    """Log `job.waiting` with the reason, once in each job; returns the jobs' ids.
+def log_waiting(database: Database, *, patience_seconds: float) -> list[str]:
+    """Log `job.waiting` with the reason, once in each job. Returns the ids of these jobs.
 
     A job is logged only if its model had no worker for `patience_seconds`: workers may be restarting.
     """

@@ -50,8 +50,7 @@ def set_ready(
 
     Args:
         is_as_pinned: True for a model that was loaded for a pinned job. New jobs keep the structure of the
-        last
-            other load.
+            last other load.
     """
     moment = now(session)
     if not is_as_pinned:

@@ -30,7 +30,7 @@ def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
     """
     info = reader.tensor_info(hook)
     if info.dtype.startswith(("I", "U", "B")) and not info.dtype.startswith("BF"):
-        raise InvalidRequest(f"{hook} holds {info.dtype} numbers that no mean is taken of", param="hooks")
+        raise InvalidRequest(f"{hook} holds indices ({info.dtype}), which have no mean", param="hooks")
     if info.summary is not None:
         if rows != "all":
             raise InvalidRequest(

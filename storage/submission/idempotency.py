@@ -77,9 +77,8 @@ def finish(session: Session, owner: str, key: str, status_code: int, response: d
     """Store the answer, in the transaction of the request.
 
     Raises:
-        IdempotencyInFlight: the request took so long that a repeated one took the key. The caller's
-        transaction
-            must not be committed.
+        IdempotencyInFlight: the request took so long that a repeated one took the key. Do not commit the
+            caller's transaction.
     """
     stored = session.execute(
         sa.update(IdempotencyRow)

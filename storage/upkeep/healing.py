@@ -18,7 +18,7 @@ from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.index.database import Database
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import unserved_jobs, waiting, workers
 from storage.submission import bulk_insert
 from storage.upkeep import duties
@@ -80,7 +80,7 @@ class Healing:
             self._database.reserve.restore()
         with ExitStack() as steps:
             # all steps run, even if one fails
-            for step in (self._tell_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
+            for step in (self._log_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
                 steps.callback(step)
 
     def _run(self) -> None:
@@ -110,10 +110,10 @@ class Healing:
                 log.warning("healing goes on: all services answer again")
             self._failing = False
 
-    def _tell_unserved(self) -> None:
-        told = unserved_jobs.tell(self._database, patience_seconds=self._settings.lease_seconds)
-        if told:
-            log.warning("%d job(s) wait for a worker of their model, %s first", len(told), told[0])
+    def _log_unserved(self) -> None:
+        patience = self._settings.lease_seconds
+        if unserved := unserved_jobs.log_waiting(self._database, patience_seconds=patience):
+            log.warning("%d job(s) wait for a worker of their model, %s first", len(unserved), unserved[0])
 
     def _expire_workers(self) -> None:
         with self._database.write() as session:
@@ -124,7 +124,7 @@ class Healing:
 
     def _end_jobs(self) -> None:
         with self._database.write() as session:
-            for job_id in job_control.fail_overdue(session):
+            for job_id in control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
         if abandoned := bulk_insert.discard_abandoned(self._database):
             log.warning("removed %d job(s) whose submission broke off", abandoned)

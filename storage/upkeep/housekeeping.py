@@ -20,7 +20,7 @@ from storage.index import deletions, disk_reserve
 from storage.index.database import Database
 from storage.jobs import retention
 from storage.results import rescoring
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.submission import idempotency
 from storage.upkeep import duties
 from storage.upkeep.deletion_drain import drain_deletions
@@ -89,9 +89,9 @@ class Housekeeping:
         self._old_due_at = {"chats": float("-inf"), "jobs": float("-inf")}
 
     def tick(self) -> None:
-        """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
+        """Raises sqlalchemy.exc.SQLAlchemyError if the database does not answer."""
         with self._database.read() as session:
-            due = session_changes.expired(session).sessions or files.is_any_expired(session)
+            due = changes.expired(session).sessions or files.is_any_expired(session)
             has_deletions = deletions.is_any_due(session)
             rescored = rescoring.unsettled(session)
         if due:
@@ -115,11 +115,11 @@ class Housekeeping:
         self._threads.join(timeout)
 
     def _expire(self) -> None:
-        total = session_changes.Count()
+        total = changes.Count()
         if expired := files.expire(self._database):
             log.info("deleted %d expired file(s)", expired)
         while not self._stop.is_set():
-            gone = session_changes.expire(self._database, limit=EXPIRE_BATCH)
+            gone = changes.expire(self._database, limit=EXPIRE_BATCH)
             if not gone.sessions:
                 break
             total = total + gone

@@ -14,7 +14,7 @@ from storage import samples
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import Database, is_away
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import forecast, workers
 from storage.samples import SampleResult
 from storage.sessions import sessions
@@ -156,7 +156,7 @@ def _commit_of_job(
         failed = sum(o.error is not None for o in kept)
         forecast.measure(session, job_id, samples=len(kept), seconds=seconds)
         jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
-        job_control.follow_failures(session, job_id, [o.error for o in kept])
+        control.follow_failures(session, job_id, [o.error for o in kept])
     is_end = False
     if kept or (away and jobs.status_of(session, job_id) is not None):
         is_end = jobs.end_if_done(session, job_id).is_terminal()

@@ -22,7 +22,7 @@ from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database, is_away
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import chat_batches, model_loads, pause, routing, workers
 from storage.samples import LeasedSample
 from storage.sessions.writer import session_prefix
@@ -233,7 +233,7 @@ class Drain:
         while current is not None and not self._pauses.hold():
             with self._database.write() as session:
                 # the last look for a pause or a deadline before the claim
-                if pause.holds(session) or job_control.fail_overdue(session, job_id):
+                if pause.holds(session) or control.fail_overdue(session, job_id):
                     break
                 if current.owner in self._pauses.held_owners(session):
                     break
@@ -271,7 +271,7 @@ class Drain:
         except Exception as error:
             reason = unforeseen(error, f"while job {job_id} was made ready")
             with self._database.write() as session:
-                job_control.note_failed_preparation(session, job_id, reason)
+                control.note_failed_preparation(session, job_id, reason)
             if is_device_lost(error):
                 raise
         return None

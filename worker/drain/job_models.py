@@ -11,7 +11,7 @@ from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.models.model_loads import ModelLoadOptions
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_pins, model_loads, workers
+from storage.queue import model_loads, pins, workers
 from storage.tables.models import JobRow
 from worker.drain.grouping import Held
 from worker.drain.model_holder import ModelHolder, is_same
@@ -69,15 +69,15 @@ class JobModels:
             ActographError: as `ModelHolder.engine_for` and `engine_as`.
             HeldElsewhere: only another worker can run the job.
         """
-        pinned = job_pins.of_job(job)
+        pinned = pins.of_job(job)
         if pinned is None:
             engine = self.engine_for(job.model)
-            pinned = job_pins.of_structure(engine.structure)
+            pinned = pins.of_structure(engine.structure)
             if pinned is None:
                 return engine, None
             with self._database.write() as session:
                 # the first of two workers pins the job; the second one loads the model as pinned
-                pinned = job_pins.pin(session, job.id, pinned)
+                pinned = pins.pin(session, job.id, pinned)
         return self._pinned_engine(job, pinned), pinned
 
     def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> Engine:
@@ -95,7 +95,7 @@ class JobModels:
         if current is not None and current.identity is not None:
             differences = current.identity.differences(identity)
         with self._database.write() as session:
-            job_pins.note_reload(session, job.id, pinned, differences)
+            pins.note_reload(session, job.id, pinned, differences)
         logger.info("model %s is loaded as job %s is pinned to it: %s", job.model, job.id, differences)
         return engine
 
@@ -105,7 +105,7 @@ class JobModels:
             return self._models.engine_as(pinned.identity)
         except (ModelChanged, ModelRefused):
             with self._database.read() as session:
-                if job_pins.another_holds(session, self._worker_id, pinned):
+                if pins.another_holds(session, self._worker_id, pinned):
                     raise HeldElsewhere from None
             raise
         finally:

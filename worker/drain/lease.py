@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from actograph.contract.errors import WorkerStalled
 from storage import samples
 from storage.index.database import Database
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.samples import LeasedSample
 from worker.signals.attempts import Attempts
 from worker.signals.process_end import STALLED, last_write
@@ -103,10 +103,10 @@ class LeaseKeeper:
     def _look_for_end(self) -> None:
         """Note jobs that were cancelled, have ended elsewhere or have passed their deadline."""
         with self._database.read() as session:
-            found = job_control.states(session, self._job_ids)
+            found = control.states(session, self._job_ids)
         for job_id in (job_id for job_id, (_, is_overdue) in found.items() if is_overdue):
             with self._database.write() as session:
-                job_control.fail_overdue(session, job_id)
+                control.fail_overdue(session, job_id)
         running = {j for j, (status, late) in found.items() if status in jobs.ACTIVE and not late}
         self._ended = self._job_ids - running
         if not running:

@@ -122,9 +122,9 @@ def test_a_job_whose_model_no_worker_serves_says_so_once(
     job_id = service.submit()
     shown = service.client.get(f"/v1/jobs/{job_id}").json()
     assert "no live worker holds demo" in shown["waiting_reason"]
-    assert unserved_jobs.tell(service.database, patience_seconds=60) == [], "workers may be restarting"
-    assert unserved_jobs.tell(service.database, patience_seconds=0) == [job_id]
-    assert unserved_jobs.tell(service.database, patience_seconds=0) == []
+    assert unserved_jobs.log_waiting(service.database, patience_seconds=60) == [], "workers may be restarting"
+    assert unserved_jobs.log_waiting(service.database, patience_seconds=0) == [job_id]
+    assert unserved_jobs.log_waiting(service.database, patience_seconds=0) == []
     with service.database.read() as session:
         told = [event for event in events.after(session, job_id, 0) if event.event == "job.waiting"]
     assert [event.data["reason"] for event in told] == [shown["waiting_reason"]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.settings import Settings
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def show(service: "Service", session_id: str) -> dict[str, Any]:
 
 
 def expire(service: "Service") -> int:
-    return session_changes.expire(service.database).sessions
+    return changes.expire(service.database).sessions
 
 
 def test_a_job_says_when_its_sessions_expire(service: "Service", make: Make) -> None:

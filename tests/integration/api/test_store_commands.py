@@ -8,7 +8,7 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Servi
 
 def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made: list[str]) -> None:
     with service.database.write() as session:
-        session_changes.update(session, [made[3]], SessionUpdate(expires_at=5))
+        changes.update(session, [made[3]], SessionUpdate(expires_at=5))
     dry = run("store", "gc", "--dry-run")
     assert dry[0] == 0
     lines = [line.rsplit(maxsplit=3) for line in dry[1].splitlines()]

@@ -14,7 +14,7 @@ from storage.artifacts.local import LocalStore
 from storage.index import deletions, ids
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.sessions import session_changes, sessions
+from storage.sessions import changes, sessions
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import (
     ArtifactRow,
@@ -125,9 +125,9 @@ def test_many_sessions_by_a_filter(database: Database, tmp_path: Path) -> None:
     job_id, kept = add_job(database, COUNT), add_job(database, KEPT, owner="bob")
     with database.write() as session:
         pinned = session.scalars(sa.select(SessionRow.id).where(SessionRow.job_id == job_id).limit(3)).all()
-        assert session_changes.update(session, pinned, SessionUpdate(pinned=True)) == 3
+        assert changes.update(session, pinned, SessionUpdate(pinned=True)) == 3
     # without a filter: only the restriction keeps the others' from going
-    gone = session_changes.delete_matching(database.restricted_to("alice"), SessionFilter())
+    gone = changes.delete_matching(database.restricted_to("alice"), SessionFilter())
     assert (gone.sessions, gone.bytes) == (COUNT - 3, (COUNT - 3) * 1000)
     with database.read() as session:
         left = sessions.ids(session, SessionFilter())
@@ -139,9 +139,9 @@ def test_many_sessions_by_a_filter(database: Database, tmp_path: Path) -> None:
                 sessions.get(session, session_id)
         assert len(sessions.find(session, SessionFilter(tag="t"), limit=100)[0]) == KEPT + 3
     with database.write() as session:
-        assert session_changes.update(session, hidden, SessionUpdate(pinned=True)) == 0
+        assert changes.update(session, hidden, SessionUpdate(pinned=True)) == 0
     # a second request finds nothing more
-    assert session_changes.delete_matching(database, SessionFilter(job_id=job_id)).sessions == 0
+    assert changes.delete_matching(database, SessionFilter(job_id=job_id)).sessions == 0
     drain_some(database, tmp_path)
     left_over = counts(database)
     assert 0 < COUNT + KEPT - left_over["sessions"] < COUNT / 10

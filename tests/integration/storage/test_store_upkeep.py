@@ -22,7 +22,7 @@ from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import jobs
 from storage.samples import LeasedSample, SampleResult
 from storage.samples.expansion import capture_samples
-from storage.sessions import session_changes, sessions
+from storage.sessions import changes, sessions
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows, session_prefix
@@ -102,7 +102,7 @@ class Place:
 
     def change(self, session_id: str, **change: Any) -> None:
         with self.database.write() as session:
-            session_changes.update(session, [session_id], SessionUpdate(**change))
+            changes.update(session, [session_id], SessionUpdate(**change))
 
     def stored(self, parent: str = "sessions") -> set[str]:
         return {p.prefix.rpartition("/")[2] for p in self.store.list_prefixes(parent)}

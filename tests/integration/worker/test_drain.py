@@ -14,7 +14,7 @@ from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import job_deletion, jobs
 from storage.queue import gauges, job_view
-from storage.results import job_results
+from storage.results import summary
 from storage.sessions.writer import SessionReader
 from worker.signals.stop_signal import StopSignal
 
@@ -55,7 +55,7 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
     second = [s for s in done if s.condition == "b"]
     assert all(s.prompt is not None and "Think." in s.prompt for s in second)
     with bench.database.snapshot() as session:
-        results = job_results.of_job(session, jobs.get(session, job_id))
+        results = summary.of_job(session, jobs.get(session, job_id))
     assert {c.samples for c in results.conditions.values()} == {5}
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 10

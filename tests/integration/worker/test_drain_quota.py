@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
 from storage.accounts import quotas
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
 from storage.upkeep.deletion_drain import drain_deletions
@@ -45,7 +45,7 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
     bench.drain(**limits).run_slice(job_id)
     assert completed(bench, job_id) == 2
-    session_changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
+    changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
     # deleted sessions count until their bytes are gone
     drain_deletions(bench.database, bench.store)
     bench.drain(**limits).run_slice(job_id)

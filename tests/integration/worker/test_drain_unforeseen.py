@@ -10,7 +10,7 @@ import torch
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
-from storage.jobs import job_control
+from storage.jobs import control
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
 from worker.drain.slices import Slices
@@ -113,7 +113,7 @@ def test_a_job_that_cannot_be_made_ready_fails_at_the_third_attempt_of_any_proce
     assert bench.status(job_id) is JobStatus.FAILED
     assert caplog.text.count("in faulty") == 3
     with bench.database.write() as session:
-        row = job_control.retry(session, job_id)
+        row = control.retry(session, job_id)
         assert row.error is None
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED

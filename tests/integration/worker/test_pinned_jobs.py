@@ -20,7 +20,7 @@ from storage.artifacts.factory import open_store
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_pins, model_loads, workers
+from storage.queue import model_loads, pins, workers
 from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
@@ -120,7 +120,7 @@ class Bench:
         spec: Any = job_spec_adapter.validate_python(body)
         with self.database.write() as session:
             known = workers.structure(session, MODEL)
-            pinned = job_pins.of_structure(known) if is_pinned else None
+            pinned = pins.of_structure(known) if is_pinned else None
             row = jobs.create(
                 session, kind="capture", model=MODEL, spec=spec, hooks=None, total=count, pinned=pinned
             )
@@ -291,9 +291,9 @@ def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
     assert bench.finish(worker, job_id) is JobStatus.FAILED
     path.write_bytes(former)
     with bench.database.write() as session:
-        from storage.jobs import job_control
+        from storage.jobs import control
 
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
     assert bench.finish(worker, job_id) is JobStatus.COMPLETED
     assert Counter(s.identity_sha256 for s in bench.sessions(job_id)) == {
         bench.job(job_id).identity_sha256: 8

@@ -17,7 +17,7 @@ from storage.index.ids import new_worker_id
 from storage.jobs import jobs, retention
 from storage.queue import waiting, workers
 from storage.samples import LeasedSample
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.submission import idempotency
 from storage.tables.models import SampleRow
 from storage.upkeep import store_gc
@@ -110,7 +110,7 @@ class ApiActs:
         self._world.reconcilers[self._number % len(self._world.reconcilers)].reconcile_once()
 
     def expire_sessions(self) -> None:
-        session_changes.expire(self._services.database, limit=20)
+        changes.expire(self._services.database, limit=20)
 
     def advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()

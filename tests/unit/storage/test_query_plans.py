@@ -14,7 +14,7 @@ from storage import samples
 from storage.files import files
 from storage.index import deletions, events
 from storage.index.database import Database
-from storage.jobs import batches, job_control, job_deletion, jobs, retention, webhooks
+from storage.jobs import batches, control, job_deletion, jobs, retention, webhooks
 from storage.queue import chat_batches, forecast, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
@@ -49,7 +49,7 @@ OTHERS: dict[str, Query] = {
     "more urgent job": lambda session, job: waiting.more_urgent_waits(session, 5, ["demo"]),
     "job behind chats": lambda session, job: waiting.behind_chats(session, "demo", 5),
     "oldest chat": lambda session, job: chat_batches.oldest(session, "demo"),
-    "overdue jobs": lambda session, job: job_control.fail_overdue(session),
+    "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: waiting.open_samples(session),
     "rate": events.last_progress,
     "forecast": lambda session, job: forecast.etas(session),

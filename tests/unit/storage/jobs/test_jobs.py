@@ -15,7 +15,7 @@ from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
 from storage.queue import job_view, waiting
-from storage.results import job_results
+from storage.results import summary
 from storage.samples import LeasedSample, NewSample, SampleResult
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
@@ -338,7 +338,7 @@ def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Datab
         complete(database, lease, value)
     fail(database, leases[3])
     with database.snapshot() as session:
-        results = job_results.of_job(session, jobs.get(session, row.id))
+        results = summary.of_job(session, jobs.get(session, row.id))
     key = "exact_match,strict-match"
     assert list(results.conditions) == ["a", "b", "empty"]
     a, b = results.conditions["a"], results.conditions["b"]

@@ -20,7 +20,7 @@ from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.results import comparisons, job_results, rescoring
+from storage.results import comparisons, rescoring, summary
 from storage.samples import NewSample
 from storage.tables.models import JobRow, SampleRow, SessionRow
 from storage.upkeep.housekeeping import Housekeeping
@@ -96,7 +96,7 @@ def shown(database: Database, job_id: str) -> dict[str, Any]:
         finished = comparisons.finished_samples(session, job_id, ["baseline"])["baseline"]
         return {
             "scorers": len(jobs.get(session, job_id).spec["scorers"]),
-            "results": job_results.of_job(session, jobs.get(session, job_id)),
+            "results": summary.of_job(session, jobs.get(session, job_id)),
             "listed": {values(samples.resource(sample).scores) for sample in listed},
             "compared": {tuple(sorted(one.scores.items())) for one in finished.values()},
         }  # fmt: skip

@@ -13,7 +13,7 @@ from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, sample_seed
 from storage import samples
 from storage.index.database import Database, now
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.samples import LeasedSample, SampleResult
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
@@ -306,7 +306,7 @@ def test_what_is_given_back_never_falls_below_the_claims_that_count(
         samples.give_back(session, [stale])  # it has ended
     assert rows(database, job_id)[0].attempts == 1
     with database.write() as session:
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
         samples.give_back(session, [stale])
     claim(database, job_id)
     with database.write() as session:

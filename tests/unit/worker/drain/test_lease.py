@@ -219,7 +219,7 @@ def test_the_thread_outlives_any_error_and_says_so_once(
         looks.append(None)
         raise RuntimeError("nobody foresaw this")
 
-    monkeypatch.setattr("storage.jobs.job_control.states", fail)
+    monkeypatch.setattr("storage.jobs.control.states", fail)
     with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
         time.sleep(2 * LEASE_SECONDS)
         assert eventually(lambda: len(looks) > 3)

@@ -15,7 +15,7 @@ from actograph.contract.resources.tool_use import ToolUse
 from actograph.contract.tasks import task_name
 from actograph.statistics import epoch_metrics, metrics
 from actograph.statistics.moments import Moments
-from storage.jobs import job_shape
+from storage.jobs import view
 from storage.tables.models import JobRow, SampleRow
 
 #: samples in memory at once
@@ -86,7 +86,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         job_id=row.id,
         status=JobStatus(row.status),
         task=task,
-        progress=job_shape.progress(row),
+        progress=view.progress(row),
         conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
     )
 

@@ -12,8 +12,8 @@ from actograph.contract.resources.tool_use import ToolUse
 from actograph.contract.specs import EvaluationSpec, job_spec_adapter
 from storage import samples
 from storage.index.database import Database
-from storage.jobs import job_control, jobs
-from storage.results import job_results
+from storage.jobs import control, jobs
+from storage.results import summary
 from storage.samples import NewSample, SampleResult
 
 KEYS = ("exact_match,strict-match", "includes,none")
@@ -87,7 +87,7 @@ def drain(database: Database, job_id: str, count: int, draw: random.Random, fail
 
 def results(database: Database, job_id: str) -> JobResults:
     with database.snapshot() as session:
-        return job_results.of_job(session, jobs.get(session, job_id))
+        return summary.of_job(session, jobs.get(session, job_id))
 
 
 def test_a_page_may_end_within_a_problem(
@@ -98,7 +98,7 @@ def test_a_page_may_end_within_a_problem(
         drain(database, job_id, 31, draw)
         found = results(database, job_id)
         with monkeypatch.context() as context:
-            context.setattr(job_results, "PAGE", 7)
+            context.setattr(summary, "PAGE", 7)
             assert results(database, job_id) == found
     assert found.conditions["a"].samples > 10
     assert found.conditions["empty"].metrics == {}
@@ -109,7 +109,7 @@ def test_results_after_a_retry(database: Database, job_id: str) -> None:
     drain(database, job_id, 1000, draw, fails=0.3)
     assert results(database, job_id).conditions["a"].failed > 0
     with database.write() as session:
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
     assert results(database, job_id).conditions["a"].failed == 0
     drain(database, job_id, 1000, draw, fails=0.0)
     after = results(database, job_id)
