@@ -37,3 +37,9 @@ class Upsert:
         if rows:
             connection = session.connection()
             connection.execute(self._statements[connection.dialect.name], list(rows))
+
+
+def insert_or_skip(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that skips rows whose primary key exists."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    return dialect.insert(table.__table__).on_conflict_do_nothing()

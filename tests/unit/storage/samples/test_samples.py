@@ -254,13 +254,9 @@ def test_samples_are_filtered_and_unknown_ones_are_not_found(database: Database,
             samples.find(session, job_id, after="smp_" + "0" * 32)
 
 
-def test_more_samples_than_one_insert_takes_keep_their_order(
-    database: Database,
-    submit: Submit,
-    capture_spec: Callable[..., CaptureJobSpec],
-    monkeypatch: pytest.MonkeyPatch,
+def test_samples_are_stored_in_their_order(
+    database: Database, submit: Submit, capture_spec: Callable[..., CaptureJobSpec]
 ) -> None:
-    monkeypatch.setattr("storage.samples.insertion.INSERT_BATCH", 4)
     job_id = submit(10, epochs=3)
     stored = rows(database, job_id)
     wanted = list(
