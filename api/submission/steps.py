@@ -160,7 +160,7 @@ def read_outlook(services: Services, session: Session, spec: Spec) -> Outlook:
     return Outlook(
         structure=services.structures.of(session, spec.model, found.loaded_at),
         memory=found.memory,
-        quotas=quotas.read(session, services.settings, has_own_limits=found.has_own_limits),
+        quotas=quotas.read(session, services.settings),
         place=found.place,
         waiting_reason=routing.why_unserved(spec.model, served),
     )

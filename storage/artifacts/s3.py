@@ -188,7 +188,7 @@ class S3Store:
         return {owners[key]: reason for key, reason in self._delete(list(owners)).items()}
 
     def _keys(self, prefix: str, names: Sequence[str] | None) -> list[str]:
-        """The keys of a prefix, listed where the names of its files are not known."""
+        """The keys of a prefix. Without the names of its files, the bucket is listed."""
         check_prefix(prefix)
         if prefix.startswith("files/"):
             return [self._key(prefix)]

@@ -58,7 +58,7 @@ class StoredPrefix:
     #: Unix seconds of the newest file in it
     modified_at: float
     bytes: int
-    #: a session's upload that ended before its manifest: nobody can read it
+    #: True for the upload of a session that ended before its manifest; it is unreadable
     incomplete: bool = False
 
     @property

@@ -1,7 +1,6 @@
 """Wake-ups for workers through Celery: a message says that the index may have work for a model.
 
-A lost or doubled message does no harm. The index says what is to be done, and idle workers read it every
-few seconds.
+A lost or doubled message does no harm: the index has the jobs, and idle workers read it every few seconds.
 """
 
 import logging

@@ -57,7 +57,7 @@ def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
         return None
     return (
         f"the artifact store has {free:,} bytes free, less than the floor of {floor_bytes:,} "
-        "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, and the queue goes on by itself"
+        "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, then the queue resumes by itself"
     )
 
 

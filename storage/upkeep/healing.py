@@ -51,7 +51,7 @@ class Healing:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="healing", daemon=True)
         self._housekeeping = Housekeeping(settings, database, store, self._stop)
-        #: True once a first look was made, successful or not
+        #: set after the first attempt, successful or not
         self.has_looked = threading.Event()
         self._failing = False
 
@@ -107,7 +107,7 @@ class Healing:
             if self._failing and not has_healed:
                 return
             if self._failing:
-                log.warning("healing goes on: all services answer again")
+                log.warning("healing resumes: all services answer again")
             self._failing = False
 
     def _log_unserved(self) -> None:
@@ -127,7 +127,7 @@ class Healing:
             for job_id in control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
         if abandoned := bulk_insert.discard_abandoned(self._database):
-            log.warning("removed %d job(s) whose submission broke off", abandoned)
+            log.warning("removed %d incomplete job(s) of interrupted submissions", abandoned)
         with self._database.read() as session:
             candidates = waiting.unended(session)
         for job_id in candidates:

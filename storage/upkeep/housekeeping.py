@@ -69,7 +69,7 @@ class Threads:
                     with disk_reserve.freeing() if uses_reserve else nullcontext():
                         work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
-            log.warning("the %s broke off: %s", name, error)
+            log.warning("the %s stopped early: %s", name, error)
         except Exception:
             log.exception("the %s failed; it is tried again", name)
 
@@ -159,7 +159,7 @@ class Housekeeping:
     def _sweep(self) -> None:
         removed = self._store.sweep_staging(STAGING_SECONDS)
         if removed:
-            log.info("removed %d leftover(s) of writers that were killed", removed)
+            log.info("removed %d leftover(s) of killed writers", removed)
         found = sweep_sessions(self._database, self._store, delete=True, stop=self._stop)
         if found.orphans:
             log.info("removed %d superseded session(s), %d bytes", len(found.orphans), found.orphan_bytes)

@@ -1,4 +1,4 @@
-"""The results folder of a job as a stream of tar.gz; docs/guides/results.md says what is in it."""
+"""The results folder of a job as a stream of tar.gz; docs/guides/results.md describes the files."""
 
 import logging
 from collections.abc import Iterator, Mapping
