@@ -39,7 +39,9 @@ class Upsert:
             connection.execute(self._statements[connection.dialect.name], list(rows))
 
 
-def insert_or_skip(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+def insert_or_skip(session: Session, row: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that skips rows whose primary key exists."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    return dialect.insert(table.__table__).on_conflict_do_nothing()
+    table = cast(sa.Table, row.__table__)
+    if session.get_bind().dialect.name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()

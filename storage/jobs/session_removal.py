@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -10,6 +9,9 @@ from sqlalchemy.orm import Session
 from storage.index import deletions
 from storage.jobs import jobs
 from storage.tables.models import ArtifactRow, SampleRow, SessionRow
+
+#: id, sample_id, job_id, owner and bytes of a session whose row was deleted
+Removed = sa.Row[str, str, str, str | None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Count:
         return Count(self.sessions + other.sessions, self.bytes + other.bytes)
 
     @classmethod
-    def of(cls, removed: Sequence[sa.Row[Any]]) -> "Count":
+    def of(cls, removed: Sequence[Removed]) -> "Count":
         return cls(len(removed), sum(one.bytes for one in removed))
 
 
@@ -39,13 +41,8 @@ def lock(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[
     return session.scalars(statement.with_for_update(of=SessionRow, key_share=True)).all()
 
 
-def remove(
-    session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]
-) -> Sequence[sa.Row[Any]]:
-    """Delete the rows of sessions that meet the conditions, and their files in the background.
-
-    Returns id, sample_id, job_id, owner and bytes of the deleted sessions.
-    """
+def remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> Sequence[Removed]:
+    """Delete the rows of sessions that meet the conditions, and their files in the background."""
     hold_jobs(session, session_ids)
     held = lock(session, session_ids, *where)
     stored = sa.select(ArtifactRow.session_id, ArtifactRow.name).where(ArtifactRow.session_id.in_(held))
