@@ -153,7 +153,7 @@ def test_a_request_with_a_known_key_asks_the_index_for_nothing(
     def fail(*_: Any) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("storage.accounts.api_keys.known", fail)
+    monkeypatch.setattr("storage.accounts.api_keys.by_digest", fail)
     assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
 
 

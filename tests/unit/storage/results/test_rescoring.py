@@ -228,7 +228,7 @@ def test_of_two_at_once_the_later_one_counts(
             rescore(database, job_id, [{"name": "efficiency", "target_tokens": 2, "max_tokens": 10}])
 
     between(other)
-    with pytest.raises(Conflict, match="scored by another request"):
+    with pytest.raises(Conflict, match="retried or scored"):
         rescore(database, job_id)
     assert shown(database, job_id)["compared"] == {((KEY, 0.75),)}
     assert is_settled(database)
