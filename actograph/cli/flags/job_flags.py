@@ -57,7 +57,7 @@ def _expiry(typed: str) -> dict[str, int] | str:
     return typed if typed == NEVER else {"seconds": seconds_of(typed, "--expires-after")}
 
 
-_SPEC = Annotated[str | None, typer.Argument(metavar="[SPEC.json|-]", help="Job as JSON; - reads stdin.")]
+_SPEC = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as JSON; - reads stdin.")]
 
 #: parameter -> flag, in the order of `--help`
 JOB_FLAGS: dict[str, Flag] = {
