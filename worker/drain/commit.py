@@ -21,7 +21,7 @@ from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
 from storage.tables.models import JobRow
 from worker.sample.outcome import Interrupted, Outcome
-from worker.sample.recording import Provenance
+from worker.sample.provenance import Provenance
 from worker.sample.unforeseen import unforeseen
 
 logger = logging.getLogger(__name__)
@@ -173,19 +173,13 @@ def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, f
         status = SampleStatus.COMPLETED if outcome.error is None else SampleStatus.FAILED
         counts[Counter("samples", kind, status)] += 1
         if outcome.error is None:
-            counts[Counter("prompt_tokens", kind)] += _prompt_tokens(outcome)
-            counts[Counter("generated_tokens", kind)] += outcome.chosen_tokens
+            counts[Counter("prompt_tokens", kind)] += outcome.prompt_tokens
+            counts[Counter("generated_tokens", kind)] += outcome.generated_tokens
         if outcome.error is None and outcome.recorded is not None:
             counts[Counter("sessions_written", kind)] += 1
             counts[Counter("session_rows_written", kind)] += outcome.recorded.rows
             counts[Counter("session_bytes_written", kind)] += sum(f.bytes for f in outcome.recorded.files)
     return counts
-
-
-def _prompt_tokens(outcome: Outcome) -> int:
-    if outcome.conversation:
-        return outcome.conversation.prompt_tokens
-    return len(outcome.generation.prompt_ids) if outcome.generation else 0
 
 
 def _commit(
@@ -216,8 +210,8 @@ def _complete(
         prompt=prompt.text,
         completion=outcome.completion,
         finish_reason=generation.finish_reason,
-        prompt_tokens=_prompt_tokens(outcome),
-        generated_tokens=outcome.chosen_tokens,
+        prompt_tokens=outcome.prompt_tokens,
+        generated_tokens=outcome.generated_tokens,
         scores=scores,
         session_id=recorded.session_id if recorded else None,
         tool_use=tool_use,

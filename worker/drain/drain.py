@@ -247,7 +247,7 @@ class Drain:
                 current = self._prepared(job_id)
                 continue
             has_run = True
-            if not self._run_unit(current, leases):
+            if not self._run_batch(current, leases):
                 break
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 break
@@ -278,7 +278,7 @@ class Drain:
 
     def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
         """Lease the next batch: samples of the job, or of all chats that can share its batch."""
-        count, seconds = current.units.size(), self._settings.lease_seconds
+        count, seconds = current.batches.generator.size(), self._settings.lease_seconds
         if current.chat is None:
             lines = current.lines
             return samples.claim(
@@ -307,11 +307,11 @@ class Drain:
             held = self._pauses.held_owners(session)
             return self._choice.is_over(session, current, seconds, held)
 
-    def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
+    def _run_batch(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
         """Run and commit a batch. Returns False if the store is away or the job has ended with it."""
         if current.refused is not None:
             refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
-            return self._store_unit(current, refused)
+            return self._store_batch(current, refused)
         keeper = LeaseKeeper(
             self._database,
             leases,
@@ -322,13 +322,13 @@ class Drain:
         )
         with keeper:
             try:
-                outcomes = current.units.run(leases, keeper)
+                outcomes = current.batches.run(leases, keeper)
             except Exception as error:
                 if is_device_lost(error):
                     self._give_up(leases, error)
                 raise
-        self._models.batch_memory = current.units.batch_memory
-        return self._store_unit(current, outcomes)
+        self._models.batch_memory = current.batches.memory
+        return self._store_batch(current, outcomes)
 
     def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
         """Give the samples of a lost device back. Each runs alone next, so that only a bad one fails."""
@@ -343,8 +343,8 @@ class Drain:
 
         last_write(give_up)
 
-    def _store_unit(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
-        """Commit a batch; returns as `_run_unit`."""
+    def _store_batch(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
+        """Commit a batch; returns as `_run_batch`."""
         # time of a load is no sample's
         before = max(self._measured_to, self._model.changed_at)
         self._measured_to = time.monotonic()
@@ -353,7 +353,7 @@ class Drain:
         done = commit_each(
             self._database,
             outcomes,
-            current.units.provenance,
+            current.batches.generator.provenance,
             self._measured_to - before,
             worker_id=self._worker_id,
             idle_model=idle_model,

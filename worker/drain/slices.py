@@ -26,16 +26,16 @@ from storage.tables.models import JobRow
 from worker.drain.datasets_of_job import DatasetReader
 from worker.drain.job_models import JobModels
 from worker.engine.engine import Engine
-from worker.runners.batch import BatchRunner
+from worker.runners.batch_file import BatchFileRunner
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
+from worker.sample.batch import BatchRunner
 from worker.sample.generation import BatchGenerator
-from worker.sample.recording import Provenance
+from worker.sample.provenance import Provenance
 from worker.sample.segments import markup_of
 from worker.sample.steering import UNSTEERED, Steering, steering_of
-from worker.sample.unit import UnitRunner
 from worker.text.chat_template import template_sha256, tokenizer_sha256
 
 
@@ -47,10 +47,10 @@ class Slice:
     model: str
     priority: int
     owner: str | None
-    units: UnitRunner
+    batches: BatchRunner
     #: properties shared by all chats of a batch; None if the job is no chat
     chat: Mapping[str, Any] | None = None
-    #: properties shared by all lines of a batch file's unit; None if the job is no batch file
+    #: properties shared by all lines of a batch; None if the job is no batch file
     lines: Mapping[str, Any] | None = None
     #: error of these lines, if they cannot run
     refused: ActographError | None = None
@@ -115,7 +115,7 @@ class Slices:
             model=row.model,
             priority=row.priority,
             owner=row.owner,
-            units=UnitRunner(self._store, generator),
+            batches=BatchRunner(self._store, generator),
             chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.KIND else None,
             lines=None if line is None else batches.unit_key(line),
             refused=refused,
@@ -127,7 +127,7 @@ class Slices:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
         if row.kind == batches.KIND:
-            return BatchRunner(spec, engine.model.tokenizer, engine.structure)
+            return BatchFileRunner(spec, engine.model.tokenizer, engine.structure)
         if row.kind == chat_job.KIND:
             return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
@@ -172,4 +172,5 @@ class Slices:
             sampling=runner.sampling,
             markup=markup_of(spec, engine.model.tokenizer),
             steering=steering,
+            takes_turns=runner.takes_turns,
         )

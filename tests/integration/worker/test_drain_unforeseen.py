@@ -72,11 +72,11 @@ def test_a_bug_in_a_runner_fails_its_sample(
 def test_a_bug_in_closing_a_session_fails_its_sample(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from worker.sample.recording import UnitRecorder
+    from worker.sample.recording import BatchRecorder
 
-    real = UnitRecorder._manifest
+    real = BatchRecorder._manifest
     monkeypatch.setattr(
-        UnitRecorder,
+        BatchRecorder,
         "_manifest",
         failing_on_second(real, lambda recorder, index, *_: recorder._samples[index]),
     )

@@ -1,4 +1,4 @@
-"""A unit of which one sample fits into no memory: its reason reaches the index, the others are stored."""
+"""A batch with one sample that fits into no memory: its reason reaches the index, the others are stored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +25,10 @@ from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
 from worker.engine.model.memory import LearnedLimit
 from worker.runners.capture import CaptureRunner
+from worker.sample.batch import BatchRunner
 from worker.sample.generation import BatchGenerator
-from worker.sample.recording import Provenance
+from worker.sample.provenance import Provenance
 from worker.sample.segments import Markup
-from worker.sample.unit import UnitRunner
 from worker.signals.stop_signal import StopSignal
 from worker.text.chat_template import template_sha256, tokenizer_sha256
 
@@ -108,14 +108,14 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         markup=Markup(engine.model.tokenizer),
     )
     generator = BatchGenerator(settings=settings, engine=engine, runner=runner, provenance=origin)
-    unit = UnitRunner(store, generator)
+    batch = BatchRunner(store, generator)
     longest = len(runner.prompt(leases[TOO_LARGE]).token_ids)
     stop = StopSignal.create(tmp_path)
     with (
         LeaseKeeper(database, leases, stop, lease_seconds=60, stall_seconds=60) as keeper,
         no_room_for(engine, longest, at_step=at_step) as failed,
     ):
-        outcomes = unit.run(leases, keeper)
+        outcomes = batch.run(leases, keeper)
     assert failed == [5, 3, 1, 1]
     assert outcomes is not None
 

@@ -10,7 +10,7 @@ from worker.runners.chat import ChatRunner
 from worker.runners.runner import Prompt
 
 
-class BatchRunner(ChatRunner):
+class BatchFileRunner(ChatRunner):
     """One choice of one line to each sample; lines that are sampled alike are run as one batch."""
 
     def prompt(self, sample: LeasedSample) -> Prompt:
