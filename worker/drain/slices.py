@@ -23,9 +23,9 @@ from storage.samples import NewSample
 from storage.samples.expansion import evaluation_samples, extract_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
-from worker.drain.datasets_of_job import DatasetReader
 from worker.drain.job_models import JobModels
 from worker.engine.engine import Engine
+from worker.evals.datasets import DatasetReader
 from worker.runners.batch_file import BatchFileRunner
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
