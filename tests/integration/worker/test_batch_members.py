@@ -179,13 +179,13 @@ def run_all(bench: "Bench", *job_ids: str) -> list[int]:
     """Drain these jobs; returns how many samples each unit had."""
     sizes: list[int] = []
     drain = bench.drain(batch_size=64, slice_seconds=1e9)
-    run_unit = drain._run_unit
+    run_batch = drain._run_batch
 
     def noted(current: Any, leases: Any) -> bool:
         sizes.append(len(leases))
-        return run_unit(current, leases)
+        return run_batch(current, leases)
 
-    drain._run_unit = noted  # type: ignore[method-assign]
+    drain._run_batch = noted  # type: ignore[method-assign]
     while waiting := [job_id for job_id in job_ids if bench.status(job_id) in jobs.ACTIVE]:
         for job_id in waiting:  # a slice gives way to what waits longer
             drain.run_slice(job_id)
