@@ -1,8 +1,8 @@
 """The drain: claim samples, run them as one batch, commit them, claim the next.
 
-The index says which job is next. A slice runs one job for a while; then the index is asked again, until it
-has nothing for this worker. A wake-up starts this, and so does a thread of the idle worker every few seconds:
-a wake-up only makes it sooner.
+The index decides which job is next. A slice runs one job for a while. Then the drain asks the index again,
+until no job is left for this worker. A wake-up starts this, and so does a thread of the idle worker every few
+seconds; the wake-up only makes it sooner.
 """
 
 import logging
@@ -42,11 +42,10 @@ from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
-#: longer gaps between slices count as idle, not as time of a sample
-IDLE_SECONDS = 0.5
-
 
 class Drain:
+    """Runs jobs on the worker's model."""
+
     def __init__(
         self,
         *,
@@ -77,21 +76,21 @@ class Drain:
         self._model = JobModels(models, database, worker_id)
         self._choice = JobChoice(settings, self._model, worker_id, may_load)
         self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
-        #: held while the worker works: wake-ups and looks come in threads of their own
+        #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
         #: True if the last commit of this slice has shown the worker as idle
         self._is_shown_idle = False
-        #: time up to which the slice's seconds are counted to its batches
-        self._measured_to = self._slice_ended_at = 0.0
+        #: end of the time that was counted to batches of this slice
+        self._measured_to = 0.0
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
-        self._model.engine_for(model)
+        self._models.engine_for(model)
 
     def serve(self, model: str, hops: int = 0) -> None:
         """Answer a wake-up for a model: run the jobs that the index has for this worker.
 
-        The wake-up goes on to another worker if this one is stopping or at work, or if it ran nothing and an
+        The wake-up goes on to another worker if this one is stopping or busy, or if it ran nothing and an
         idle worker holds the model.
 
         Args:
@@ -159,20 +158,16 @@ class Drain:
         except DBAPIError as error:
             if not is_away(error):
                 raise
-            logger.warning("the database is away, the current job is left: %s", error.orig)
+            logger.warning("the database is unavailable; the current job stops here: %s", error.orig)
         except Exception as error:
             if is_device_lost(error):
                 self._end_with_lost_device(error)
             raise
-        finally:
-            self._slice_ended_at = time.monotonic()
 
     def _end_with_lost_device(self, error: Exception) -> None:
         """End the process; its parent starts a new one."""
-        logger.critical("the device is lost: the worker ends itself", exc_info=error)
-        reason = DeviceLost(
-            f"the device failed ({type(error).__name__}: {error}); the worker was started anew"
-        )
+        logger.critical("the device is lost: the worker process ends", exc_info=error)
+        reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
 
         def mark() -> None:
             with self._database.write() as session:
@@ -187,8 +182,6 @@ class Drain:
         Returns True if a batch was run or a model loaded.
         """
         self._is_shown_idle = False
-        if time.monotonic() - self._slice_ended_at > IDLE_SECONDS:
-            self._measured_to = time.monotonic()
         with self._database.write() as session:
             row = session.get(JobRow, job_id)
             if row is None or row.status not in jobs.ACTIVE:
@@ -211,11 +204,10 @@ class Drain:
                 return True
             return self._run(chosen)
         finally:
-            self._slice_ended_at = time.monotonic()
             self._set_idle()
 
     def _set_idle(self) -> None:
-        """Show the worker as idle, whatever became of its slice."""
+        """Show the worker as idle after any slice."""
         if self._is_shown_idle:
             return
         self._database.insist(
@@ -229,7 +221,7 @@ class Drain:
         current = self._prepared(job_id)
         if current is not None:
             self._choice.chats.begins(is_chat=current.chat is not None)
-        began = time.monotonic()
+        began = self._measured_to = time.monotonic()  # after the load, which no sample caused
         while current is not None and not self._pauses.hold():
             with self._database.write() as session:
                 # the last look for a pause or a deadline before the claim
@@ -254,11 +246,11 @@ class Drain:
         return has_run
 
     def _prepared(self, job_id: str) -> Slice | None:
-        """The prepared job; None if it cannot run, with the reason in its log."""
+        """The prepared job; None if it cannot run. The log has the reason."""
         try:
             return self._slices.prepare(job_id)
         except HeldElsewhere:
-            logger.info("job %s is left to the worker that holds its pinned model", job_id)
+            logger.info("job %s waits for the worker that holds its pinned model", job_id)
             self._choice.leave(job_id, self._settings.lease_seconds)
         except ServiceUnavailable as error:  # the store of the dataset or of a vector
             self._pauses.outage.note(error)
@@ -269,7 +261,7 @@ class Drain:
         except DBAPIError:
             raise
         except Exception as error:
-            reason = unforeseen(error, f"while job {job_id} was made ready")
+            reason = unforeseen(error, f"while job {job_id} was prepared")
             with self._database.write() as session:
                 control.note_failed_preparation(session, job_id, reason)
             if is_device_lost(error):
@@ -331,10 +323,10 @@ class Drain:
         return self._store_batch(current, outcomes)
 
     def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
-        """Give the samples of a lost device back. Each runs alone next, so that only a bad one fails."""
+        """Give back the samples of a lost device. Each runs alone next, so only a faulty one fails."""
         reason = DeviceLost(
             f"the device failed while it ran this sample alone ({type(error).__name__}: {error}); the "
-            "worker's process was started anew each time"
+            "worker was restarted each time"
         )
 
         def give_up() -> None:
@@ -344,11 +336,9 @@ class Drain:
         last_write(give_up)
 
     def _store_batch(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
-        """Commit a batch; returns as `_run_batch`."""
-        # time of a load is no sample's
-        before = max(self._measured_to, self._model.changed_at)
-        self._measured_to = time.monotonic()
-        # the slice of one chat goes on to the next
+        """Commit a batch. Returns False if the store is away or the job has ended with it."""
+        before, self._measured_to = self._measured_to, time.monotonic()
+        # after a chat the slice may go on with the next one
         idle_model = (self._model.name or "") if current.chat is None else None
         done = commit_each(
             self._database,
@@ -363,7 +353,7 @@ class Drain:
         self._is_shown_idle = is_end
         for outcome in done.lost:
             if outcome.recorded is not None:
-                # files that cannot be removed now are swept later
+                # the sweep removes files that cannot be removed now
                 with suppress(ServiceUnavailable, OSError):
                     self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
         if done.outage is None:

@@ -198,6 +198,17 @@ class BatchJob(ABC):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadingJob(BatchJob):
+    """A call that only reads texts; batches are compared in padded tokens."""
+
+    def describe(self, index: int) -> str:
+        return f"a text of {len(self.requests[index].prompt_ids)} tokens"
+
+    def need(self, batch: Sequence[int]) -> int:
+        return len(batch) * max(len(self.requests[i].prompt_ids) for i in batch)
+
+
 def sparing(options: BufferOptions) -> BufferOptions:
     """The same row path with nothing held back.
 

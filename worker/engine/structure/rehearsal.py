@@ -18,7 +18,7 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.locations import Place, place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import GenerationRequest
-from worker.engine.structure.dry_forward import DryForward, first_tensor, tried
+from worker.engine.structure.dry_forward import DryForward, first_tensor, tried, watching
 from worker.engine.tokens.model_inputs import generation_inputs, padded_inputs
 from worker.engine.tokens.stopping import RowTracker
 
@@ -138,40 +138,27 @@ class _Seen:
 
 @contextmanager
 def _watching(model: LoadedModel, locations: Sequence[str]) -> Iterator[_Seen]:
-    """Watch the locations with plain hooks; a forward of the model itself begins a pass."""
+    """Keep the tensors at these locations; a forward of the model itself begins a pass."""
     seen = _Seen()
     by_path: dict[str, list[tuple[str, Place]]] = {}
     for location in locations:
         place = place_of(location)
         by_path.setdefault(place.path, []).append((location, place))
 
-    def before(taken: Sequence[tuple[str, Place]]) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for location, place in taken:
-                if place.side == "input" and (given := [*args, *kwargs.values()]):
-                    seen.note(location, given[0])
+    def before(path: str, given: Sequence[Any]) -> None:
+        if not path:
+            seen.passes.append({})
+        for location, place in by_path.get(path, ()):
+            if place.side == "input" and given:
+                seen.note(location, given[0])
 
-        return hook
+    def after(path: str, given: Sequence[Any], output: Any) -> None:
+        for location, place in by_path.get(path, ()):
+            if place.side == "output":
+                seen.note(location, output[place.part] if place.part else output)
 
-    def after(made: Sequence[tuple[str, Place]]) -> Any:
-        def hook(_: Any, args: Any, output: Any) -> None:
-            for location, place in made:
-                if place.side == "output":
-                    seen.note(location, output[place.part] if place.part else output)
-
-        return hook
-
-    hf = model.hf
-    handles = [hf.register_forward_pre_hook(lambda *_: seen.passes.append({}))]
-    for path, own in by_path.items():
-        module = hf.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(before(own), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(own)))
-    try:
+    with watching(model, before, after):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _compare(forward: DryForward, lengths: Sequence[int], passes: _Passes, found: Rehearsal) -> None:
