@@ -32,9 +32,9 @@ class Committed:
     """Outcomes that were committed, and those that were not."""
 
     kept: Sequence[Outcome]
-    #: another worker has the sample's lease; the recorded files are to be removed
+    #: lost leases; their recorded files must be removed
     lost: Sequence[Outcome]
-    #: the store's failure, if samples were given back for it
+    #: the store's error, if samples were given back because of it
     outage: ServiceUnavailable | None
     #: True if every job of the batch has ended with it
     is_end: bool = False
@@ -50,21 +50,22 @@ def commit_each(
     idle_model: str | None,
     give_up: Callable[[], bool],
 ) -> Committed:
-    """Commit a batch; retry while the database is away.
+    """Commit a batch; retry while the database is unavailable.
 
     If the index refuses a result, each sample is committed alone, and the faulty one fails.
 
     Args:
-        idle_model: the worker's model; shows the worker as idle if every job of the batch ends. None: never.
+        idle_model: the worker's model. If given, the worker is shown as idle once every job of the batch has
+            ended.
 
     Raises:
-        DBAPIError: the database is away and `give_up` says so.
+        DBAPIError: the database is unavailable and `give_up` returned True.
     """
 
     def store(session: Session) -> Committed:
-        done = commit_unit(session, outcomes, provenance, seconds, worker_id=worker_id)
+        done = commit_batch(session, outcomes, provenance, seconds, worker_id=worker_id)
         if done.is_end and idle_model is not None:
-            # a second transaction would cost a small job as much as its claim
+            # in the same transaction: small jobs would notice a second one
             workers.set_idle(session, worker_id, idle_model)
         return done
 
@@ -94,13 +95,13 @@ def commit_each(
             )
         (outcome,) = outcomes
         if outcome.error is not None:
-            raise  # an error without a result cannot be the sample's fault
+            raise  # the sample has no result that could be at fault
         reason = unforeseen(error, f"while the result of sample {outcome.lease.id} was stored")
         failed = again([Outcome(lease=outcome.lease, error=reason)])
-        return replace(failed, lost=[outcome])  # its files go
+        return replace(failed, lost=[outcome])  # its files are removed
 
 
-def commit_unit(
+def commit_batch(
     session: Session,
     outcomes: Sequence[Outcome],
     provenance: Provenance | None,
@@ -108,13 +109,13 @@ def commit_unit(
     *,
     worker_id: str = counters.NOBODY,
 ) -> Committed:
-    """Store all results of a batch; safe to repeat if the answer to the first commit was lost.
+    """Store all results of a batch. Safe to repeat if the answer to the first commit was lost.
 
     A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
 
     Args:
-        seconds: time that the batch took, for the forecast of its jobs.
-        worker_id: the worker whose counters are raised.
+        seconds: duration of the batch, for the forecast of its jobs.
+        worker_id: worker whose counters increase.
     """
     samples.lock_jobs(session, [o.lease for o in outcomes])
     done = [
@@ -165,7 +166,7 @@ def _commit_of_job(
 
 
 def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:
-    """Counts that a batch of this job kind adds."""
+    """Counter increments for one batch."""
     counts: dict[Counter, float] = defaultdict(float)
     counts[Counter("batches", kind)] = 1
     counts[Counter("batch_seconds", kind)] = seconds
@@ -199,7 +200,7 @@ def _commit(
 
 
 def _complete(
-    session: Session, outcome: Outcome, provenance: Provenance | None, sessions_of_unit: list[NewSession]
+    session: Session, outcome: Outcome, provenance: Provenance | None, recorded_sessions: list[NewSession]
 ) -> None:
     prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
     if prompt is None or generation is None or scores is None:
@@ -222,4 +223,4 @@ def _complete(
     if recorded is not None and provenance is not None:
         verdict = next(iter(scores.values()), None)
         correct = verdict.value == 1.0 if verdict else None
-        sessions_of_unit.append(recorded.as_new(outcome.lease, provenance, correct))
+        recorded_sessions.append(recorded.as_new(outcome.lease, provenance, correct))

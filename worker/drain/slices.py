@@ -57,7 +57,7 @@ class Slice:
 
 
 class Slices:
-    """Prepares jobs."""
+    """Prepares jobs for a slice."""
 
     def __init__(
         self, *, settings: Settings, database: Database, store: ArtifactStore, model: JobModels
@@ -70,9 +70,9 @@ class Slices:
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
 
     def prepare(self, job_id: str) -> Slice:
-        """Load the model if need be, read the data that the spec names, resolve its hooks.
+        """Load the model if necessary, read the job's data, resolve its hooks.
 
-        A batch file is prepared for its next line, and for those that can run with it.
+        A batch file is prepared for its next line and the lines that can share a batch with it.
 
         Raises:
             ActographError: the job cannot be run at all.
@@ -86,7 +86,7 @@ class Slices:
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure
         if pinned is not None and pinned.savepoints != structure.savepoints:
-            # savepoints mean what they meant when the job was submitted
+            # savepoints as they were when the job was submitted
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         runner = self._runner(row, spec, engine)
         steering, provenance, refused = UNSTEERED, None, None
@@ -122,7 +122,7 @@ class Slices:
         )
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
-        """The runner for the job's kind; `spec` is the job's, or that of lines of a batch file."""
+        """The runner of the job's kind; `spec` is the spec of the job, or of lines of a batch file."""
         if row.kind == "extract" and row.total is None:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
@@ -141,7 +141,7 @@ class Slices:
         return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)
 
     def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
-        """Insert the samples of a dataset that the API could not read."""
+        """Insert the samples of a dataset that only workers can read."""
         bulk_insert.insert_dataset(self._database, row.id, list(read()))
 
     def _provenance(

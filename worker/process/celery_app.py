@@ -1,7 +1,7 @@
-"""The worker's Celery app: one child process that holds the model, one task.
+"""The worker's Celery app: one task, and one child process with the model.
 
-The parent imports neither torch nor the engine. The child is spawned, loads the model before its first task,
-and runs one task at a time.
+The parent imports neither torch nor the engine. The child loads the model before its first task and runs one
+task at a time.
 """
 
 import logging
@@ -74,8 +74,8 @@ def _start(**_: Any) -> None:
     try:
         if not attempts.begin():
             raise ModelRefused(
-                f"the process died {MOST} times while it loaded the model, most likely for want of memory; "
-                "take a smaller model or dtype"
+                f"the process died {MOST} times while it loaded the model, most likely out of memory; use a "
+                "smaller model or dtype"
             )
         _process = WorkerProcess(Settings(), stop, _served)
         _process.start()

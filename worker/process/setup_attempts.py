@@ -1,7 +1,7 @@
 """Limit on attempts to start the child.
 
-Celery replaces a dead child for ever. A child killed for want of memory while it loads its model would die
-again each time.
+Celery replaces a dead child for ever. A child that runs out of memory while it loads its model would die
+each time.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ MOST = 5
 
 class SetupAttempts:
     def __init__(self, path: Path) -> None:
-        """`path`: a file that the parent's children share."""
+        """`path`: a file shared by all children of one parent."""
         self._path = path
 
     def begin(self) -> bool:

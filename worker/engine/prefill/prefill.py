@@ -1,7 +1,7 @@
 """Prefill: rows of every token of given texts; nothing is generated.
 
-One forward pass reads the texts, and its rows leave through the bounded queue of the row path. The model
-waits while the queue is full, so memory does not depend on the number of layers.
+One forward pass reads the texts, and its rows go through the bounded queue of the row path. The model waits
+while the queue is full, so memory does not depend on the number of layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -167,7 +167,7 @@ class _HeadPieces:
             raise CaptureFailed(f"{self._head} came before {self._capture.locations[self._reader.due]}")
         # the last token alone needs no other logits
         start = padded - 1 if self._last_alone else 0
-        size = 1  # until the size of a row is known
+        size = 1  # the first piece shows the size of a row
         while start < padded:
             self._progress.check_cancel()
             piece = head.forward(hidden[:, start : start + size])

@@ -15,7 +15,7 @@ from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
 
 Result = TypeVar("Result")
-# The dry batch: sizes that no head count or width is likely to share
+# sizes of the dry batch, unlike any head count or width
 _ROWS, _TOKENS = 3, 11
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -25,7 +25,7 @@ Identity = tuple[Any, ...]
 
 
 def identity_of(tensor: torch.Tensor) -> Identity:
-    """Two tensors with the same identity are the same memory, seen alike, with no change between."""
+    """Tensors with the same identity are the same unchanged memory, viewed in the same way."""
     return _identity(tensor, tensor._version)
 
 

@@ -1,7 +1,7 @@
 """Rehearsal at load, as jobs run the model: a padded batch, a step with the cache, prefill.
 
-The dry forward shows where the tensors are. Their numbers may still differ in a job: a recurrent state may
-take up the padding, positions may count the padding, a model without a cache runs all tokens in every step.
+The dry forward finds the tensors. Their numbers may still differ in a job: a recurrent state may include the
+padding, positions may count the padding, a model without a cache runs all tokens in every step.
 So the rehearsal generates one step from a few prompts, reads them once more, and compares every location
 with a forward pass over each prompt alone.
 """
@@ -25,8 +25,8 @@ from worker.engine.tokens.stopping import RowTracker
 # Tokens of the prompts of each batch. One of a single token is a batch of its own: a recurrent model may
 # take it for a step and go on from the state that the generation before it left
 _BATCHES = ((9, 4), (4,), (1,))
-# How far, in the median of a row's channels, numbers may lie from those of the undivided forward, as a part
-# of what each channel commonly is. Rounding makes 1e-6 of it in float32 and up to a few hundredths in
+# Largest difference from the undivided forward, as the median over a row's channels, relative to each
+# channel's usual size. Rounding makes 1e-6 of it in float32 and up to a few hundredths in
 # half precision; another position or a state that took up padding makes a half and more.
 _APART, _APART_HALF = 1e-2, 0.2
 _HALF = (torch.bfloat16, torch.float16)
@@ -89,7 +89,7 @@ def _generated(
         on_step=None,
         device=model.device,
     )
-    # whatever the model would end with: one token is run after the prompt
+    # even if the model would end: one token runs after the prompt
     inputs = generation_inputs(model, requests, SamplingSpec(max_tokens=2), tracker) | {"min_new_tokens": 2}
     seen.passes.clear()
     tried(model, "generates", lambda: hf.generate(**inputs))
