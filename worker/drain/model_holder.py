@@ -50,7 +50,8 @@ class ModelHolder:
         self._served = [
             model_names.parse(text) for text in (settings.model, *settings.allowed_models) if text
         ]
-        self._engine: Engine | None = None
+        #: the engine of the held model
+        self.engine: Engine | None = None
         self._options = ModelLoadOptions()
         #: True if the model was loaded for a pinned job, not with the options in force
         self.is_as_pinned = False
@@ -67,8 +68,8 @@ class ModelHolder:
             UnknownHook: a savepoint refers to an unknown hook.
         """
         options = self._options_of(name)
-        if self._engine is not None and self._engine.structure.model == name and options == self._options:
-            return self._engine
+        if self.engine is not None and self.engine.structure.model == name and options == self._options:
+            return self.engine
         return self.load(name, options)
 
     def engine_as(self, pinned: ModelIdentity) -> Engine:
@@ -78,7 +79,7 @@ class ModelHolder:
             UnknownModel, ModelRefused: as `engine_for`.
             ModelChanged: its files were overwritten, or it loads as another model.
         """
-        held = self._engine
+        held = self.engine
         if held is not None and is_same(held.structure.identity, pinned):
             return held
         files = weight_files.find(self._find(pinned.model).source, pinned.revision)
@@ -109,17 +110,17 @@ class ModelHolder:
         self.is_as_pinned = as_pinned
         logger.info("loading model %s", name)
         try:
-            self._engine = self._load(model, options)
-            self._options, self._resting = options, memory_snapshot(self._engine.model.devices)
-            self._on_loaded(self._engine.structure)
+            self.engine = self._load(model, options)
+            self._options, self._resting = options, memory_snapshot(self.engine.model.devices)
+            self._on_loaded(self.engine.structure)
         except (ActographError, torch.AcceleratorError):
             self.unload()
             raise
         except Exception as error:
             self.unload()
             raise ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-        logger.info("model %s is ready on %s", name, self._engine.structure.device)
-        return self._engine
+        logger.info("model %s is ready on %s", name, self.engine.structure.device)
+        return self.engine
 
     def _find(self, name: str) -> ServedModel:
         model = next((m for m in self._served if m.name == name), None)
@@ -160,16 +161,11 @@ class ModelHolder:
     @property
     def tokenizer_definition(self) -> dict[str, Any] | None:
         """The tokenizer of the loaded model, for the index; None if it cannot be stored."""
-        return chat_template.exported(self._engine.model.tokenizer) if self._engine is not None else None
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine of the held model."""
-        return self._engine
+        return chat_template.exported(self.engine.model.tokenizer) if self.engine is not None else None
 
     def memory(self) -> dict[str, int]:
         """Memory in use, and memory that a batch may use. The heartbeat sends it; the API plans with it."""
-        engine = self._engine  # another thread may load a model meanwhile
+        engine = self.engine  # another thread may load a model meanwhile
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting)
@@ -180,7 +176,7 @@ class ModelHolder:
         return numbers
 
     def unload(self) -> None:
-        self._engine = None
+        self.engine = None
         gc.unfreeze()
         gc.collect()
         if torch.cuda.is_available():

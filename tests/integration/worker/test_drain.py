@@ -189,7 +189,7 @@ def test_more_urgent_work_ends_the_slice_after_one_unit(bench: "Bench") -> None:
 
 
 def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: Any) -> None:
-    """Run a slice and `act` while its first unit decodes."""
+    """Run a slice and `act` while its first batch decodes."""
     drain = bench.drain(**changes)
     thread = threading.Thread(target=drain.run_slice, args=[job_id])
     thread.start()

@@ -1,4 +1,4 @@
-"""A drain on a disk that fills up: it stops between two units, and takes up all that was left."""
+"""A drain on a disk that fills up: it stops between two batches, and takes up all that was left."""
 
 from collections.abc import Iterator
 from pathlib import Path

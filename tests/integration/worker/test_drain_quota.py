@@ -1,4 +1,4 @@
-"""A drain that reaches a quota: it stops between two units, says why, and goes on once there is room."""
+"""A drain that reaches a quota: it stops between two batches, says why, and goes on once there is room."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
     with bench.database.read() as session:
         stored = quotas.usage(session)["key:00000001"].bytes
     other = submit(bench, "key:00000002")
-    # the urgent job of the full owner cannot run, so it is no reason to give way after one unit
+    # the urgent job of the full owner cannot run, so it is no reason to give way after one batch
     bench.drain(batch_size=1, owner_quota_bytes=stored).run_slice(other)
     assert completed(bench, other) >= 3
     assert completed(bench, full) == 4

@@ -1,4 +1,4 @@
-"""A unit is committed with a few statements for each sample; what its samples share is read once."""
+"""A batch is committed with a few statements for each sample; what its samples share is read once."""
 
 from collections import Counter
 from pathlib import Path

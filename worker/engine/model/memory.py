@@ -9,16 +9,13 @@ from pathlib import Path
 
 import torch
 
-from actograph.contract.plans import batch_memory, estimate
+from actograph.contract.plans import batch_memory
+from actograph.contract.plans.batch_memory import CaptureNeed
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 
-# the API plans with the same arithmetic
-CPU_BATCH_CAP = batch_memory.CPU_BATCH_CAP
-bytes_per_token = estimate.bytes_per_token
-CaptureNeed = batch_memory.CaptureNeed
 #: tokens of a prompt -> memory for capturing its rows
 CaptureOf = Callable[[int], CaptureNeed]
 
