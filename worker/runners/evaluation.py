@@ -48,8 +48,8 @@ class EvaluationRunner(Runner):
         self.takes_turns = spec.uses_tools
         self._turns: ToolTurns | AnnotationTurns | None = None
         if spec.uses_tools:
-            turns = AnnotationTurns if spec.tool_format == "annotations" else ToolTurns
-            self._turns = turns(spec, tokenizer)
+            is_annotated = spec.tool_format == "annotations"
+            self._turns = AnnotationTurns(spec, tokenizer) if is_annotated else ToolTurns(spec, tokenizer)
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
         changes = self._conditions[sample.condition].sampling

@@ -138,14 +138,15 @@ class TurnLoop:
         lease, conversation, turn = talk.outcome.lease, talk.conversation, len(talk.conversation.generations)
         steering, markup = self._generator.steering, self._generator.markup
         # the seed of the first turn would draw the same noise in every turn
-        seed, edits, chooser = lease.seed, steering.edits(lease.condition), None
+        seed, edits = lease.seed, steering.edits(lease.condition)
+        chooser: TurnTokens | None = None
         if turn:
             seed = sample_seed(lease.seed, turn, 0)
             # a token that several turns run is edited in each of them
             edits = steering.edits_where(
                 lease.condition, lambda positions: TurnTokens(conversation, begun, positions, markup)
             )
-        if turn and self._positions not in (None, "last"):
+        if turn and self._positions is not None and self._positions != "last":
             # rows of earlier turns are not kept again
             chooser = TurnTokens(conversation, begun, self._positions, markup, begun.first_row)
         return GenerationRequest(
@@ -169,10 +170,7 @@ class TurnLoop:
             further = self._runner.further_turn(lease, turns)
             if isinstance(further, str):
                 ended = further
-            elif (
-                len(further.prompt.token_ids) + _most(further.prompt, sampling)
-                > self._generator.context_length
-            ):
+            elif self._exceeds_context(further.prompt, sampling):
                 ended = "context_length"
             else:
                 talk.prompt, talk.results_from = further.prompt, further.results_from
@@ -195,12 +193,9 @@ class TurnLoop:
             tools=self._runner.tools_of(lease, turns, ended),
         )
 
-
-def _most(prompt: Prompt, sampling: SamplingSpec | None) -> int:
-    """Most tokens to generate after this prompt."""
-    if prompt.max_tokens is not None or sampling is None:
-        return prompt.max_tokens or 0
-    return sampling.max_tokens
+    def _exceeds_context(self, prompt: Prompt, sampling: SamplingSpec | None) -> bool:
+        most = sampling.max_tokens if prompt.max_tokens is None and sampling else prompt.max_tokens or 0
+        return len(prompt.token_ids) + most > self._generator.context_length
 
 
 @dataclass(frozen=True)
