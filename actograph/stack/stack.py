@@ -93,7 +93,7 @@ class Stack:
             )
         if settings.port and not is_free(settings.host, settings.port):
             raise PortInUse(
-                f"port {settings.port} on {settings.host} is in use; "
+                f"port {settings.port} on {settings.host} is in use or not permitted; "
                 "choose another with --port (0: any free one)"
             )
         self._port = settings.port or free_port(settings.host)

@@ -267,8 +267,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         )
     assert done.returncode == 1
     assert (
-        done.stderr
-        == f"error: port {port} on 127.0.0.1 is in use; choose another with --port (0: any free one)\n"
+        done.stderr == f"error: port {port} on 127.0.0.1 is in use or not permitted; "
+        "choose another with --port (0: any free one)\n"
     )
 
 

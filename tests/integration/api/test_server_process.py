@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from actograph.settings import Settings
+from actograph.stack.ports import free_port
 from tests.support.processes import has_ended, words_of
 
 pytestmark = pytest.mark.integration
@@ -43,9 +44,7 @@ def run(settings: Settings) -> Iterator[Run]:
     started: list[subprocess.Popen[str]] = []
 
     def start(**more: str) -> tuple[subprocess.Popen[str], str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port("127.0.0.1")
         process = subprocess.Popen(
             [sys.executable, "-m", "api"],
             env=environment(settings, ACTOGRAPH_PORT=str(port), **more),

@@ -3,7 +3,6 @@
 Only Celery is missing: a thread runs the drain for every job that waits.
 """
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from fastapi import FastAPI
 
 from actograph.contract.resources import Job
 from actograph.settings import Settings
+from actograph.stack.ports import free_port
 from api.app import create_app
 from storage import samples
 from storage.artifacts.factory import open_store
@@ -126,9 +126,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
                 continue
             drain.look()
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port("127.0.0.1")
     app = create_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     threads = [threading.Thread(target=target, daemon=True) for target in (server.run, work)]
