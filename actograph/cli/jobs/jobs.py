@@ -160,10 +160,9 @@ def _watch(client: "Client", job_id: str, output: Format = Format.TABLE) -> None
     from actograph.cli.jobs import watching
 
     try:
-        watching.follow(client, client.jobs.get(job_id))
+        code = watching.watch(client, job_id, output)
     except KeyboardInterrupt:
-        note(f"job {job_id} goes on; follow it with: actograph jobs watch {tables.shorten(job_id)}")
+        note(f"job {job_id} continues; follow it with: actograph jobs watch {tables.shorten(job_id)}")
         raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
-    code = watching.conclude(client, job_id, output)
     if code:
         raise exit_codes.Ended(code)

@@ -195,16 +195,8 @@ def test_submit_of_a_dataset_that_is_not_there(run: Run) -> None:
 @pytest.mark.parametrize(("status", "expected"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
 def test_watch_ends_with_the_jobs_end(service: Any, run: Run, status: str, expected: int) -> None:
     numbers = {"total": 4, "completed": 4, "failed": 0}
-    job = service.add_job(1, status=status, progress=numbers)
+    job = service.add_job(1, status=status, progress=numbers, samples_per_second=2.0)
     service.results[job.id] = results(job.id)
-    service.add_events(
-        job.id,
-        ("job.queued", {"total": 4}),
-        ("job.started", {}),
-        ("job.progress", {"total": 4, "completed": 2, "failed": 0}),
-        ("job.progress", numbers),
-        (f"job.{status}", numbers),
-    )
     code, out, err = run("jobs", "watch", "job_0")
     assert code == expected
     assert out.split("\n")[0].split() == [
@@ -219,7 +211,6 @@ def test_watch_of_an_extract_job_says_that_texts_were_cut(service: Any, run: Run
     numbers = {"total": 4, "completed": 4, "failed": 0}
     job = service.add_job(1, kind="extract", status="completed", progress=numbers)
     service.results[job.id] = results(job.id)
-    service.add_events(job.id, ("job.completed", numbers))
     _, _, err = run("jobs", "watch", job.id)
     assert "1 of 4 texts were cut to the model's context" in err
     assert "max_tokens" not in err
@@ -228,17 +219,26 @@ def test_watch_of_an_extract_job_says_that_texts_were_cut(service: Any, run: Run
 def test_watch_tells_why_a_job_failed(service: Any, run: Run) -> None:
     progress = {"total": 2, "completed": 0, "failed": 2}
     job = service.add_job(1, status="failed", progress=progress, error={"type": "x", "message": "no\nmemory"})
-    service.add_events(job.id, ("job.failed", progress))
     code, out, err = run("jobs", "watch", job.id)
     assert (code, out) == (1, "")
     assert err.splitlines()[-1] == f"job {job.id} failed: no memory"
 
 
 def test_submit_and_watch(service: Any, run: Run) -> None:
-    service.add_events(f"job_{1:032x}", ("job.queued", {"total": 1}), ("job.cancelled", {}))
-    code, out, _ = run("jobs", "submit", "--model", "m", "--prompt", "p", "--watch")
-    # the server's job still says queued: the exit status follows the job, not the event
-    assert (code, out.splitlines()[0]) == (1, f"job_{1:032x}")
+    job_id = f"job_{1:032x}"
+
+    def cancel() -> None:
+        service.jobs[job_id] = service.jobs[job_id].model_copy(
+            update={"status": resources.JobStatus.CANCELLED}
+        )
+
+    timer = threading.Timer(0.3, cancel)
+    timer.start()
+    code, out, err = run("jobs", "submit", "--model", "m", "--prompt", "p", "--watch")
+    timer.join()
+    assert (code, out.splitlines()[0]) == (2, job_id)
+    assert err.splitlines()[0].startswith("queued")
+    assert err.splitlines()[-1] == f"job {job_id} cancelled"
 
 
 def test_cancel_and_rm_go_on_after_a_failure(service: Any, run: Run) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actograph.client import AsyncClient, Client
-from actograph.client.errors import WaitTimeout
+from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
 from actograph.contract.resources import JobStatus
 
 
@@ -36,6 +36,24 @@ def test_the_end_is_seen_by_coroutines(service: Any, go: Any) -> None:
 
     assert go(talk) == "completed"
     timer.join()
+
+
+def test_a_short_outage_does_not_end_the_wait(service: Any) -> None:
+    job = service.add_job(1, status="in_progress")
+    with Client(service.url, "", retries=0) as client:
+        handle = client.jobs.get(job.id)
+        service.faults += ["none", "drop", 503]
+        timer = end_soon(service, job.id, JobStatus.COMPLETED)
+        assert handle.wait().status is JobStatus.COMPLETED
+        timer.join()
+
+
+@pytest.mark.parametrize("fault", ["drop", 503])
+def test_a_service_that_never_answered_is_not_waited_for(service: Any, fault: int | str) -> None:
+    job = service.add_job(1, status="in_progress")
+    service.faults.append(fault)
+    with Client(service.url, "", retries=0) as client, pytest.raises((ApiError, ServiceUnreachable)):
+        client.jobs.wait(job.id)
 
 
 def test_patience_ends_and_the_job_goes_on(service: Any, plain: Client) -> None:
