@@ -1,6 +1,7 @@
-"""`actograph keys`: who may do what; for admins."""
+"""`actograph keys`: API keys and their roles, for admins."""
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from actograph.cli.flags.durations import seconds_of
 from actograph.cli.flags.identifiers import resolve
 from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
 from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, emit_json_lines, note
+from actograph.cli.output.output import Format, emit, emit_list, note
 from actograph.contract.service.key_roles import Role
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def create(
     if output is Format.JSON:
         emit(made.model_dump_json())
         return
-    note(f"{made.id}: {made.role} of {made.owner}; the key is shown this once")
+    note(f"{made.id}: {made.role} of {made.owner}; the key is shown only once")
     emit(made.key)
 
 
@@ -81,14 +82,12 @@ def ls(
 ) -> None:
     """List keys, newest first."""
     with closing(client_of(ctx)) as client:
-        found = [key for key in client.keys.list() if everything or _state(key) == "good"]
-    if quiet:
-        for key in found:
-            emit(tables.shorten(key.id, full=no_trunc))
-    elif output is Format.JSON:
-        emit_json_lines(found)
-    else:
-        emit(tables.render(HEADERS, [_row(key, full=no_trunc) for key in found]))
+        keys = [key for key in client.keys.list() if everything or _state(key) == "good"]
+
+    def table(keys: "Sequence[ApiKey]") -> str:
+        return tables.render(HEADERS, [_row(key, full=no_trunc) for key in keys])
+
+    emit_list(keys, table, output, quiet=quiet, full=no_trunc)
 
 
 @app.command()

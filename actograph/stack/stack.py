@@ -24,10 +24,9 @@ from actograph.contract.errors import (
 from actograph.contract.resources import Worker, WorkerStatus
 from actograph.settings import Settings
 from actograph.stack import devices, redis_server
-from actograph.stack.lost_children import LostChildren
 from actograph.stack.ports import free_port, is_free
 from actograph.stack.stop_signals import StopSignals
-from actograph.stack.supervisor import MAX_DEATHS, Child, CrashLoop, Program, Supervisor, describe
+from actograph.stack.supervisor import Child, Program, Supervisor, describe
 
 WORKER_STOP_SECONDS = 20.0
 API_STOP_SECONDS = 5.0
@@ -101,7 +100,6 @@ class Stack:
         self._broker: Child | None = None
         self._api: Child | None = None
         self._workers: list[Child] = []
-        self._lost: dict[Child, LostChildren] = {}
         self._probed_at = 0.0
         self._hinted_at = time.monotonic()
         # one of its own, since keys that were made later are nobody's to know
@@ -188,9 +186,7 @@ class Stack:
                 log_max_bytes=settings.log_max_bytes,
                 stop_seconds=WORKER_STOP_SECONDS,
             )
-            child = self._supervisor.start(program)
-            self._workers.append(child)
-            self._lost[child] = LostChildren(child)
+            self._workers.append(self._supervisor.start(program))
 
     def _await_broker(self, broker: Child) -> None:
         """Wait until the broker has loaded its data."""
@@ -270,11 +266,10 @@ class Stack:
         return environment | dict(more or {})
 
     def _probe(self) -> None:
-        """Note which programs do their work by now.
+        """Mark programs ready that do their work by now.
 
         Raises:
             ModelRefused: a worker that was never ready could not load the model.
-            CrashLoop: the process in which a worker loads the model keeps dying.
         """
         if self._all_ready():
             self._hinted_at = time.monotonic()
@@ -284,13 +279,6 @@ class Stack:
         self._probed_at = time.monotonic()
         if self._broker is not None and not self._broker.ready and self._redis and self._redis.answers():
             self._supervisor.mark_ready(self._broker)
-        for child in self._workers:
-            if not child.ready and self._lost[child].look() >= MAX_DEATHS:
-                raise CrashLoop(
-                    f"the process in which {child.program.name} loads the model died {MAX_DEATHS} times, "
-                    f"perhaps for want of memory; its log: {child.program.log}",
-                    child.tail(),
-                )
         if time.monotonic() > self._hinted_at + _PATIENCE_SECONDS:
             self._hinted_at = time.monotonic()
             waiting = [child.program.name for child in self._supervisor.children if not child.ready]

@@ -238,23 +238,6 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_reason(
     assert "config" in last
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_worker_whose_child_is_killed_again_and_again_ends_it(up: Start, gone: Start) -> None:
-    service = up()
-    children = []
-    while service.process.poll() is None:
-        found = service.children()
-        children += found
-        for process in found:
-            # the one that loads the model, as a kernel short of memory would
-            if "spawn_main" in " ".join(words_of(process)):
-                process.kill()
-        time.sleep(0.3)
-    assert service.process.wait() == 1
-    assert "died 5 times, perhaps for want of memory" in service.said().splitlines()[-1]
-    assert gone(children)
-
-
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -6,6 +6,8 @@ each time.
 
 from pathlib import Path
 
+from actograph.contract.errors import ModelRefused
+
 MOST = 5
 
 
@@ -14,11 +16,19 @@ class SetupAttempts:
         """`path`: a file shared by all children of one parent."""
         self._path = path
 
-    def begin(self) -> bool:
-        """Note one attempt. Returns False after `MOST` attempts without success."""
+    def begin(self) -> None:
+        """Note one attempt.
+
+        Raises:
+            ModelRefused: `MOST` attempts have not succeeded.
+        """
         with self._path.open("a", encoding="ascii") as file:
             file.write(".")
-        return self._path.stat().st_size <= MOST
+        if self._path.stat().st_size > MOST:
+            raise ModelRefused(
+                f"the process died {MOST} times while it loaded the model, most likely out of memory; use "
+                "a smaller model or dtype"
+            )
 
     def succeeded(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The options by which `actograph sessions` chooses sessions, and what they ask of the service."""
+"""Options of `actograph sessions` that select sessions."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +35,7 @@ FILTERS: dict[str, Any] = {
 
 
 def query(client: "Client", filters: Mapping[str, Any]) -> "SessionQuery":
-    """Return the filters of `FILTERS` that are set, with the whole id of the job."""
+    """Return the filters of `FILTERS`, with the full id of the job."""
     wanted: SessionQuery = {
         "job_id": None if filters["job"] is None else identifiers.job(client, filters["job"]),
         "model": filters["model"],

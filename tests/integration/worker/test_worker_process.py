@@ -13,8 +13,10 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from actograph.contract.errors import ModelRefused
 from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
+from actograph.settings import Settings
 from storage import samples
 from storage.broker.broker import Broker
 from storage.index.database import Database
@@ -23,7 +25,9 @@ from storage.queue import workers
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow, WorkerRow
 from tests.support.indexes import create_index
+from worker.process.setup_attempts import MOST
 from worker.signals.process_end import DEVICE_LOST
+from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RedisProcess
@@ -232,3 +236,24 @@ def test_a_redis_without_memory_costs_the_worker_nothing_but_its_messages(
     broker.close()
     assert worker.end() == 0
     assert worker.log.count("Traceback") == 0, worker.log[-4000:]
+
+
+def test_a_child_that_died_too_often_stores_the_reason_and_loads_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    """`up` reads it there and ends."""
+    from worker.process.child import WorkerProcess
+
+    (tmp_path / "setup-attempts").write_text("." * MOST)
+    settings = Settings(home=tmp_path, model=f"{MODEL}=/no/such/folder")
+    process = WorkerProcess(settings, StopSignal(tmp_path / "stop-worker"), [MODEL])
+    try:
+        with pytest.raises(ModelRefused, match="died 5 times while it loaded the model"):
+            process.start()
+        with database.read() as session:
+            (worker,) = workers.find(session)
+        assert worker.status == WorkerStatus.SETUP_FAILED
+        assert "out of memory" in str(worker.error)
+    finally:
+        process._heartbeat.stop()
+        process._database.close()

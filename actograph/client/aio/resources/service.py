@@ -3,16 +3,13 @@
 import builtins
 from typing import Any
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.answers import path_of
 from actograph.contract import resources
 
 
-class Models:
+class Models(Resource):
     """List, load and inspect models."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def list(self) -> builtins.list[resources.Model]:
         """List the served models."""
@@ -39,22 +36,16 @@ class Models:
         )
 
 
-class Workers:
+class Workers(Resource):
     """List workers."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def list(self) -> builtins.list[resources.Worker]:
         """List every worker in the index, newest first."""
         return await self._transport.collect(resources.Worker, "/v1/workers")
 
 
-class Queue:
+class Queue(Resource):
     """Inspect, pause and resume the queue."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def get(self) -> resources.Queue:
         """Return the waiting and running work."""

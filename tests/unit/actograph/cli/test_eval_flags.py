@@ -39,15 +39,15 @@ def test_conditions(given: list[str], conditions: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ([":suffix=x"], "say NAME"),
-        (["a:b"], "say NAME"),
-        (["a:colour=red"], "no field 'colour'"),
-        (["a:top_k=many"], "no number"),
-        (["a", "a"], "there twice"),
-        (["a:suffix=x", "a:suffix=y"], "suffix is given twice"),
-        (["a:top_k=1", "a:top_k=2"], "top_k is given twice"),
+        ([":suffix=x"], "use NAME"),
+        (["a:b"], "use NAME"),
+        (["a:colour=red"], "unknown field 'colour'"),
+        (["a:top_k=many"], "not a number"),
+        (["a", "a"], "occurs twice"),
+        (["a:suffix=x", "a:suffix=y"], "suffix occurs twice"),
+        (["a:top_k=1", "a:top_k=2"], "top_k occurs twice"),
         (['{"name": 3}'], "with a name"),
-        (['{"name": '], "not JSON"),
+        (['{"name": '], "not valid JSON"),
     ],
 )
 def test_conditions_that_cannot_be_read(given: list[str], reason: str) -> None:
@@ -61,7 +61,7 @@ def test_conditions_of_a_file(tmp_path: Path) -> None:
     stimuli = [{"name": "EP02", "suffix": "It matters."}, {"name": "EP03", "suffix": "Be sure."}]
     assert conditions_of([], path) == [{"name": "baseline"}, *stimuli]
     assert conditions_of(["plain"], path) == [{"name": "plain"}, *stimuli]
-    with pytest.raises(InvalidRequest, match="EP03 is there twice"):
+    with pytest.raises(InvalidRequest, match="'EP03' occurs twice"):
         conditions_of(["EP03"], path)
     listed = [{"name": "a"}, {"name": "b", "system": "x"}]
     for content in (listed, {"conditions": listed}):
@@ -114,9 +114,9 @@ def test_datasets(tmp_path: Path) -> None:
     ]:
         assert dataset_flags.reference(typed, "--dataset") == (expected, None)
     for typed in ("hub:a/b:c:d:e", "hub::main"):
-        with pytest.raises(InvalidRequest, match="say hub:"):
+        with pytest.raises(InvalidRequest, match="use hub:"):
             dataset_flags.reference(typed, "--dataset")
-    with pytest.raises(InvalidRequest, match=r"--fewshot-dataset hub:: there is no such file"):
+    with pytest.raises(InvalidRequest, match=r"--fewshot-dataset: no file 'hub:'"):
         dataset_flags.reference("hub:", "--fewshot-dataset")
 
 
@@ -166,7 +166,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--scorer", "best"), "--scorer best: there are"),
+        (("--scorer", "best"), "--scorer: unknown scorer 'best'"),
         (("--mode", "tools"), "mode: "),
         (("--max-turns", "3"), "max_turns needs mode: with_tools"),
         (("--tool-format", "annotations"), "tool_format needs mode: with_tools"),

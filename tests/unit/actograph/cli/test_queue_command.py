@@ -1,7 +1,6 @@
 """`actograph queue` and `jobs retry` against a real server."""
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -60,20 +59,18 @@ def test_retry_goes_on_after_a_refusal(service: Any, capsys: pytest.CaptureFixtu
 
 
 def test_retry_and_watch_follow_the_job_to_its_second_end(
-    service: Any, capsys: pytest.CaptureFixture[str]
+    service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = service.add_job(1, status="failed")
     assert main(["jobs", "retry", "--watch", job.id, job.id]) == 1
     assert "one job" in capsys.readouterr().err
     ended = {"status": JobStatus.CANCELLED}
 
-    def end() -> None:
+    def end(_seconds: float) -> None:
         service.jobs[job.id] = service.jobs[job.id].model_copy(update=ended)
 
-    timer = threading.Timer(0.3, end)
-    timer.start()
+    monkeypatch.setattr("actograph.client.blocking.resources.jobs.sleep", end)
     assert main(["jobs", "retry", "--watch", job.id]) == 2
-    timer.join()
     told = capsys.readouterr().err
     assert "queued" in told
     assert "cancelled 0/4" in told

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actograph.stack.lost_children import LostChildren
 from actograph.stack.supervisor import Child, CrashLoop, Program, Supervisor, describe
 from tests.support.processes import words_of
 
@@ -229,7 +228,6 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> 
     code = f"""
 import os, sys, time
 from pathlib import Path
-from actograph.stack.lost_children import LostChildren
 from actograph.stack.supervisor import Program, Supervisor
 supervisor = Supervisor(print)
 program = Program(name="toy", command=[sys.executable, "-c", {SLEEP!r}], environment=os.environ,
@@ -254,28 +252,6 @@ time.sleep(120)
     while not gone(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_children_that_a_program_keeps_losing_are_counted(watcher: Watcher) -> None:
-    code = """
-import subprocess, sys, time
-while True:
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(0.1)"])
-"""
-    child = watcher.start(code)
-    lost = LostChildren(child)
-    watcher.until(lambda: lost.look() >= 5)
-    child.kill()
-    watcher.until(lambda: child.restart_at is not None)
-    assert lost.look() == 0
-
-
-def test_children_that_stay_are_not_counted(watcher: Watcher, tmp_path: Path) -> None:
-    child = watcher.start(LEAVES_A_CHILD, tmp_path / "pid", 120)
-    watcher.until(lambda: content(tmp_path / "pid").isdigit())
-    lost = LostChildren(child)
-    assert [lost.look() for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
