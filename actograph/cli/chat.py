@@ -66,14 +66,14 @@ def chat(
             emit(client.chat(said, model=model, **fields).model_dump_json())
             return
         if output is Format.JSON:
-            raise InvalidRequest("--format json is for one question; give it after the command")
+            raise InvalidRequest("--format json needs a question on the command line")
         for text in asked or _typed():
             said.append({"role": "user", "content": text})
             said.append({"role": "assistant", "content": _answer(client, said, model, fields)})
 
 
 def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fields: dict[str, Any]) -> str:
-    """Print the answer as it comes; returns it."""
+    """Print the answer while it is generated, and return it."""
     whole = ""
     session_id, finish = None, None
     for chunk in client.chat.stream(said, model=model, **fields):
@@ -93,7 +93,7 @@ def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fie
 
 
 def _typed() -> Iterator[str]:
-    """Lines of the person at the terminal, up to Ctrl-D or a word that ends it; empty ones are left out."""
+    """Yield typed lines that are not empty, until Ctrl-D or a word of `LEAVE`."""
     talks = sys.stdin.isatty()
     if talks:
         note("Ctrl-D or /exit ends the conversation.")

@@ -1,4 +1,4 @@
-"""`actograph completion`: what a shell runs so that Tab completes."""
+"""`actograph completion`: scripts for Tab completion."""
 
 from enum import StrEnum
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`actograph`: every command, and how failures are told."""
+"""`actograph`: all commands, and the reporting of errors."""
 
 import sys
 from typing import Annotated, Any
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = app(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
     except exit_codes.Ended as ended:
         return ended.code
-    except SystemExit as ended:  # of the options about completion
+    except SystemExit as ended:  # raised by the options for completion
         return int(ended.code or 0)
     except _UsageError as error:
         return _tell_usage(error)
@@ -99,22 +99,22 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         text = _one_line(error)
         if isinstance(error, ActographError) and error.status == 401:
-            text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY, or say --api-key"
+            text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY or use --api-key"
         note(f"error: {text}")
         return exit_codes.of_error(error)
     return code if isinstance(code, int) else exit_codes.OK
 
 
-#: click's error about what was typed; newer versions of typer bring a click of their own along
+#: click's usage error; newer versions of typer contain a click of their own
 _UsageError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
 )
 
 
 def _tell_usage(error: Any) -> int:
-    """One line, and where to read on; a group of commands alone shows its help.
+    """Report a usage error on one line; a group without a command shows its help.
 
-    Not click's status 2, which means "cancelled" with us.
+    Returns 1 and not click's 2, which means "cancelled" here.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()

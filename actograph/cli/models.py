@@ -130,9 +130,7 @@ def structure(
         "chat template": "yes" if found.chat_template else "no",
         "batches": "" if found.ragged_batches else "of equal lengths only: padding changes the numbers",
     }
-    for name, text in fields.items():
-        if text:
-            emit(f"{name + ':':<14} {tables.clean(text)}")
+    emit(tables.fields(fields, 14))
     rows = [[name, info.location, str(info.width), info.dtype] for name, info in found.hooks.items()]
     emit("")
     emit(tables.render(("HOOK", "LOCATION", "WIDTH", "DTYPE"), rows, right=("WIDTH",)))

@@ -15,7 +15,8 @@ from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
-    from actograph.contract.resources import StoreGc, StoreProblem
+    from actograph.contract.resources import StoreGc, StoreProblem, StoreUsage
+    from actograph.contract.resources.store import Usage
 
 app = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
 
@@ -32,18 +33,7 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     if output is Format.JSON:
         emit(found.model_dump_json())
         return
-    rows = [
-        [
-            name,
-            str(used.sessions),
-            tables.size(used.session_bytes),
-            str(used.files),
-            tables.size(used.file_bytes),
-            tables.size(used.deleting_bytes),
-            "no limit" if used.available_bytes is None else tables.size(used.available_bytes),
-        ]
-        for name, used in [*((owner.owner or "", owner) for owner in found.owners), ("all", found)]
-    ]
+    rows = [*(_usage_row(owner.owner or "", owner) for owner in found.owners), _usage_row("all", found)]
     headers = ("OWNER", "SESSIONS", "SIZE", "FILES", "FILE SIZE", "DELETING", "LEFT")
     emit(tables.render(headers, rows, right=headers[1:]))
 
@@ -118,6 +108,18 @@ def verify(
         kinds = Counter(problem.problem for problem in problems)
         note(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
         raise exit_codes.Ended(exit_codes.ERROR)
+
+
+def _usage_row(name: str, used: "Usage | StoreUsage") -> list[str]:
+    return [
+        name,
+        str(used.sessions),
+        tables.size(used.session_bytes),
+        str(used.files),
+        tables.size(used.file_bytes),
+        tables.size(used.deleting_bytes),
+        "no limit" if used.available_bytes is None else tables.size(used.available_bytes),
+    ]
 
 
 def _report(problems: "Sequence[StoreProblem]", output: Format) -> None:

@@ -15,7 +15,7 @@ from actograph.contract.errors import InvalidRequest
 if TYPE_CHECKING:
     from actograph.settings import Settings
 
-#: models that begin like this are folders, not hub ids
+#: prefixes of folders; other models are Hub ids
 _PATH_STARTS = ("/", "./", "../", "~")
 
 
@@ -78,7 +78,7 @@ def _check_model(model: str) -> None:
         )
     source = model_names.parse(model).source
     if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-        raise InvalidRequest(f"--model {model}: there is no folder {source}")
+        raise InvalidRequest(f"--model {model}: no folder {source!r}")
 
 
 def _run(settings: "Settings", workers: int) -> None:

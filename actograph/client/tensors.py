@@ -140,7 +140,7 @@ class LazyTensor(IndexedRows):
             length = (high - low) * entry.row_bytes
             piece = read_at(entry.start + low * entry.row_bytes, length) if length else b""
             if len(piece) != length:
-                raise StoreDamaged(f"{len(piece)} of {length} bytes could be read: the file is cut short")
+                raise StoreDamaged(f"the file is truncated: {len(piece)} of {length} bytes could be read")
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -175,7 +175,7 @@ class SessionTensors(Mapping[str, LazyTensor]):
                 parts.append((read_at, entry))
             self._tensors[hook] = LazyTensor(parts)
         if TOKEN_IDS not in self._tensors:
-            raise StoreDamaged("no file holds token_ids: the last shard is missing")
+            raise StoreDamaged("no file contains token_ids: the last shard is missing")
         self._token_ids = self._tensors.pop(TOKEN_IDS)
         self._row_positions = self._tensors.pop(ROW_POSITIONS, None)
 
@@ -226,6 +226,6 @@ def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
     """
     paths = sorted(Path(folder).glob("*.safetensors"))
     if not paths:
-        raise NotFound(f"{folder} holds no .safetensors file")
+        raise NotFound(f"{folder} has no .safetensors file")
     files = {path.name: LocalFile(path) for path in paths}
     return SessionTensors({name: (file, file.size) for name, file in files.items()})

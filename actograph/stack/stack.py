@@ -1,4 +1,4 @@
-"""The service on one machine: broker, API and workers, from the first start to the orderly end."""
+"""The service on one machine: start, supervise and stop broker, API and workers."""
 
 import importlib.util
 import os
@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 0.25
 _PATIENCE_SECONDS = 30.0
 _ASK_SECONDS = 5.0
-#: beginnings of variables that these programs have no use for: what they do not know they cannot tell
+#: prefixes of environment variables that these programs do not receive
 _NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
 _NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK_")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ _PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
 
 
 class PortInUse(Conflict):
-    """The port is taken."""
+    """The port is in use."""
 
     code = "port_in_use"
 
@@ -86,9 +86,8 @@ class Stack:
         settings = options.settings
         if not (settings.api_keys or is_loopback_host(settings.host) or _has_keys(settings)):
             raise InvalidRequest(
-                f"without API keys only loopback is served, and the host is {settings.host}; make a key "
-                "(`actograph keys create` while it runs on loopback, or `python -m api.keys create`), set "
-                "ACTOGRAPH_API_KEYS, or leave --host out"
+                f"host {settings.host} is not loopback and there are no API keys; create a key with "
+                "`python -m api.keys create`, set ACTOGRAPH_API_KEYS, or omit --host"
             )
         if settings.port and not is_free(settings.host, settings.port):
             raise PortInUse(
@@ -102,7 +101,7 @@ class Stack:
         self._workers: list[Child] = []
         self._probed_at = 0.0
         self._hinted_at = time.monotonic()
-        # one of its own, since keys that were made later are nobody's to know
+        # the supervisor has a key of its own: it cannot know keys that are created later
         self._key = secrets.token_hex(32)
         self._client = Client(self.url, self._key, timeout=_ASK_SECONDS, retries=0)
 
@@ -115,19 +114,19 @@ class Stack:
 
     @property
     def has_default_address(self) -> bool:
-        """Whether clients find it without being told where."""
+        """Whether clients find the service without ACTOGRAPH_URL."""
         return (
             self.url
             == Settings.model_construct(url="", port=Settings.model_fields["port"].default).effective_url
         )
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Start everything, call `on_ready` once requests will be served, supervise, stop in order.
+        """Start all programs, call `on_ready` once requests are served, supervise, and stop in order.
 
         Raises:
             ModelRefused: a worker could not load the model.
             CrashLoop: a program keeps dying.
-            ServiceUnavailable: the broker or the database could not be brought up.
+            ServiceUnavailable: the broker or the database did not start.
         """
         try:
             self._start()
@@ -205,7 +204,7 @@ class Stack:
         self._supervisor.mark_ready(broker)
 
     def _migrate(self) -> None:
-        """Bring the database to the newest schema. Raises ServiceUnavailable."""
+        """Migrate the database to the newest schema. Raises ServiceUnavailable."""
         child = Child(
             Program(
                 name="migrate",
@@ -222,8 +221,8 @@ class Stack:
                     return
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
-                        f"the database could not be migrated within {MIGRATE_SECONDS:.0f} s; "
-                        "does something else use it?"
+                        f"the database was not migrated within {MIGRATE_SECONDS:.0f} s; "
+                        "does another program use it?"
                     )
                 time.sleep(_POLL_SECONDS)
         finally:
@@ -234,16 +233,16 @@ class Stack:
             lines = child.tail().splitlines() or [describe(status)]
             for line in lines[:-1]:
                 self._report(line)
-            raise ServiceUnavailable(f"the database could not be brought to the newest schema: {lines[-1]}")
+            raise ServiceUnavailable(f"the database could not be migrated: {lines[-1]}")
 
     def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Environment of a service process: that of this process and the settings."""
+        """Environment of a service process: that of this process, overridden by the settings."""
         settings = self._options.settings
         broker_url = self._redis.url if self._redis is not None else self._options.broker_url
         environment = {
             name: value
             for name, value in os.environ.items()
-            # what a client sends is no matter of the service
+            # settings of clients
             if name not in ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY", "ACTOGRAPH_SUPERVISOR_KEY")
         }
         environment |= {
@@ -258,7 +257,7 @@ class Stack:
             "ACTOGRAPH_DEVICE": settings.device,
             "ACTOGRAPH_THREADS": str(settings.threads),
             "ACTOGRAPH_LOG_LEVEL": settings.log_level,
-            # a folder named api or worker where the user stands must not be run in place of ours
+            # a folder named api or worker in the working directory must not be imported
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
@@ -282,7 +281,7 @@ class Stack:
         if time.monotonic() > self._hinted_at + _PATIENCE_SECONDS:
             self._hinted_at = time.monotonic()
             waiting = [child.program.name for child in self._supervisor.children if not child.ready]
-            # the broker may have been the last
+            # the broker may have become ready above
             if waiting:
                 self._report(f"still waiting for {', '.join(waiting)}; logs: {self._options.logs}")
         found = self._asks(self._client.workers.list)
@@ -307,7 +306,7 @@ class Stack:
         return all(child.ready for child in self._supervisor.children)
 
     def _asks(self, question: Callable[[], T]) -> T | None:
-        """The API's answer; None where it has none yet."""
+        """Return the API's answer; None if it does not answer yet."""
         try:
             return question()
         except ActographError:
@@ -323,7 +322,7 @@ class Stack:
 
 
 def _without(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    """An environment without the variables that begin like so."""
+    """Return an environment without the variables that start with a prefix."""
     return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
 
 
@@ -337,7 +336,7 @@ def require_installed() -> None:
 
 
 def _runs(child: Child, worker: Worker) -> bool:
-    """Whether a live worker of the index is this child: its processes share the child's session."""
+    """Whether a live worker of the index belongs to this child: its processes share the child's session."""
     if worker.status not in _LIVE or worker.hostname != socket.gethostname() or child.pid is None:
         return False
     try:
@@ -347,7 +346,7 @@ def _runs(child: Child, worker: Worker) -> bool:
 
 
 def _has_keys(settings: Settings) -> bool:
-    """Whether the index of a service that is not running has API keys."""
+    """Whether the index has API keys."""
     environment = os.environ | {"ACTOGRAPH_HOME": str(settings.home), "PYTHONSAFEPATH": "1"}
     asked = subprocess.run(
         [sys.executable, "-m", "api.keys", "check"],

@@ -191,7 +191,7 @@ def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: without API keys only loopback is served, and the host is 0.0.0.0")
+    assert done.stderr.startswith("error: host 0.0.0.0 is not loopback and there are no API keys")
 
 
 def test_two_workers_share_a_job(up: Start) -> None:

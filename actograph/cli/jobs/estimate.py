@@ -44,7 +44,7 @@ def estimate(
 
 
 def describe(found: "Estimate") -> str:
-    """The estimate as lines and a table of needs."""
+    """Describe an estimate: its fields, then a table of needs."""
     facts = {
         "model": found.model,
         "samples": _number(found.samples),

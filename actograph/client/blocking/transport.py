@@ -52,7 +52,7 @@ class Transport:
         """Send a request and return its answer as a `form`. Takes the options of `request`.
 
         Raises:
-            UnexpectedAnswer: the answer is no `form`; and the errors of `request`.
+            UnexpectedAnswer: the answer is not a `form`; and the errors of `request`.
         """
         return read(form, self.request(method, path, **options))
 

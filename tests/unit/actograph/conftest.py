@@ -17,10 +17,10 @@ import pytest
 import typer
 from pydantic import BaseModel, ValidationError
 
-from actograph import tensor_files
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.contract.specs import job_spec_adapter
+from tests.support.tensor_files import encode_tensors
 
 CREATED_AT = 1_700_000_000
 
@@ -347,7 +347,7 @@ class Handler(BaseHTTPRequestHandler):
         if "rows" in query:
             start, __, stop = query["rows"].partition(":")
             array = array[int(start or 0) : int(stop) if stop else None]
-        content = tensor_files.encode_tensors({hook: (dtype, array.shape, array.tobytes())})
+        content = encode_tensors({hook: (dtype, array.shape, array.tobytes())})
         self._send(200, content, "application/octet-stream")
 
     def download(self, _: dict[str, str], __: bytes, session_id: str, name: str) -> None:

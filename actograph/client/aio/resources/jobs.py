@@ -321,7 +321,7 @@ class Jobs:
 
         Raises:
             InvalidRequest: the folder contains something else.
-            DownloadDamaged: the answer is no results folder, or a file has another sha256.
+            DownloadDamaged: the answer is not a results folder, or a file has another sha256.
         """
         return await results_pull.pull(self._transport, job_id, Path(folder), **options)
 

@@ -118,7 +118,7 @@ def test_a_file_cut_short_after_it_was_opened(single: Path) -> None:
     session = open_folder(single)
     with (single / "activations.safetensors").open("r+b") as file:
         file.truncate(400)
-    with pytest.raises(StoreDamaged, match="cut short"):
+    with pytest.raises(StoreDamaged, match="truncated"):
         np.asarray(session["x.0"])
 
 

@@ -67,7 +67,7 @@ def test_token_numbers(client: Client, session: Session) -> None:
 def test_names_that_are_not_there(client: Client, session: Session) -> None:
     found = client.sessions.get(session.id)
     assert "resid_post.9" not in found
-    with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; there are resid_post\.1"):
+    with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; stored: resid_post\.1"):
         _ = found["resid_post.9"]
     with pytest.raises(IndexError):
         _ = found["resid_post.1"][7]

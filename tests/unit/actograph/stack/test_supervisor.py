@@ -96,7 +96,7 @@ def test_a_program_that_is_killed_is_started_again(watcher: Watcher) -> None:
     assert first is not None
     os.kill(first, signal.SIGKILL)
     watcher.until(lambda: child.pid not in (None, first))
-    assert "SIGKILL, perhaps for want of memory" in watcher.said[0]
+    assert "SIGKILL, perhaps out of memory" in watcher.said[0]
 
 
 def test_a_program_that_ends_by_itself_is_started_again(watcher: Watcher, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_pat
     assert child.was_ready
 
 
-def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher) -> None:
+def test_a_log_that_grows_is_rotated_and_its_program_continues(watcher: Watcher) -> None:
     code = "import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.001)"
     child = watcher.start(code, log_max_bytes=50_000)
     first = child.pid
@@ -134,13 +134,13 @@ def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher)
     assert watcher.said == []
 
 
-def test_a_log_that_cannot_be_put_aside_is_told_and_ends_nothing(watcher: Watcher, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_rotated_is_reported_and_ends_nothing(watcher: Watcher, tmp_path: Path) -> None:
     (tmp_path / "logs" / "toy.log.1").mkdir(parents=True)  # no file can be made there
     child = watcher.start(f"print('x' * 1000, flush=True); {SLEEP}", log_max_bytes=500)
     watcher.until(lambda: bool(watcher.said))
     watcher.supervisor.check()
     assert len(watcher.said) == 1
-    assert watcher.said[0].startswith("toy's log cannot be put aside")
+    assert watcher.said[0].startswith("the log of toy could not be rotated")
     assert content(tmp_path / "logs" / "toy.log") == "x" * 1000 + "\n"
     assert child.pid is not None
 
