@@ -77,7 +77,7 @@ def test_an_environment_that_cannot_be_used(name: str, value: str, monkeypatch: 
     ["", "lab.example", "127.0.0.1:8420", "ftp://lab.example", "http://", "http://[::1", "http://a:b:c"],
 )
 def test_what_is_no_url_of_a_service(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="is not (the|a valid) URL"):
+    with pytest.raises(InvalidRequest, match=r"is not (the|a valid) URL"):
         Client(url, "")
 
 
