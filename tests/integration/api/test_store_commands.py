@@ -97,7 +97,7 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Servi
     assert (code, json.loads(out)["id"]) == (1, made[2])
     code, out, err = run("store", "verify", "--after", "nowhere")
     assert (code, out) == (1, "")
-    assert "go on with: actograph store verify --after nowhere" in err
+    assert "continue with: actograph store verify --after nowhere" in err
     assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
 
 

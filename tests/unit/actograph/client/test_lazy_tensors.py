@@ -123,7 +123,7 @@ def test_a_file_cut_short_after_it_was_opened(single: Path) -> None:
 
 
 def test_a_folder_without_tensors(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="holds no"):
+    with pytest.raises(NotFound, match="has no"):
         open_folder(tmp_path)
 
 
