@@ -34,8 +34,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.moments = Moments()
-        self.unparsed = 0
+        self.count = self.unparsed = 0
 
     def add(self, score: Score) -> None:
         self.moments.add([score.value])
+        self.count += 1
         self.unparsed += score.answer is None

@@ -162,7 +162,7 @@ def _table(tallies: "dict[str, Tally]") -> str:
             tables.figure(tally.moments.mean),
             tables.figure(tally.moments.stderr),
             str(tally.unparsed),
-            str(tally.moments.count),
+            str(tally.count),
         ]
         for name, tally in tallies.items()
     ]
