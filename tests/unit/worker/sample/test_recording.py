@@ -140,7 +140,7 @@ def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, toke
     sample.write(0, {"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
     outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, CaptureFailed)
-    assert "other tokens" in outcome.message
+    assert "unexpected tokens" in outcome.message
 
 
 def test_a_token_that_the_sample_lacks_fails_it_with_the_number_of_its_tokens(tmp_path: Path) -> None:
