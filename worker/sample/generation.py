@@ -89,7 +89,7 @@ class BatchGenerator:
                 prompt_tokens=self._longest_prompt,
                 options=self._options,
                 most=self._most,
-            ).batch_size
+            )
         return self.engine.plan_batch_size(
             self._hooks,
             prompt_tokens=self._longest_prompt,

@@ -202,19 +202,20 @@ def batch_memory(
     scored: int = 0,
     rows: int = 0,
 ) -> BatchMemory:
-    """Memory of so many samples that are generated at once.
+    """Memory of samples that run at once.
 
     Args:
         kv_bytes: of one token in the key-value cache.
         capture: of the longest prompt, see `capture_need`.
         prompt_tokens: of the longest prompt.
+        max_tokens: 0 if prompts are only read, without a cache and without a step's logits.
         scored: for prompts' logits, whatever the size of the batch.
         rows: that are held in host memory.
     """
     tokens = min(prompt_tokens + max_tokens, structure.context_length)
     return BatchMemory(
-        cache=samples * tokens * kv_bytes,
-        logits=samples * _LOGITS_COPIES * 4 * structure.vocab_size,
+        cache=samples * tokens * kv_bytes if max_tokens else 0,
+        logits=samples * _LOGITS_COPIES * 4 * structure.vocab_size if max_tokens else 0,
         activations=samples * activation_bytes(structure, prompt_tokens=prompt_tokens),
         attention=attention_bytes(structure, prompt_tokens=prompt_tokens, samples=samples),
         summaries=samples * capture.summaries,

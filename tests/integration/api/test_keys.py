@@ -103,11 +103,12 @@ def test_a_look_at_the_keys_during_which_one_is_revoked_is_not_kept(
         return found
 
     monkeypatch.setattr(api_keys, "by_digest", revoked_meanwhile)
-    ring.ask_whether_needed(database)
-    assert ring.is_needed() is None
+    ring.refresh(database)
+    assert not ring.is_fresh("")
     monkeypatch.setattr(api_keys, "by_digest", by_digest)
-    ring.ask_whether_needed(database)
-    assert ring.is_needed() is False
+    ring.refresh(database)
+    assert ring.is_fresh("")
+    assert not ring.is_needed
     database.close()
 
 
