@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from actograph.contract.base import Metadata
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
@@ -35,9 +36,7 @@ class BatchRequest(Spec):
     completion_window: Window = Field(
         "24h", description="Time after which unfinished requests expire: `24h`, `7d`."
     )
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
-        Field(None, max_length=16)
-    )
+    metadata: Metadata | None = None
 
     output_expires_after: ExpiresAfter | None = Field(
         None, description="Deletion of its output and error file; null keeps them."

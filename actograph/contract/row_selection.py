@@ -7,32 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from actograph.contract.base import Spec
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _distinct(value: list[int]) -> list[int]:
+    if len(set(value)) != len(value):
+        raise ValueError("the numbers must differ")
+    return value
 
 
-class FirstFeatures(_Sent):
+class FirstFeatures(Spec):
     """The first columns of every row."""
 
     first: int = Field(ge=1, le=10_000_000)
 
 
-class ChosenFeatures(_Sent):
+class ChosenFeatures(Spec):
     """Columns of every row by number, stored in the order given."""
 
-    indices: list[Annotated[int, Field(ge=0, le=10_000_000)]] = Field(
-        min_length=1, max_length=100_000, fail_fast=True, description="Columns to keep, in this order."
-    )
-
-    @field_validator("indices")
-    @classmethod
-    def _no_repeats(cls, value: list[int]) -> list[int]:
-        if len(set(value)) != len(value):
-            raise ValueError("indices must differ")
-        return value
+    indices: Annotated[
+        list[Annotated[int, Field(ge=0, le=10_000_000)]],
+        Field(min_length=1, max_length=100_000, fail_fast=True),
+        AfterValidator(_distinct),
+    ] = Field(description="Columns to keep, in this order.")
 
 
 Features = FirstFeatures | ChosenFeatures
@@ -41,16 +40,10 @@ Features = FirstFeatures | ChosenFeatures
 Segment = Literal["prompt", "think", "answer", "tool_call", "tool_result"]
 
 
-class Stride(_Sent):
+class Stride(Spec):
     """Tokens 0, k, 2k, ... of prompt and generation, counted from the first token of the prompt."""
 
     stride: int = Field(ge=1, le=10_000_000)
-
-
-def _distinct(value: list[int]) -> list[int]:
-    if len(set(value)) != len(value):
-        raise ValueError("positions must differ")
-    return value
 
 
 #: token numbers from the first token of the prompt; -1 is the last token of the prompt, -2 the one before
@@ -144,7 +137,7 @@ class Selection:
 Reduce = Literal["none", "mean", "max", "last"]
 
 
-class StatsSpec(_Sent):
+class StatsSpec(Spec):
     """Per-channel statistics over the chosen tokens of a sample."""
 
     threshold: float | None = Field(

@@ -7,9 +7,9 @@ if OpenAI has such an event (`batch.completed`).
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from actograph.contract.resources import Resource
+from actograph.contract.base import Resource, Spec
 
 #: ends of jobs and batches
 WebhookEvent = Literal[
@@ -24,10 +24,8 @@ WebhookEvent = Literal[
 WEBHOOK_EVENTS: tuple[str, ...] = get_args(WebhookEvent)
 
 
-class WebhookSpec(BaseModel):
+class WebhookSpec(Spec):
     """The receiver of a notice when a job ends."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str | None = Field(
         None,

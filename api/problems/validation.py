@@ -45,10 +45,6 @@ _inputs_adapter = TypeAdapter(list[CaptureInput])
 
 M = TypeVar("M", bound=BaseModel)
 
-#: members of `specs.DatasetRef` and their identifying fields
-_DATASETS = {"FileDataset": "file_id", "PathDataset": "path", "HubDataset": "hub"}
-_DATASET_FIELDS = ("dataset", "fewshot_dataset")
-
 
 @dataclass(frozen=True)
 class FieldError:
@@ -169,21 +165,9 @@ def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
     sent = from_json(body)
     if not isinstance(sent, dict):
         return [FieldError((), "the body must be a JSON object")]
-    kept: list[Mapping[str, Any]] = []
-    plain: list[FieldError] = []
-    for item in raw[: MAX_REPORTED * 10]:
-        loc = item["loc"][1:]  # the first step is the job's kind
-        if len(loc) > 1 and loc[0] in _DATASET_FIELDS and loc[1] in _DATASETS:
-            given = sent.get(loc[0])
-            named = [f for f in _DATASETS.values() if isinstance(given, dict) and f in given]
-            if len(named) != 1:
-                plain.append(FieldError((loc[0],), f"give exactly one of {', '.join(_DATASETS.values())}"))
-                continue
-            if _DATASETS[str(loc[1])] != named[0]:
-                continue
-        kept.append({**item, "loc": loc})
-    found = [*dict.fromkeys(plain), *field_errors(kept, sent)]
-    return found[:MAX_REPORTED]
+    # the first step is the job's kind
+    kept = [{**item, "loc": item["loc"][1:]} for item in raw[: MAX_REPORTED * 10]]
+    return field_errors(kept, sent)[:MAX_REPORTED]
 
 
 def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:

@@ -173,16 +173,7 @@ def list_jobs(
     tag: Annotated[str | None, Query(max_length=64)] = None,
 ) -> ListPage[Job]:
     with services.database.read() as session:
-        rows, has_more = jobs.find(
-            session,
-            id_prefix=id_prefix,
-            status=status,
-            kind=kind,
-            tag=tag,
-            after=page.after,
-            limit=page.limit,
-            order=page.order,
-        )
+        rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
         active = any(row.status in jobs.ACTIVE for row in rows)
         limits = quotas.read(session, services.settings)
         etas = forecast.etas(session) if active else {}

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from actograph.contract.base import Resource
 
 #: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
 #: possible; `length`: a turn reached max_tokens
 ToolUseEnd = Literal["answer", "max_turns", "context_length", "length"]
 
 
-class ToolMessage(BaseModel):
+class ToolMessage(Resource):
     """A turn of the model, or the result of one call."""
-
-    model_config = ConfigDict(frozen=True)
 
     role: Literal["assistant", "tool"]
     content: str
@@ -24,10 +24,8 @@ class ToolMessage(BaseModel):
     )
 
 
-class ToolUse(BaseModel):
+class ToolUse(Resource):
     """Numbers of turns and tool calls of a sample."""
-
-    model_config = ConfigDict(frozen=True)
 
     turns: int = Field(description="Turns of the model.")
     calls: int = Field(description="Calls with a result, including failed ones.")
@@ -36,10 +34,8 @@ class ToolUse(BaseModel):
     ended: ToolUseEnd
 
 
-class ToolTotals(BaseModel):
+class ToolTotals(Resource):
     """Totals of the tool use of a condition's samples."""
-
-    model_config = ConfigDict(frozen=True)
 
     samples: int = Field(description="Samples with tools.")
     calling: int = Field(description="Samples with at least one call.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from actograph.contract.specs.base import (
+from actograph.contract.base import (
     MAX_PROMPT_CHARS,
     MAX_TAGS,
     Name,
@@ -43,7 +43,6 @@ from actograph.contract.specs.job_base import (
     ExpiresAfter,
     GeneratingSpec,
     JobSpecBase,
-    SampleTimeout,
 )
 from actograph.contract.specs.sampling import LogitBias, Penalty, SamplingChange, SamplingSpec, sample_seed
 
@@ -89,7 +88,6 @@ __all__ = [
     "PauseRequest",
     "Penalty",
     "PromptText",
-    "SampleTimeout",
     "SamplingChange",
     "SamplingSpec",
     "SessionUpdate",

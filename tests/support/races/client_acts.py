@@ -18,10 +18,11 @@ from actograph.contract.errors import NotFound
 from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KeyUpdate, NewKey
 from actograph.contract.specs import SessionUpdate
-from api.dependencies import PageQuery, Services
+from api.dependencies import Services
 from api.openai import chat_requests
 from api.routes import batches, files, interventions, jobs, models
 from storage.accounts import api_keys
+from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
 from storage.queue import forecast, pause
 from storage.sessions import changes, sessions, vectors
@@ -270,7 +271,7 @@ class Client:
 
     def look(self) -> None:
         """Reads meet what is being written."""
-        page = PageQuery(limit=20, after=None, order="desc")
+        page = PageOptions(limit=20, after=None, order="desc")
         jobs.list_jobs(self._services, page)
         batches.list_batches(self._services, page)
         with self._services.database.read() as session:
