@@ -51,7 +51,7 @@ def _require_keys(settings: Settings, services: Services) -> None:
         if api_keys.exist(session):
             return
     raise InvalidRequest(
-        f"without API keys only loopback is served, and the host is {settings.host}; make one with "
+        f"without API keys only loopback is served, but the host is {settings.host}; create a key with "
         "`python -m api.keys create`, or set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
     )
 

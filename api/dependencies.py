@@ -35,7 +35,7 @@ class Services:
     #: the most urgent priority that the caller may use
     most_urgent: int = 0
     started_at: float = field(default_factory=time.time)
-    #: set when the process is asked to stop; event streams then end
+    #: set when the process must stop; event streams then end
     stopping: threading.Event = field(default_factory=threading.Event)
 
 

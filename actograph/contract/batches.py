@@ -1,4 +1,4 @@
-"""Batches in OpenAI's form: chat or completion requests in an uploaded file, with no hurry.
+"""Batches in OpenAI's form: chat or completion requests in an uploaded file, without urgency.
 
 The reference is the OpenAI API (platform.openai.com/docs/api-reference/batch).
 """
@@ -23,7 +23,7 @@ OUTPUT_PURPOSE = "batch_output"
 FEW_TOKENS = 64
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
-#: `24h` is OpenAI's only one
+#: OpenAI accepts `24h` only
 Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[smhd]$")]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -123,9 +123,9 @@ class BatchStatus(StrEnum):
     IN_PROGRESS = "in_progress"  # its job waits or runs
     FINALIZING = "finalizing"  # everything has ended; the output files are being written
     COMPLETED = "completed"  # every request has an answer or an error
-    EXPIRED = "expired"  # its window passed; what finished is kept
-    CANCELLING = "cancelling"  # cancel asked for
-    CANCELLED = "cancelled"  # ended by the client; what finished is kept
+    EXPIRED = "expired"  # its window passed; finished answers are kept
+    CANCELLING = "cancelling"  # cancelled; a worker still runs requests
+    CANCELLED = "cancelled"  # ended by the client; finished answers are kept
 
     def is_terminal(self) -> bool:
         return self in (

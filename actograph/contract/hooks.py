@@ -74,9 +74,9 @@ _MODEL_ALIASES = {
 
 
 def canonical(name: str) -> str | None:
-    """The canonical form of `name`. Returns None if the grammar alone does not give it.
+    """The canonical form of a name without a model's structure.
 
-    Module paths need a model's structure and give None here; see `resolve`.
+    Returns None for unknown names and for module paths, which need the structure; see `resolve`.
     """
     if name in MODEL_POINTS:
         return name

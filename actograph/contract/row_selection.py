@@ -46,7 +46,7 @@ class Stride(Spec):
     stride: int = Field(ge=1, le=10_000_000)
 
 
-#: token numbers from the first token of the prompt; -1 is the last token of the prompt, -2 the one before
+#: token numbers from the first token of the prompt; -1 is the last token of the prompt
 Tokens = Annotated[
     list[Annotated[int, Field(ge=-10_000_000, le=10_000_000, strict=True)]],
     Field(min_length=1, max_length=100_000, fail_fast=True),
@@ -72,7 +72,7 @@ def needs_generation(positions: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Tokens that `positions` selects in one sample.
+    """Compiled `positions` of one sample.
 
     Attributes:
         segments: names of the selected segments; None if token numbers decide.
@@ -86,7 +86,7 @@ class Selection:
 
     @classmethod
     def of(cls, positions: Positions, prompt_tokens: int) -> "Selection":
-        """Compile `positions` for a sample whose first prompt has so many tokens."""
+        """Compile `positions`; `prompt_tokens` is the length of the sample's first prompt."""
         match positions:
             case "all":
                 return cls()
@@ -106,18 +106,18 @@ class Selection:
 
     @classmethod
     def between(cls, start: int, stop: int | None) -> "Selection":
-        """Tokens from `start` to `stop`; None: to the end."""
+        """Tokens from `start` to `stop`; None selects up to the end."""
         return cls(numbers=range(start, _ENDLESS if stop is None else stop))
 
     def holds(self, number: int, segment: str) -> bool:
-        """Whether a token is selected, by its number and the name of its segment."""
+        """True if a token is selected, by its number and the name of its segment."""
         return number in self.numbers if self.segments is None else segment in self.segments
 
     def rows(self, first: int, prompt_tokens: int, stop: int) -> Sequence[int]:
         """Selected tokens from `first` to `stop` in a sample of one turn.
 
-        The sizes of segments are not known before: a selection of generated segments holds all generated
-        tokens, and one of several kinds holds every token. Exact for everything else.
+        The sizes of segments are unknown in advance. Generated segments count as all generated tokens, and
+        segments of several kinds as all tokens. All other selections are exact.
         """
         if self.last_only:
             return range(stop - 1, stop)
@@ -144,9 +144,9 @@ class StatsSpec(Spec):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="Count values whose magnitude is over this; null: no count.",
+        description="Count values with a larger magnitude; null counts none.",
     )
-    tensors: bool = Field(True, description="Whether the tensors are stored beside the statistics.")
+    tensors: bool = Field(True, description="True stores the tensors beside the statistics.")
 
 
 def _spelled_out(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Webhooks: notices to a URL when a job ends.
+"""Webhooks: notices to a URL at the end of a job.
 
 A delivery has the form of Standard Webhooks (https://www.standardwebhooks.com). Events have OpenAI's names
 if OpenAI has such an event (`batch.completed`).
@@ -59,7 +59,7 @@ class WebhookSpec(Spec):
         return value
 
     def wants(self, event: str) -> bool:
-        """Whether this event is sent."""
+        """True if this event is sent."""
         return self.events is None or event in self.events
 
 
@@ -69,7 +69,7 @@ class WebhookPayload(Resource):
     id: str
     object: Literal["event"] = "event"
     type: str = Field(description="The event: `job.completed`, `batch.expired`, ...")
-    timestamp: str = Field(description="When the job ended, ISO 8601 (UTC).")
+    timestamp: str = Field(description="End of the job, ISO 8601 (UTC).")
     created_at: int = Field(description="The same in Unix seconds.")
     data: dict[str, Any] = Field(
         description="The batch, or the job as `GET /v1/jobs/{id}` shows it, without its spec."

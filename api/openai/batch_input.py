@@ -84,7 +84,7 @@ class _Part:
 
 @dataclass
 class _Lines:
-    """Lines read so far; the samples are in a file, one JSON line per request."""
+    """Valid lines; their samples are in a temporary file, one JSON line per request."""
 
     kept: BinaryIO
     requests: int = 0
@@ -146,9 +146,9 @@ class _Lines:
         return list(found)
 
     def in_running_order(self) -> Iterator[NewSample]:
-        """Yield every sample with its position. Samples that fit into one batch stand together.
+        """Yield every sample with its position. Samples that can share a batch are consecutive.
 
-        So a file with alternating captures runs in batches as large as a sorted file.
+        So a file with alternating captures runs in the same batches as a sorted file.
         """
         places: dict[int, int] = {}
         start = 0

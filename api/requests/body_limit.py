@@ -133,7 +133,7 @@ class _Body:
     memory: BodyMemory | None = None
     #: lane to enter when the body is complete
     lane: Lane | None = None
-    #: raises StorageFull if so many more bytes would reach the floor of the disk
+    #: raises StorageFull if this number of further bytes would reach the floor of the disk
     require_room: Callable[[int], None] | None = None
     #: error of a refused body
     refusal: ActographError | None = None

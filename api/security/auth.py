@@ -25,7 +25,7 @@ from storage.broker.rate_limits import RateLimits
 LOCAL = Access(owner="local", role=Role.ADMIN)
 #: headers of forwarding proxies, beside X-Forwarded-*
 _OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
-#: the caller of an open path, who owns and sees nothing
+#: the caller of an open path, without any data
 NOBODY = Access(owner="", role=Role.READ)
 
 

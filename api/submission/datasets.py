@@ -73,12 +73,8 @@ def task_file(services: Services, task: TaskFile | TaskPath) -> bytes:
             raise InvalidRequest(error.message, param="task.path") from None
         except OSError as error:
             raise InvalidRequest(f"the file cannot be read: {error.strerror}", param="task.path") from error
-    content = bytearray()
     try:
-        for chunk in Uploads(services.database, services.store).open(task.file_id).stream():
-            content += chunk
-            if len(content) > MAX_FILE_BYTES:
-                break
+        file = Uploads(services.database, services.store).open(task.file_id)
     except InvalidDataset as error:
         raise InvalidRequest(error.message, param="task.file_id") from None
-    return bytes(content)
+    return file.read(0, min(file.size, MAX_FILE_BYTES + 1))

@@ -24,7 +24,7 @@ class PromptTokens:
 
 
 def of_characters(submission: Submission, per_token: float) -> PromptTokens | None:
-    """Lengths of all prompts if a token has so many characters.
+    """Lengths of all prompts, with `per_token` characters per token.
 
     Returns None if only the worker can read the dataset, or if it is empty.
     """

@@ -70,7 +70,7 @@ def with_defaults(services: Services, spec: S) -> S:
 
 
 def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
-    """The spec with `max_tokens` set to `most`, or to what the model's context allows if that is less."""
+    """The spec with `max_tokens` set to `most`, or to the limit of the model's context if that is less."""
     if structure is not None:
         most = min(most, structure.context_length - 1)
     sampling = spec.sampling.model_copy(update={"max_tokens": max(1, most)})

@@ -29,7 +29,7 @@ from actograph.contract.specs.datasets import (
     HubDataset,
     PathDataset,
 )
-from actograph.contract.specs.evaluation import EvaluationSpec, ToolName
+from actograph.contract.specs.evaluation import EvaluationSpec, ToolForm, ToolName
 from actograph.contract.specs.input_jobs import (
     MAX_INPUTS,
     CaptureInput,
@@ -94,6 +94,7 @@ __all__ = [
     "Spec",
     "Tag",
     "Text",
+    "ToolForm",
     "ToolName",
     "canonical_digest",
     "job_spec_adapter",

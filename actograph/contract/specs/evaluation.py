@@ -120,7 +120,7 @@ class EvaluationSpec(GeneratingSpec):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether any condition has tools."""
+        """True if a condition has tools."""
         return any(self.mode_of(condition) == "with_tools" for condition in self.conditions)
 
     def mode_of(self, condition: Condition) -> Mode:

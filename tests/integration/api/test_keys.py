@@ -281,7 +281,7 @@ def test_keys_are_made_on_the_server_without_a_service(
     assert key_command.main(["revoke", listed.split()[0]]) == 0
     assert key_command.main(["revoke", "key_none"]) == 1
     said = capsys.readouterr().err
-    assert "no admin's key is left" in said
+    assert "no admin key is left" in said
     assert "no key key_none" in said
 
 
