@@ -1,6 +1,6 @@
 """Resolve: locate the datasets of a spec, read its task file and set the defaults."""
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
@@ -66,7 +66,7 @@ def with_defaults(services: Services, spec: S) -> S:
         changes["sample_timeout_seconds"] = settings.sample_timeout_seconds
     if spec.max_consecutive_failures is None:
         changes["max_consecutive_failures"] = settings.max_consecutive_failures
-    return spec.model_copy(update=changes)
+    return cast(S, spec.model_copy(update=changes))
 
 
 def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:

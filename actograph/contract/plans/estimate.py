@@ -108,12 +108,17 @@ def stored_bytes(
     )
 
 
+def is_tail_only(structure: ModelStructure, hook: str) -> bool:
+    """True if generation computes this tensor only from the last prompt token on."""
+    info = structure.tensor_of(hook)
+    return info is not None and info.tail_only
+
+
 def rows_of(
     structure: ModelStructure, hook: str, capture: CaptureSpec, prompt_tokens: int, generated_tokens: int
 ) -> int:
     """Most stored rows of a hook: P+G-1, or P if nothing is generated; see `Selection.rows`."""
-    info = structure.tensor_of(hook)
-    tail_only = info is not None and info.tail_only
+    tail_only = is_tail_only(structure, hook)
     first = prompt_tokens - 1 if tail_only and generated_tokens else 0
     stop = prompt_tokens + max(0, generated_tokens - 1)
     selection = Selection.of(capture.positions, prompt_tokens)
