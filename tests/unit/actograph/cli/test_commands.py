@@ -399,6 +399,7 @@ def test_a_setting_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch
     assert err.startswith("error: ACTOGRAPH_PORT: ")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -424,6 +425,7 @@ def test_version_and_help_are_quick_to_import() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.integration
 def test_a_closed_pipe_is_no_traceback(service: Any) -> None:
     for number in range(1, 400):
         service.add_job(number)

@@ -177,6 +177,7 @@ def test_an_empty_and_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """40 MB of completions and of ids, and not 20 MB more than the imports take."""
     source = tmp_path / "in.jsonl"

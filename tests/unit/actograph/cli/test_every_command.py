@@ -141,6 +141,7 @@ def test_tab_offers_ids_and_models(service: Any) -> None:
     assert complete("actograph jobs sub") == ["submit"]
 
 
+@pytest.mark.integration
 def test_tab_offers_nothing_without_a_service() -> None:
     assert complete("actograph jobs show job_", ACTOGRAPH_URL="http://127.0.0.1:9") == []
 

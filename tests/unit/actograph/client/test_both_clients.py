@@ -91,6 +91,7 @@ def test_coroutines_upload_and_download(service: Any, go: Any, tmp_path: Path) -
     assert (tmp_path / "a.bin").read_bytes() == data
 
 
+@pytest.mark.integration
 def test_the_package_gives_both_and_loads_them_late() -> None:
     assert actograph.Client is Client
     assert actograph.AsyncClient is AsyncClient

@@ -17,6 +17,8 @@ from actograph.datasets.dataset_lines import MAX_LINE_BYTES
 from actograph.datasets.dataset_rows import check_texts
 from actograph.datasets.parquet_process import OtherValue, ParquetProcess
 
+pytestmark = pytest.mark.integration  # a process for each file takes seconds
+
 
 class Bytes:
     """A file in memory that counts the bytes that were read."""

@@ -105,6 +105,7 @@ def test_a_program_that_ends_by_itself_is_started_again(watcher: Watcher, tmp_pa
     assert "exit status 0" in watcher.said[0]
 
 
+@pytest.mark.integration
 def test_a_crash_loop_is_the_end(watcher: Watcher, tmp_path: Path) -> None:
     watcher.start(CRASHES, tmp_path / "starts", 100)
     with pytest.raises(CrashLoop, match=r"toy died 5 times .* exit status 3; its log: .*toy\.log") as caught:
@@ -114,6 +115,7 @@ def test_a_crash_loop_is_the_end(watcher: Watcher, tmp_path: Path) -> None:
     assert content(tmp_path / "logs" / "toy.log").count("start") == 5
 
 
+@pytest.mark.integration
 def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_path: Path) -> None:
     child = watcher.start(CRASHES, tmp_path / "starts", 8)
     for number in range(2, 10):

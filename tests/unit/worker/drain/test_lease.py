@@ -69,6 +69,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     return False
 
 
+@pytest.mark.integration
 def test_leases_outlive_their_first_term_while_the_unit_runs(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_loss_of_every_lease_stops_the_unit(
         assert eventually(held.should_stop)
 
 
+@pytest.mark.integration
 def test_a_stop_leaves_the_unit_its_grace_and_then_ends_it(
     database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
     assert ended == []
 
 
+@pytest.mark.integration
 def test_steps_keep_the_watchdog_quiet(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
@@ -205,6 +208,7 @@ def test_the_end_of_one_job_of_a_unit_is_told_of_that_job_alone(
         assert not held.should_stop()
 
 
+@pytest.mark.integration
 def test_the_thread_outlives_any_error_and_says_so_once(
     database: Database,
     leases: list[LeasedSample],

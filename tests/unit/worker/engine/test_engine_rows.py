@@ -332,6 +332,7 @@ def test_memory_does_not_grow_with_max_tokens(tokens: int) -> None:
     assert sink.peak <= 20_000
 
 
+@pytest.mark.integration
 def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.engine.rows.rows._STOP_PATIENCE_SECONDS", 0.0)
     sink = Chunks(delay=0.05)
@@ -361,6 +362,7 @@ def test_decoding_waits_for_a_slow_sink_and_cancel_ends_the_wait(monkeypatch: py
     assert len(sink.calls) < 20
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("patience", [0.0, 60.0])
 def test_a_cancel_at_the_very_end_drops_rows_only_where_the_sink_is_too_slow(
     monkeypatch: pytest.MonkeyPatch, patience: float
