@@ -18,7 +18,7 @@ demo: $(STAMP)
 
 # before every commit: the unit tier without tests that start a server or take seconds
 check: lint
-	$(BIN)/python -m pytest tests/unit -m "not integration" -n logical --maxprocesses 4
+	$(BIN)/python -m pytest tests/unit -m "not integration" -n logical --maxprocesses 4 --dist worksteal
 
 # in several processes; each keeps a model and servers of its own, so more than four ask for much memory
 test: $(STAMP)
