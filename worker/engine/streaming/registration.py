@@ -1,0 +1,89 @@
+"""transformers' attention modules run on slots while a streaming forward pass runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from worker.engine.model.loaded import LoadedModel
+from worker.engine.streaming import step
+from worker.engine.streaming.attention import chunk_attention, decode_attention
+
+_NAME = "actograph_slots"
+#: arguments of attention modules that change nothing here
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "is_causal"}
+)
+
+
+class UnknownAttention(Exception):
+    """A model asks its attention for something that slots do not have."""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of the current step, as transformers calls it.
+
+    Args:
+        query: [1, query heads, tokens, width].
+
+    Returns:
+        [1, tokens, query heads, width], and no weights.
+
+    Raises:
+        UnknownAttention: an argument is not known.
+    """
+    unknown = [name for name, given in others.items() if given is not None and name not in _HARMLESS]
+    if unknown or attention_mask is not None:
+        raise UnknownAttention(f"its attention takes {', '.join(unknown) or 'a mask'}")
+    plan = step.current()
+    layer: Any = module.layer_idx
+    keys, values = plan.keys[layer], plan.values[layer]
+    options: dict[str, Any] = {
+        "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "window": sliding_window,
+        "softcap": softcap,
+        "sinks": s_aux,
+    }
+    packed = query[0].transpose(0, 1)
+    out = query.new_empty(packed.shape[0], packed.shape[1], value.shape[-1])
+    rows = len(plan.slots)
+    if rows:
+        out[:rows] = decode_attention(packed[:rows], keys, values, plan.slots, plan.lengths, **options)
+    for chunk in plan.chunks:
+        own = packed[chunk.first : chunk.stop]
+        out[chunk.first : chunk.stop] = chunk_attention(
+            own, keys[chunk.slot], values[chunk.slot], chunk.start, **options
+        )
+    return out[None], None
+
+
+AttentionInterface.register(_NAME, attend)
+AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
+
+
+@contextmanager
+def slots_attention(model: LoadedModel) -> Iterator[None]:
+    """Let the model's attention modules call `attend`."""
+    config = model.text_config
+    before = config._attn_implementation
+    config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
