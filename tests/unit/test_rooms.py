@@ -29,7 +29,8 @@ PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples queue submission broker files sessions "
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
-    "worker.engine": "requests runs model locations rows edits tokens structure batches traced prefill streaming engine",
+    "worker.engine": "requests runs model locations request_checks rows edits tokens structure batches "
+    "traced prefill streaming engine",
     "api": "problems routing security structures served_models dependencies requests submission openai "
     "reading background metrics openapi routes app heap serving keys __main__",
 }

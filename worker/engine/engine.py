@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
-from actograph.contract.interventions import check_width
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.plans.prefill_plan import PrefillPlan, prefill_plan
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
@@ -16,6 +15,7 @@ from worker.engine.batches import BatchJob, Capture
 from worker.engine.model import memory
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.prefill.prefill import Prefill
+from worker.engine.request_checks import check_request
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -246,7 +246,7 @@ class Engine:
         if not requests:
             return []
         for request in requests:
-            self._check(request, max_tokens)
+            check_request(self._hooks, request, max_tokens)
         made = job()
         with self._lock:
             return made.run(self._batches(requests))
@@ -285,35 +285,3 @@ class Engine:
             sink=sink,
             options=options,
         )
-
-    def _check(self, request: GenerationRequest, max_tokens: int) -> None:
-        """Refuse a request that the model cannot run.
-
-        Args:
-            max_tokens: the sampling's; 0 if texts are only read.
-
-        Raises:
-            InvalidRequest, ContextLengthExceeded, UnknownHook: the request is at fault.
-        """
-        context, vocabulary = self.structure.context_length, self.structure.vocab_size
-        prompt, most = len(request.prompt_ids), request.max_tokens or max_tokens
-        if not prompt:
-            raise InvalidRequest(f"{request.key}: the prompt has no tokens", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise InvalidRequest(
-                f"{request.key}: token ids must be from 0 to {vocabulary - 1}", param="prompt"
-            )
-        if not max_tokens and prompt > context:
-            raise ContextLengthExceeded(
-                f"{request.key}: the text has {prompt} tokens; the model's context is {context}",
-                param="prompt",
-            )
-        if prompt + most > context:
-            raise ContextLengthExceeded(
-                f"{request.key}: prompt ({prompt} tokens) and max_tokens ({most}) need "
-                f"{prompt + most} tokens; the model's context is {context}",
-                param="max_tokens",
-            )
-        for edit in request.edits:
-            if edit.vector is not None:
-                check_width(edit.hook, len(edit.vector), self.width_of(edit.hook), "interventions")

@@ -147,6 +147,7 @@ class RowChunk:
     tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
     tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
     over: int | None = None  # number of rows that this row summarises
+    finite: bool | None = None  # True: checked to have no NaN or infinity; None: not checked
 
 
 class RowSink(Protocol):

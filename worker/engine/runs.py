@@ -38,6 +38,17 @@ class RunRequest:
     plan: RunPlan | None = None
 
 
+@dataclass(slots=True)
+class RunStatistics:
+    """Counts of one run."""
+
+    steps: int = 0
+    computed_tokens: int = 0  # that the model ran
+    shared_tokens: int = 0  # of prompts, copied from another request and not run
+    generated_tokens: int = 0
+    rows: int = 0  # written, over all hooks
+
+
 class RequestSource(Protocol):
     """Requests that wait for a place. Called from the thread that runs the engine."""
 

@@ -52,5 +52,3 @@ def running(step: Step) -> Iterator[None]:
 def current() -> Step:
     """The step whose forward pass runs. Raises LookupError outside one."""
     return _running.get()
-
-

@@ -17,15 +17,15 @@ from transformers import LogitsProcessor
 from actograph.contract.specs import SamplingSpec
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The int64 with the bits of a 64-bit unsigned integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GAMMA = signed(0x9E3779B97F4A7C15)
+_MIX_1 = signed(0xBF58476D1CE4E5B9)
+_MIX_2 = signed(0x94D049BB133111EB)
 _UNIT = 2.0**-52
 # Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a
 # 150k vocabulary costs a tenth of a full one on a CPU.
@@ -45,21 +45,22 @@ def mix64(value: torch.Tensor) -> torch.Tensor:
     return value.bitwise_xor_(_shift(value, 31))
 
 
-def uniform(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+def uniform(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Uniforms strictly inside (0, 1), float64, shape of `index`.
 
     Args:
         seeds: int64 [batch].
-        step: 0 for the first generated token.
+        step: 0 for the first generated token; int64 [batch] where the rows are at different ones.
         index: int64 [batch, n] or [1, n]: vocabulary indices.
     """
-    row = mix64(mix64(seeds + _GAMMA) + _signed((step + 1) * _GAMMA))
+    counter = (step + 1) * _GAMMA
+    row = mix64(mix64(seeds + _GAMMA) + (signed(counter) if isinstance(counter, int) else counter))
     bits = mix64(row[:, None] + (index + 1) * _GAMMA)
     # 52 bits and a half: every value is exact in float64, the smallest 2**-53, the largest 1 - 2**-53
     return _shift(bits, 12).to(torch.float64).add_(0.5).mul_(_UNIT)
 
 
-def gumbel(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+def gumbel(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64; see `uniform` for the arguments."""
     return uniform(seeds, step, index).log_().neg_().log_().neg_()
 
@@ -125,7 +126,7 @@ class GumbelSampler(LogitsProcessor):
         if spec.temperature <= 0:
             raise ValueError("temperature 0 is greedy decoding and needs no sampler")
         self._spec = spec
-        self._seeds = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
+        self._seeds = torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64, device=device)
         self._prompt_length = prompt_length
         self._all: torch.Tensor | None = None
 
