@@ -15,7 +15,15 @@ from worker.engine.streaming.attention import chunk_attention, decode_attention
 _NAME = "actograph_slots"
 #: arguments of attention modules that change nothing here
 _HARMLESS = frozenset(
-    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "is_causal"}
+    {
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "is_causal",
+    }
 )
 
 
@@ -54,6 +62,8 @@ def attend(
     plan = step.current()
     layer: Any = module.layer_idx
     keys, values = plan.keys[layer], plan.values[layer]
+    if keys.shape[1] != key.shape[1] or keys.shape[3] != key.shape[3]:
+        raise UnknownAttention("its cache holds something else than keys and values")
     options: dict[str, Any] = {
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
         "window": sliding_window,
