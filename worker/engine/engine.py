@@ -48,8 +48,8 @@ class Engine:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
-        self._hooks = discover(model)
-        self.structure: ModelStructure = self._hooks.structure
+        self.hooks = discover(model)
+        self.structure: ModelStructure = self.hooks.structure
         self.limit = memory.LearnedLimit()  # for generation, in bytes
         self.prefill_limit = memory.LearnedLimit()  # for prefill and scoring, in padded tokens
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class Engine:
         def job() -> Generate:
             check_sampling(sampling, self.structure)
             return Generate(
-                hooks=self._hooks,
+                hooks=self.hooks,
                 requests=requests,
                 limit=self.limit,
                 should_stop=should_stop,
@@ -204,7 +204,7 @@ class Engine:
             )
             assert capture is not None  # there are hooks
             return Prefill(
-                hooks=self._hooks,
+                hooks=self.hooks,
                 requests=requests,
                 limit=self.prefill_limit,
                 should_stop=should_stop,
@@ -231,13 +231,13 @@ class Engine:
             requests,
             0,
             lambda: Score(
-                hooks=self._hooks, requests=requests, limit=self.prefill_limit, should_stop=should_stop
+                hooks=self.hooks, requests=requests, limit=self.prefill_limit, should_stop=should_stop
             ),
         )
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""
-        return self._hooks.width_of(hook)
+        return self.hooks.width_of(hook)
 
     def _run(
         self, requests: Sequence[GenerationRequest], max_tokens: int, job: Callable[[], BatchJob]
@@ -246,7 +246,7 @@ class Engine:
         if not requests:
             return []
         for request in requests:
-            check_request(self._hooks, request, max_tokens)
+            check_request(self.hooks, request, max_tokens)
         made = job()
         with self._lock:
             return made.run(self._batches(requests))
@@ -272,7 +272,7 @@ class Engine:
         options: BufferOptions,
     ) -> Capture | None:
         """Capture of these hooks; None without hooks."""
-        reads = self._hooks.reads(hooks, [edit for request in requests for edit in request.edits])
+        reads = self.hooks.reads(hooks, [edit for request in requests for edit in request.edits])
         if not reads:
             return None
         if sink is None:
