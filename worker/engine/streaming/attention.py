@@ -45,19 +45,16 @@ def decode_attention(
         [rows, query heads, width].
     """
     rows, query_heads, width = query.shape
-    grouped = query.view(rows, keys.shape[1], query_heads // keys.shape[1], width)
-    out = torch.empty_like(grouped)
-    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+    key_heads = keys.shape[1]
+    by_head = query.view(rows, key_heads, -1, width)
+    head_sinks = None if sinks is None else sinks.view(key_heads, -1)
+    out = []
+    # a row at a time reads its own keys alone; one call for all rows reads up to the longest row's
+    for row, slot, length in zip(by_head.split(1), slots, lengths, strict=True):
         first = max(0, length - window) if window else 0
-        out[row] = _attend(
-            grouped[row],
-            keys[slot, :, first:length],
-            values[slot, :, first:length],
-            scale=scale,
-            softcap=softcap,
-            sinks=None if sinks is None else sinks.view(len(grouped[row]), -1),
-        )
-    return out.view(rows, query_heads, width)
+        own = keys[slot : slot + 1, :, first:length], values[slot : slot + 1, :, first:length]
+        out.append(_attend(row, *own, scale=scale, softcap=softcap, sinks=head_sinks))
+    return torch.cat(out).view(rows, query_heads, -1)
 
 
 def chunk_attention(
@@ -83,27 +80,49 @@ def chunk_attention(
         [tokens, query heads, width].
     """
     tokens, query_heads, width = query.shape
-    key_heads = keys.shape[0]
-    end = start + tokens
-    first = max(0, start - window + 1) if window else 0
-    place = torch.arange(start, end, device=query.device)[:, None]
-    seen = torch.arange(first, end, device=query.device)[None]
-    mask = seen <= place
-    if window:
-        mask &= seen > place - window
-    group = query_heads // key_heads
-    # a query head is a token of its key head: [key heads, group * tokens, width]
-    grouped = query.transpose(0, 1).reshape(key_heads, group * tokens, width)
-    out = _attend(
-        grouped,
-        keys[:, first:end],
-        values[:, first:end],
-        scale=scale,
-        mask=mask.repeat(group, 1),
-        softcap=softcap,
-        sinks=None if sinks is None else sinks.view(key_heads, group).repeat_interleave(tokens, 1),
+    key_heads, end = keys.shape[0], start + tokens
+    # the heads of a group are tokens of their key head
+    by_head = query.transpose(0, 1).reshape(1, key_heads, -1, width)
+    head_sinks = None
+    if sinks is not None:
+        head_sinks = sinks.view(key_heads, -1).repeat_interleave(tokens, 1)
+    if query.device.type == "cpu" and softcap is None and (not window or end <= window):
+        out, total = _causal(by_head, keys[None, :, :end], values[None, :, :end], tokens, scale)
+        if head_sinks is not None:
+            out = _with_sinks(out, total, head_sinks)
+    else:
+        first = max(0, start - window + 1) if window else 0
+        place = torch.arange(start, end, device=query.device)[:, None]
+        seen = torch.arange(first, end, device=query.device)[None]
+        mask = seen <= place
+        if window:
+            mask &= seen > place - window
+        mask = mask.repeat(by_head.shape[2] // tokens, 1)
+        read = keys[None, :, first:end], values[None, :, first:end]
+        out = _attend(by_head, *read, scale=scale, mask=mask, softcap=softcap, sinks=head_sinks)
+    return out.reshape(query_heads, tokens, -1).transpose(0, 1)
+
+
+def _causal(query: Tensor, keys: Tensor, values: Tensor, tokens: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of the last tokens over all, and its log-sum-exp: the tokens before them, then their own.
+
+    Two calls skip most of what no token sees; a mask over everything takes longer.
+
+    Args:
+        query: [1, key heads, group * tokens, width].
+        keys: [1, key heads, tokens before and own, width].
+    """
+    start = keys.shape[2] - tokens
+    own = query.view(query.shape[1], -1, tokens, query.shape[-1])
+    own_keys, own_values = (
+        held[0, :, None, start:].expand(-1, own.shape[1], -1, -1) for held in (keys, values)
     )
-    return out.view(query_heads, tokens, width).transpose(0, 1)
+    out, total = attend_with_total(own, own_keys, own_values, scale=scale, causal=True)
+    out, total = out.reshape(*query.shape[:3], -1), total.reshape(query.shape[:3])
+    if not start:
+        return out, total
+    before = attend_with_total(query, keys[:, :, :start], values[:, :, :start], scale=scale)
+    return merge(out, total, *before)
 
 
 def shared_prefix_attention(  # noqa: PLR0917
@@ -133,21 +152,26 @@ def shared_prefix_attention(  # noqa: PLR0917
     """
     rows, query_heads, width = query.shape
     key_heads = keys.shape[1]
-    grouped = query.view(rows, key_heads, query_heads // key_heads, width)
-    every = grouped.transpose(0, 1).reshape(key_heads, -1, width)
-    head, head_total = attend_with_total(every, prefix_keys, prefix_values, scale=scale)
-    head = head.view(key_heads, rows, -1, width).transpose(0, 1)
-    head_total = head_total.view(key_heads, rows, -1).transpose(0, 1)
-    out = torch.empty_like(grouped)
-    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-        tail, tail_total = attend_with_total(
-            grouped[row], keys[slot, :, :length], values[slot, :, :length], scale=scale
+    by_head = query.view(rows, key_heads, -1, width)
+    tails = [
+        attend_with_total(
+            row, keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length], scale=scale
         )
-        out[row] = merge(head[row], head_total[row], tail, tail_total)
-    return out.view(rows, query_heads, width)
+        for row, slot, length in zip(by_head.split(1), slots, lengths, strict=True)
+    ]
+    # the prefix sees one token of each row as if they were tokens of one row
+    together = by_head.transpose(0, 1).reshape(1, key_heads, -1, width)
+    prefix, prefix_total = attend_with_total(together, prefix_keys[None], prefix_values[None], scale=scale)
+    out, _ = merge(
+        prefix.view(key_heads, rows, -1, prefix.shape[-1]).transpose(0, 1),
+        prefix_total.view(key_heads, rows, -1).transpose(0, 1),
+        torch.cat([tail for tail, _ in tails]),
+        torch.cat([total for _, total in tails]),
+    )
+    return out.reshape(rows, query_heads, -1)
 
 
-def merge(one: Tensor, one_total: Tensor, other: Tensor, other_total: Tensor) -> Tensor:
+def merge(one: Tensor, one_total: Tensor, other: Tensor, other_total: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over two sets of keys from the attention over each, weighted by their softmax totals.
 
     Args:
@@ -155,32 +179,52 @@ def merge(one: Tensor, one_total: Tensor, other: Tensor, other_total: Tensor) ->
         one_total: log-sum-exp of the scores behind `one`, [...].
         other: as `one`.
         other_total: as `one_total`.
+
+    Returns:
+        Attention over both sets and its log-sum-exp.
     """
     share = torch.sigmoid(one_total - other_total)[..., None]
-    return torch.lerp(other.to(share.dtype), one.to(share.dtype), share).to(one.dtype)
+    out = torch.lerp(other.to(share.dtype), one.to(share.dtype), share)
+    return out.to(one.dtype), torch.logaddexp(one_total, other_total)
 
 
 def attend_with_total(
-    query: Tensor, keys: Tensor, values: Tensor, *, scale: float, mask: Tensor | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and the log-sum-exp of its scores.
 
     Args:
-        query: [heads, tokens, width].
-        keys: [heads, keys, width].
-        values: as `keys`.
+        query: [batch, heads, tokens, width].
+        keys: [batch, heads, keys, width].
+        values: [batch, heads, keys, value width].
         mask: bool [tokens, keys]; true where a token sees a key.
+        causal: token i sees the keys up to i; there are as many keys as tokens.
 
     Returns:
-        Attention [heads, tokens, width] and log-sum-exp [heads, tokens], float32 or wider.
+        Attention [batch, heads, tokens, value width] and log-sum-exp [batch, heads, tokens], the latter in
+        float32 or wider.
     """
-    if query.device.type != "cpu":
-        return _explicit(query, keys, values, scale=scale, mask=mask)
-    added = (
-        None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-    )
-    out, total = _flash(query[None], keys[None], values[None], attn_mask=added, scale=scale)
-    return out[0], total[0]
+    if query.device.type == "cpu" and softcap is None and query.shape[-1] == values.shape[-1]:
+        # what scaled_dot_product_attention calls on a CPU; only the op itself returns the log-sum-exp
+        added = None if mask is None else query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        out, total = _flash(query, keys, values, is_causal=causal, attn_mask=added, scale=scale)
+        return out, total
+    scores = (query @ keys.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    total = scores.logsumexp(-1)
+    return torch.exp(scores - total[..., None]).to(values.dtype) @ values, total
 
 
 def _attend(
@@ -193,32 +237,13 @@ def _attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of [heads, tokens, width] over [heads, keys, width]; `sinks` [heads, tokens]."""
+    """`attend_with_total` without the total, and with sinks: [heads, tokens]."""
     if softcap is None and sinks is None:
-        return scaled_dot_product_attention(query[None], keys[None], values[None], mask, scale=scale)[0]
-    if softcap is None:
-        out, total = attend_with_total(query, keys, values, scale=scale, mask=mask)
-    else:
-        out, total = _explicit(query, keys, values, scale=scale, mask=mask, softcap=softcap)
-    if sinks is None:
-        return out
+        return scaled_dot_product_attention(query, keys, values, mask, scale=scale)
+    out, total = attend_with_total(query, keys, values, scale=scale, mask=mask, softcap=softcap)
+    return out if sinks is None else _with_sinks(out, total, sinks)
+
+
+def _with_sinks(out: Tensor, total: Tensor, sinks: Tensor) -> Tensor:
+    """Attention whose softmax counts a sink too, which has no value."""
     return (out * torch.sigmoid(total - sinks)[..., None]).to(out.dtype)
-
-
-def _explicit(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    scale: float,
-    mask: Tensor | None = None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`attend_with_total` by matrix products, with the softcap that no fused kernel of torch has."""
-    scores = (query @ keys.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    total = scores.logsumexp(-1)
-    return torch.exp(scores - total[..., None]).to(values.dtype) @ values, total

@@ -119,9 +119,16 @@ def test_a_shared_prefix_counts_as_the_first_tokens_of_each_row(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_of_the_keys_merge_to_the_whole(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_parts_of_the_keys_merge_to_the_whole(dtype: torch.dtype, softcap: float | None) -> None:
     query, keys, values = tensors(2, 2, rows=2, dtype=dtype)
-    query, keys, values = query.transpose(0, 1), keys[0], values[0]
-    whole = attend_with_total(query, keys, values, scale=0.3)[0]
-    parts = [attend_with_total(query, keys[:, a:b], values[:, a:b], scale=0.3) for a, b in [(0, 9), (9, 40)]]
-    close(merge(*parts[0], *parts[1]), whole.double())
+    query = query.transpose(0, 1)[None]
+
+    def attend(first: int, end: int) -> tuple[Tensor, Tensor]:
+        part = keys[:1, :, first:end], values[:1, :, first:end]
+        return attend_with_total(query, *part, scale=0.3, softcap=softcap)
+
+    whole, total = attend(0, 40)
+    merged, merged_total = merge(*attend(0, 9), *attend(9, 40))
+    close(merged, whole.double())
+    torch.testing.assert_close(merged_total, total, atol=1e-4, rtol=1e-5)
