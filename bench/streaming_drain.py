@@ -6,7 +6,8 @@ A model of 12 layers and hidden size 512 with random weights, float32. Prompts a
 spread as those of GSM8K do; every way gives each sample the same number of tokens. Captured are two points of
 every layer. `generate` captures as its users do it: forward hooks keep each step's tensor, and the rows of
 each sample are cut out when the batch has ended. Rows are counted and dropped: the cost of storing is
-measured elsewhere. The ways turn within each round; ratios are of CPU time, and of wall time beside it.
+measured elsewhere. Packed ways run with weights in oneDNN's layout, packed before the clock starts. The ways
+turn within each round; ratios are of CPU time, and of wall time beside it.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.engine.runs import CapturePlan, RunPlan, RunRequest
 from worker.engine.streaming.engine import StreamingEngine
+from worker.engine.streaming.packing import pack, probe
 from worker.engine.streaming.verification import verify
 from worker.engine.tokens.model_inputs import left_padded
 
@@ -197,13 +200,13 @@ def show(entries: Sequence[Mapping[str, Any]]) -> None:
         "rows_per_cpu_second": "rows/CPU s",
     }
     titles = "".join(f"{title:>11}" for title in columns.values())
-    print(f"{'':30}{titles}  speed by CPU time, by wall time")
+    print(f"{'':34}{titles}  speed by CPU time, by wall time")
     for e in entries:
         speeds = "  ".join(
             f"{e[k]['median']:.2f} [{e[k]['quartiles'][0]:.2f}, {e[k]['quartiles'][1]:.2f}]"
             for k in ("speed_cpu", "speed_wall")
         )
-        print(f"{e['way']:30}" + "".join(f"{e[column]:>11}" for column in columns) + f"  {speeds}")
+        print(f"{e['way']:34}" + "".join(f"{e[column]:>11}" for column in columns) + f"  {speeds}")
 
 
 def main() -> None:
@@ -224,6 +227,9 @@ def main() -> None:
     streaming, reason = verify(engine.hooks)
     if streaming is None:
         raise SystemExit(f"streaming was refused: {reason}")
+    unpacked = probe(engine.model.hf)
+    if unpacked is not None:
+        raise SystemExit(f"weights cannot be packed: {unpacked}")
     requests = requests_of(args.samples, args.scale, MID_54M["vocab_size"])
     tokens = sum(request.max_tokens or 0 for request in requests)
     layers = MID_54M["num_hidden_layers"]
@@ -233,11 +239,15 @@ def main() -> None:
         "generate, no capture": lambda: generated(engine, requests, ()),
         "streaming, all layers x 2": lambda: streamed(streaming, requests, points, args.slots),
         "streaming, no capture": lambda: streamed(streaming, requests, (), args.slots),
+        "packed streaming, all layers x 2": lambda: streamed(streaming, requests, points, args.slots),
+        "packed streaming, no capture": lambda: streamed(streaming, requests, (), args.slots),
     }
     rounds: dict[str, list[Measured]] = {name: [] for name in ways}
     for _ in range(args.rounds):
         for name, way in ways.items():
-            rounds[name].append(timed(way))
+            # weights are packed once, when a model is loaded
+            with pack(engine.model.hf) if name.startswith("packed") else nullcontext():
+                rounds[name].append(timed(way))
             print(f"  {name}: {rounds[name][-1].wall:.1f} s, CPU {rounds[name][-1].cpu:.1f} s", flush=True)
     base = rounds["generate, all layers x 2"]
     entries = [summary(name, rounds[name], base, tokens) for name in ways]
