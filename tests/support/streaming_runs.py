@@ -73,8 +73,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def build(config: Any, name: str) -> Engine:
+def build(config: Any, name: str, dtype: torch.dtype = torch.float32) -> Engine:
     """An engine around random weights, wide enough that tokens differ; token i is the text `<i>`."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config)
@@ -82,6 +83,7 @@ def build(config: Any, name: str) -> Engine:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
+    model.to(dtype)
     words = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
     words.decoder = decoders.Fuse()
     wrap: Any = PreTrainedTokenizerFast

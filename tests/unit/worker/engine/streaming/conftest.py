@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from tests.support.streaming_runs import CONFIGS, Pair, build
 from worker.engine.streaming.engine import StreamingEngine
@@ -13,7 +12,6 @@ from worker.engine.streaming.slots import shapes_of
 @pytest.fixture(scope="session")
 def pair_of() -> Callable[[str], Pair]:
     """Name of an architecture -> a small model of it in both engines."""
-    torch.set_num_threads(1)
     made: dict[str, Pair] = {}
 
     def make(name: str) -> Pair:

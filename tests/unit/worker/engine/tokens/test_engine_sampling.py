@@ -166,3 +166,12 @@ def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
 def test_temperature_zero_needs_no_sampler() -> None:
     with pytest.raises(ValueError, match="greedy"):
         GumbelSampler(SamplingSpec(temperature=0), [1], 1, CPU)
+
+
+def test_rows_at_different_steps_draw_what_they_draw_alone() -> None:
+    seeds, steps = torch.tensor([5, 2**62, -3]), torch.tensor([0, 7, 100_000])
+    index = torch.arange(50)[None]
+    together = uniform(seeds, steps, index)
+    for row in range(3):
+        alone = uniform(seeds[row : row + 1], int(steps[row]), index)
+        assert torch.equal(together[row : row + 1], alone)
