@@ -58,7 +58,7 @@ class SlotCache(Cache):
         """Bytes of one token in all layers."""
         return sum(shape.numbers for shape in self._shapes) * self._dtype.itemsize
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a packed step's keys and values, [1, heads, tokens, width], and return them."""

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from worker.engine.locations import ModelHooks
+from worker.engine.model import memory
 from worker.engine.requests import BufferOptions
 from worker.engine.runs import RequestSource, RunControl, RunPlan, RunResults, RunSink, RunStatistics
 from worker.engine.streaming.cache import LayerShape
@@ -16,6 +18,8 @@ from worker.engine.streaming.slots import Slots
 
 #: most tokens of one forward pass by default
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
+#: rows that have not left take this part of the free memory at most: one of so many
+_SHARE_OF_ROWS = 4
 _NO_OPTIONS = BufferOptions()
 
 
@@ -58,7 +62,11 @@ class StreamingEngine:
             CaptureFailed: the rows do not have the verified structure.
             Exception: `results` raised it.
         """
+        if sink is None and plan.capture is not None:
+            raise ValueError("capture needs a sink")
         model = self._hooks.model
+        share = memory.available_bytes(model.device) // _SHARE_OF_ROWS
+        options = replace(options, host_buffer_bytes=min(options.host_buffer_bytes, share))
         on_gpu = model.device.type == "cuda"
         with self._lock, torch.inference_mode(), slots_attention(model):
             delivery = Delivery(sink, results)

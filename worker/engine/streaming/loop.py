@@ -107,33 +107,35 @@ class Loop:
             self._pending += self._source.pull(room, idle=idle)
 
     def _place_pending(self) -> None:
+        """Place requests in their order; one that needs larger slots than there are holds up the rest."""
         waiting: list[RunRequest] = []
         for place, item in enumerate(self._pending):
-            if not self._slots.free:
-                waiting += self._pending[place:]
-                break
             try:
-                placed = self._place(item)
+                check_request(self._hooks, item.request, (item.plan or self._plan).sampling.max_tokens)
+                if not self._slots.free or not self._fit(item):
+                    waiting += self._pending[place:]
+                    break
+                if not self._place(item):
+                    waiting.append(item)
             except ActographError as error:
                 self._refuse(item, "error", error)
-                continue
-            if not placed:
-                waiting.append(item)
         self._pending = waiting
 
-    def _place(self, item: RunRequest) -> bool:
-        """Give a request a slot; False if it must wait."""
-        request, plan = item.request, item.plan or self._plan
-        check_request(self._hooks, request, plan.sampling.max_tokens)
+    def _fit(self, item: RunRequest) -> bool:
+        """Make the slots large enough for a request; False if it must wait for that."""
         need = self._need(item)
         if not self._slots.cache.slots:
-            need = max(map(self._need, self._pending))
-        if not self._slots.fit(need, self._live):
-            return False
+            # at the start, for all that are known; those at fault are refused later
+            context = self._hooks.structure.context_length
+            need = max(need, *(min(self._need(other), context) for other in self._pending))
+        return self._slots.fit(need, self._live)
+
+    def _place(self, item: RunRequest) -> bool:
+        """Give a request a slot; False if its rows must wait for a place."""
+        request, plan = item.request, item.plan or self._plan
         generated: list[int] = []
         edits = RowEdits(request, self._hooks, generated)
-        lane = self._lane(plan.capture, need)
-        record = None
+        lane, record = self._lane(plan.capture, self._need(item)), None
         if lane is not None:
             record = lane.open(request, generated, wait=not self._live)
             if record is None:
@@ -198,7 +200,8 @@ class Loop:
     def _step(self) -> None:
         self._resolve_waits()
         pack = packs.plan(self._live, self._step_tokens, self._hooks.structure.vocab_size)
-        self._make_room(pack)
+        if not self._make_room(pack):
+            return
         logits = self._forward(pack)
         self.statistics.steps += 1
         self.statistics.computed_tokens += pack.tokens
@@ -220,17 +223,20 @@ class Loop:
             if reason is not None:
                 self._retire(part.live, reason)
 
-    def _make_room(self, pack: Pack) -> None:
-        """Move records whose place is full to another one."""
+    def _make_room(self, pack: Pack) -> bool:
+        """Move records whose place is full to another one; False if the run is to stop meanwhile."""
         for part in pack.parts:
             record = part.live.record
             if record is None or record.room >= part.rows:
                 continue
-            place = None
+            place = record.buffers.take()
             while place is None:  # the writer gives places back
                 self._delivery.check()
+                if self._control.should_stop():
+                    return False
                 place = record.buffers.take()
             self._delivery.put(record.next_place(place))
+        return True
 
     def _forward(self, pack: Pack) -> Tensor:
         """Logits of the tokens that reach the head, [tokens, vocabulary]."""

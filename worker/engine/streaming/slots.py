@@ -63,9 +63,7 @@ class Slots:
             return bool(self._free)
         capacity = -(-max(need, self.cache.capacity * 5 // 4) // _UNIT) * _UNIT
         count = max(1, min(self.most, self._budget // (capacity * self.cache.token_bytes)))
-        if len(live) >= count:
-            return False
-        if len(live) and max(row.slot for row in live) >= count:
+        if any(row.slot >= count for row in live) or len(live) >= count:
             return False
         self.cache.resize(count, capacity, [(row.slot, row.computed) for row in live])
         taken = {row.slot: row for row in live}
@@ -98,7 +96,7 @@ class Slots:
 
     def has(self, source: Live) -> bool:
         """Whether a slot still holds what a request computed."""
-        return self._holders[source.slot] is source
+        return any(holder is source for holder in self._holders)
 
     def prefix(self, request: GenerationRequest, edits: RowEdits, record: RowRecord | None) -> Prefix | None:
         """The longest beginning of a prompt that a slot has, or will have soon."""

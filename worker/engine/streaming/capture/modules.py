@@ -44,11 +44,11 @@ def tokens_first(value: Any, count: int, location: str, *, flat: bool) -> Tensor
     """
     while isinstance(value, tuple | list):
         value = value[0]
-    assert isinstance(value, Tensor)
-    if not flat and value.ndim >= 3 and value.shape[0] == 1:
-        value = value[0]
-    if value.shape[0] != count:
+    tensor: Tensor = value
+    if not flat and tensor.ndim >= 3 and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    if tensor.shape[0] != count:
         raise CaptureFailed(
-            f"{location}: a tensor of shape {tuple(value.shape)} came where {count} rows were due"
+            f"{location}: a tensor of shape {tuple(tensor.shape)} came where {count} rows were due"
         )
-    return value
+    return tensor

@@ -11,6 +11,7 @@ from tests.support.streaming_runs import Desk, Kept, Pair, assert_same, planned,
 from worker.engine.requests import (
     BufferOptions,
     EarlierRows,
+    GenerationRequest,
     RowShaping,
     StatisticsOptions,
 )
@@ -100,7 +101,14 @@ def test_a_request_has_a_chooser_of_its_own(pair: Pair) -> None:
 def test_summaries_go_on_from_earlier_turns(pair: Pair) -> None:
     plan = planned(HOOKS, capture={"shaping": RowShaping(reduce="mean")})
     found: list[Kept] = []
-    for run in (lambda r: pair.run([r], plan)[0].kept[r.key], lambda r: pair.trace(r, plan)):
+
+    def streamed(request: GenerationRequest) -> Kept:
+        return pair.run([request], plan)[0].kept[request.key]
+
+    def traced(request: GenerationRequest) -> Kept:
+        return pair.trace(request, plan)
+
+    for run in (streamed, traced):
         turns = requests_of(prompts([12, 9]))
         earlier = EarlierRows()
         run(replace(turns[0], earlier=earlier))

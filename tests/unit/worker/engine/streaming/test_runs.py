@@ -11,6 +11,7 @@ import torch
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.specs import SamplingSpec
 from tests.support.streaming_runs import Desk, Pair, assert_same, planned, prompts, requests_of
+from worker.engine.model import memory
 from worker.engine.requests import BufferOptions, GenerationRequest, TextEnd
 from worker.engine.runs import CapturePlan, RunPlan, RunRequest
 
@@ -193,6 +194,25 @@ def test_a_longer_request_makes_the_slots_larger(pair: Pair) -> None:
     desk, _ = pair.run(requests, plan, arrivals=[0, 0, 3])
     for request in requests:
         assert_same(desk.kept[request.key], pair.trace(request, plan))
+
+
+def test_a_request_that_needs_the_memory_of_all_is_not_overtaken(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 384 bytes per token: three slots of 64 tokens, or one of 192
+    monkeypatch.setattr(memory, "available_bytes", lambda _: 2 * 3 * 64 * 384)
+    requests = requests_of(prompts([5, 9, 140, 6, 7]))
+    plan = planned(HOOKS)
+    desk, _ = pair.run(requests, plan, most=3, arrivals=[0, 0, 2, 3, 3], step_tokens=64)
+    assert list(desk.live) == ["s0", "s1", "s2", "s3", "s4"]
+    for request in requests:
+        assert_same(desk.kept[request.key], pair.trace(request, plan))
+
+
+def test_capture_needs_a_sink(pair: Pair) -> None:
+    desk = Desk([])
+    with pytest.raises(ValueError, match="capture needs a sink"):
+        pair.streaming.run(planned(HOOKS), source=desk, results=desk, control=desk)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])

@@ -48,9 +48,11 @@ _LATENT: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
+_MAMBA: Any = MambaConfig
+_GENERATION: Any = GenerationConfig
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "state space": (
-        lambda: MambaConfig(**_SMALL, state_size=4, expand=2, conv_kernel=4, max_position_embeddings=160),
+        lambda: _MAMBA(**_SMALL, state_size=4, expand=2, conv_kernel=4, max_position_embeddings=160),
         "its forward takes no position_ids",
     ),
     "linear attention": (
@@ -98,7 +100,7 @@ def test_it_is_refused_with_a_reason(kind: str) -> None:
 def test_a_generation_config_that_only_generate_applies() -> None:
     traced = build(CONFIGS["llama"](), "llama")
     model: Any = traced.model.hf
-    model.generation_config = GenerationConfig(eos_token_id=1, suppress_tokens=[5])
+    model.generation_config = _GENERATION(eos_token_id=1, suppress_tokens=[5])
     assert refusal(traced.model) == "its generation config sets suppress_tokens"
 
 
@@ -112,7 +114,7 @@ def test_other_tokens_are_found(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_checkpoints_own_processors_apply() -> None:
     traced = build(CONFIGS["llama"](), "llama")
     model: Any = traced.model.hf
-    model.generation_config = GenerationConfig(
+    model.generation_config = _GENERATION(
         eos_token_id=1, repetition_penalty=1.7, no_repeat_ngram_size=2, min_length=12
     )
     shapes = shapes_of(traced.model)
