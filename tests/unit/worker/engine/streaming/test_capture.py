@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.streaming_runs import Desk, Kept, Pair, assert_same, planned, prompts, requests_of
+from tests.support.streaming_runs import (
+    CONFIGS,
+    Desk,
+    Kept,
+    Pair,
+    assert_same,
+    build,
+    planned,
+    prompts,
+    requests_of,
+)
 from worker.engine.requests import (
     BufferOptions,
     EarlierRows,
@@ -173,13 +183,16 @@ def _hooks_of(model: torch.nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def test_a_wrong_row_is_found_by_the_verification(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_row_is_found_by_the_verification(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = Lane.take_generated
 
     def shifted(self: Lane, record: Any, token: int, place: int, kept: int) -> None:
         take(self, record, token, max(0, place - 1), kept)
 
     monkeypatch.setattr(Lane, "take_generated", shifted)
-    engine, reason = verify(pair.traced.hooks)
+    engine, reason = verify(build(CONFIGS["llama"](), "llama", dtype).hooks)
     assert engine is None
     assert "has other rows for a prompt of" in reason

@@ -221,12 +221,11 @@ def test_sampled_tokens_depend_on_neither_batch_nor_order_nor_engine(
     most: int, order: Sequence[int], pair: Pair
 ) -> None:
     requests = requests_of(prompts([12, 3, 25, 7, 16]))
-    for way in (
-        {"temperature": 0.8},
-        {"temperature": 1.0, "top_k": 20, "top_p": 0.95},
-        {"temperature": 0.7, "top_p": 0.9},
+    for plan in (
+        planned(temperature=0.8),
+        planned(temperature=1.0, top_k=20, top_p=0.95),
+        planned(temperature=0.7, top_p=0.9),
     ):
-        plan = planned(**way)
         desk, _ = pair.run([requests[i] for i in order], plan, most=most, step_tokens=9)
         for request in requests:
             assert_same(desk.kept[request.key], pair.trace(request, plan))
