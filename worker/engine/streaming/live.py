@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from actograph.contract.errors import InterventionFailed
 from worker.engine.requests import FinishReason, Generation, GenerationRequest, TextEnd, TokenLogprobs
 from worker.engine.runs import RunPlan
+from worker.engine.streaming.capture.buffers import HeldRows, RowBuffers
 from worker.engine.streaming.capture.lane import Lane
 from worker.engine.streaming.capture.record import RowRecord
 from worker.engine.streaming.edits import RowEdits
@@ -26,6 +27,7 @@ class Live:
         waits_for: a request whose prefix this one copies when it is computed, and how many tokens.
         first_bad: generated token that was chosen from NaN, the first such.
         ended: it has left; the slot keeps its tokens until another request takes it.
+        left: rows of its first tokens that it left for others, and their buffers.
     """
 
     request: GenerationRequest
@@ -42,6 +44,7 @@ class Live:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_bad: int | None = None
     ended: bool = False
+    left: tuple[RowBuffers, HeldRows] | None = None
 
     @property
     def prompt(self) -> int:
@@ -62,6 +65,18 @@ class Live:
     def computed_ids(self) -> Sequence[int]:
         """Tokens that are in the slot, or will be soon: the prompt, and generated tokens that were run."""
         return self.request.prompt_ids + tuple(self.generated[: max(0, self.computed - self.prompt)])
+
+    def held(self, buffers: RowBuffers) -> HeldRows | None:
+        """Rows of its first tokens that are held in these buffers."""
+        if self.record is not None:
+            return self.record.held if self.record.buffers is buffers else None
+        return self.left[1] if self.left is not None and self.left[0] is buffers else None
+
+    def leave(self) -> None:
+        """Let go of everything but what others may take over."""
+        if self.record is not None and self.record.held is not None:
+            self.left = (self.record.buffers, self.record.held)
+        self.ended, self.record, self.lane, self.waits_for = True, None, None, None
 
     def generation(self, reason: FinishReason) -> Generation:
         """The result."""

@@ -22,6 +22,7 @@ from worker.engine.runs import (
     RunStatistics,
 )
 from worker.engine.streaming import pack as packs
+from worker.engine.streaming.capture.buffers import HeldRows
 from worker.engine.streaming.capture.delivery import Delivery
 from worker.engine.streaming.capture.lane import Lane
 from worker.engine.streaming.choice import TokenChoice
@@ -173,18 +174,35 @@ class Loop:
     def _share(self, live: Live, prefix: Prefix) -> None:
         """Take over a prefix that is computed; wait for one that is not."""
         source, tokens = prefix.source, prefix.tokens
+        needs_rows = live.record is not None and live.record.kept.needs_prompt(tokens)
         if source.computed < tokens:
             live.waits_for = (source, tokens)
+            if needs_rows and source.record is not None:
+                source.record.wanted = max(source.record.wanted, tokens)
             return
         live.waits_for = None
-        if live.record is not None and live.record.kept.needs_prompt(tokens):
-            if source.record is None or source.record.prefix < tokens or live.record.room < tokens:
-                return
-            live.record.share(source.record, tokens)
+        if needs_rows and not self._take_rows(live, source, tokens):
+            return
         if source.slot != live.slot:
             self._slots.cache.copy(source.slot, live.slot, tokens)
         live.computed = tokens
         self.statistics.shared_tokens += tokens
+
+    def _take_rows(self, live: Live, source: Live, tokens: int) -> bool:
+        """Write the rows of a prefix as a request's first; False if they have left already."""
+        assert live.record is not None
+        held = source.held(live.record.buffers)
+        if held is not None and held.tokens >= tokens:
+            rows: HeldRows | None = held.first(tokens)
+        elif source.record is not None and source.record.buffers is live.record.buffers:
+            rows = source.record.hold(tokens)
+        else:
+            rows = None
+        if rows is None:
+            return False
+        for shard in live.record.begin_with(rows):
+            self._delivery.put(shard)
+        return True
 
     def _resolve_waits(self) -> None:
         for live in self._live:
@@ -273,6 +291,8 @@ class Loop:
                 live.record.discard()
             else:
                 self._delivery.put(live.record.finish(len(live.generated)))
+            if live.lane.plan != self._plan.capture:
+                live.record.held = None  # its lane closes, and the rows with it
             self._unlist(live.lane)
         self._delivery.done(live.request, live.generation(reason))
         self._slots.leave(live)

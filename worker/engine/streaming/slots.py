@@ -16,6 +16,8 @@ from worker.engine.streaming.live import Live
 
 #: a shorter common beginning is computed again: to copy it would save too little
 MIN_SHARED = 16
+#: rows of a prefix are not held once more for so few more tokens
+_CLOSE = 64
 #: rows at once by default
 CPU_SLOTS, GPU_SLOTS = 32, 128
 #: part of the free memory for keys and values
@@ -91,7 +93,7 @@ class Slots:
 
     def leave(self, live: Live) -> None:
         """Free a slot; its keys and values stay until another request takes it."""
-        live.ended, live.record, live.lane, live.waits_for = True, None, None, None
+        live.leave()
         self._free.append(live.slot)
 
     def has(self, source: Live) -> bool:
@@ -112,22 +114,25 @@ class Slots:
                 tokens = min(tokens, source.prompt - 1)
             if source.ended:
                 tokens = min(tokens, source.computed)
+            if record is not None and record.kept.needs_prompt(tokens):
+                tokens = _with_rows(source, record, tokens)
             if tokens >= MIN_SHARED and (best is None or tokens > best.tokens):
-                usable = (
-                    record is None
-                    or not record.kept.needs_prompt(tokens)
-                    or _has_rows(source, record, tokens)
-                )
-                best = Prefix(source, tokens) if usable else best
+                best = Prefix(source, tokens)
         return best
 
 
-def _has_rows(source: Live, record: RowRecord, tokens: int) -> bool:
-    """Whether the source captures the same, and has not handed out the rows of its first tokens."""
-    own = source.record
-    if own is None or own.buffers is not record.buffers or record.kept.chosen or own.kept.chosen:
-        return False
-    return own.prefix >= min(source.computed, tokens)
+def _with_rows(source: Live, record: RowRecord, tokens: int) -> int:
+    """How many of the first tokens can be taken over with their rows."""
+    if record.kept.chosen:
+        return 0
+    rows, own = source.held(record.buffers), source.record
+    held = 0 if rows is None else rows.tokens
+    if held and held <= tokens < held + _CLOSE:
+        return held  # rows that are held already, rather than others for a few tokens more
+    captures_alike = own is not None and own.buffers is record.buffers and not own.kept.chosen
+    if own is not None and captures_alike and own.leading >= min(source.computed, tokens):
+        return tokens
+    return min(held, tokens)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

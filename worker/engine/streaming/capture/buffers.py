@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -34,6 +35,27 @@ class Group:
     points: tuple[int, ...]
     tail_only: bool
     rows: Tensor  # [points, places * size, width]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Segment:
+    """Rows of consecutive prompt tokens that several requests share."""
+
+    token: int  # number of the first
+    count: int
+    parts: Sequence[Tensor]  # of each group, [points, count, width]; meaningless for tail-only points
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRows:
+    """Rows of the first tokens of a prompt, held for others that begin alike."""
+
+    tokens: int
+    segments: tuple[Segment, ...]  # in order, without gaps; the last one may go on beyond `tokens`
+
+    def first(self, tokens: int) -> "HeldRows":
+        """The first `tokens` of them."""
+        return HeldRows(tokens, tuple(one for one in self.segments if one.token < tokens))
 
 
 class RowBuffers:
@@ -73,6 +95,9 @@ class RowBuffers:
             for (width, held, tail_only), own in alike.items()
         ]
         self._free = list(range(places))
+        #: segments that somebody holds; their rows come to a quarter of the places' at most
+        self._segments: WeakSet[Segment] = WeakSet()
+        self._most_held = places * size // 4
         self._changed = threading.Condition()
 
     @property
@@ -99,11 +124,19 @@ class RowBuffers:
         start = place * self.size
         return group.rows[:, start : start + count]
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the first rows of one place to another, for points that have prompt rows."""
-        for group in self.groups:
-            if not group.tail_only:
-                self.of(group, target, count).copy_(self.of(group, source, count))
+    def hold(self, place: int, start: int, stop: int, token: int) -> Segment | None:
+        """Copy rows `start` to `stop - 1` of a place; None if too many are held already.
+
+        Args:
+            token: number of the first row's token.
+        """
+        held = sum(segment.count for segment in self._segments)
+        if held + stop - start > self._most_held:
+            return None
+        parts = [self.of(group, place, stop)[:, start:].clone() for group in self.groups]
+        segment = Segment(token, stop - start, parts)
+        self._segments.add(segment)
+        return segment
 
 
 def row_bytes(shapes: Sequence[PointShape], dtype: torch.dtype | None, *, summed: bool) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from worker.engine.requests import GenerationRequest, Positions, RowChooser, RowChunk, RowShaping
 from worker.engine.rows.row_writer import expected_rows, stored_dtype
 from worker.engine.rows.summaries import Summaries
-from worker.engine.streaming.capture.buffers import Group, RowBuffers
+from worker.engine.streaming.capture.buffers import Group, HeldRows, RowBuffers, Segment
 
 
 class Shard(NamedTuple):
@@ -72,6 +72,10 @@ class RowRecord:
     """Rows of one request in a place of the buffers.
 
     Rows of points that exist from the last prompt token on are counted apart.
+
+    Attributes:
+        held: rows of the first tokens that other requests have too.
+        wanted: leading tokens whose rows another request waits for.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class RowRecord:
         shaping: RowShaping,
     ) -> None:
         self.buffers, self.place, self.kept = buffers, place, kept
+        self.held: HeldRows | None = None
+        self.wanted = 0
         self._key, self._dtype = request.key, dtype
         self._keeps_rows = shaping.keeps_rows
         self._tokens: dict[bool, list[int]] = {False: [], True: []}  # of the rows in the place; by tail_only
@@ -109,12 +115,27 @@ class RowRecord:
         return self.kept.positions == "last" and not self.kept.chosen
 
     @property
-    def prefix(self) -> int:
-        """Leading tokens whose rows are all in the place, in order."""
+    def leading(self) -> int:
+        """Leading prompt tokens whose rows can be handed to another request."""
+        held = 0 if self.held is None else self.held.tokens
         tokens = self._tokens[False]
-        if self._delivered[False] or self.kept.chosen or not tokens or tokens[0]:
-            return 0
-        return len(tokens)
+        if self.kept.chosen or not tokens or tokens[0] > held:
+            return held
+        return max(held, tokens[-1] + 1)
+
+    def hold(self, tokens: int) -> HeldRows | None:
+        """Rows of the first `tokens` tokens, for another request; None if they are not all at hand."""
+        held = self.held or HeldRows(0, ())
+        if tokens > self.leading:
+            return None
+        if tokens > held.tokens:
+            start = held.tokens - self._tokens[False][0]
+            stop = start + tokens - held.tokens
+            segment = self.buffers.hold(self.place, start, stop, held.tokens)
+            if segment is None:
+                return None
+            held = self.held = HeldRows(tokens, (*held.segments, segment))
+        return held.first(tokens)
 
     def place_of(self, token: int, *, tail: bool) -> int:
         """Take the next row of the buffers for a token; returns its number there."""
@@ -124,13 +145,28 @@ class RowRecord:
         tokens.append(token)
         return self.place * self.buffers.size + len(tokens) - 1
 
-    def share(self, source: "RowRecord", tokens: int) -> None:
-        """Copy the rows of the first prompt tokens from another request's place."""
-        self.buffers.copy(source.place, self.place, tokens)
-        self._tokens[False] = list(range(tokens))
+    def begin_with(self, held: HeldRows) -> list[Shard]:
+        """Take over rows of the first tokens; they become shards, and the place is for the rest."""
+        self.held = held
+        self._delivered[False] = held.tokens
+        return [self._held_shard(segment, held.tokens) for segment in held.segments]
+
+    def _held_shard(self, segment: Segment, stop: int) -> Shard:
+        tokens = range(segment.token, min(stop, segment.token + segment.count))
+
+        def chunks() -> dict[str, RowChunk]:
+            made: dict[str, RowChunk] = {}
+            for group, rows in zip(self.buffers.groups, segment.parts, strict=True):
+                if not group.tail_only:
+                    self._take(group, rows[:, : len(tokens)], tokens, made)
+            return made
+
+        return Shard(self._key, chunks, lambda: None)
 
     def next_place(self, place: int) -> Shard:
         """Go on in another place; the rows so far become a shard."""
+        if self.wanted:
+            self.hold(min(self.wanted, self.leading))
         shard = self._shard()
         self.place = place
         self._tokens = {False: [], True: []}

@@ -36,6 +36,9 @@ LENGTHS = [21, 3, 1, 34]
 class EveryThird:
     """Every third token of the prompt, and generated tokens with an even id."""
 
+    def __repr__(self) -> str:  # in the names of tests
+        return type(self).__name__
+
     def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         return range(0, len(prompt_ids), 3)
 

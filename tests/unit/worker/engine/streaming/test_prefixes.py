@@ -59,12 +59,25 @@ def test_rows_of_the_beginning_are_in_every_request(capture: dict[str, Any], pai
     assert counted.shared_tokens > 0
 
 
-def test_rows_that_were_handed_out_are_computed_again(pair: Pair) -> None:
-    # a place holds fewer rows than the common beginning has
-    small = BufferOptions(host_buffer_bytes=1 << 15)
-    desk, counted = check(pair, requests_of(TEXTS), planned(HOOKS), options=small)
-    assert counted.shared_tokens == 0
-    assert len(desk.kept["s0"].chunks["resid_post.0"]) > 1
+def test_rows_are_held_when_their_place_is_too_small(pair: Pair) -> None:
+    # a place holds 24 rows of 640 bytes, fewer than the common beginning has
+    small = BufferOptions(host_buffer_bytes=17 * 24 * 640)
+    desk, counted = check(pair, requests_of([*TEXTS, *TEXTS[:3]]), planned(HOOKS), most=14, options=small)
+    assert len(desk.kept["s0"].chunks["resid_post.0"]) > 2
+    assert counted.shared_tokens == 40 * 4 + sum(len(text) - 1 for text in TEXTS[:3])
+
+
+def test_more_rows_than_may_be_held_are_computed_again(pair: Pair) -> None:
+    # all places together hold 120 rows, so that 30 may be held beside them: the first chunk's 16
+    small = BufferOptions(host_buffer_bytes=5 * 24 * 640)
+    _, counted = check(pair, requests_of(TEXTS), planned(HOOKS), options=small)
+    assert counted.shared_tokens == 2 * 16
+
+
+def test_a_prefix_outlives_the_request_that_computed_it(pair: Pair) -> None:
+    first, second, third = requests_of([TEXTS[0], TEXTS[2], TEXTS[3]], max_tokens=3)
+    _, counted = check(pair, [first, second, third], planned(HOOKS), step_tokens=200, arrivals=[0, 0, 20])
+    assert counted.shared_tokens == 40 * 2
 
 
 def test_the_next_turn_of_a_dialogue_goes_on_in_the_slot_of_the_last(pair: Pair) -> None:
