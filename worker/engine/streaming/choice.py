@@ -1,5 +1,6 @@
 """Choice of each row's next token, by the row's own sampling."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from worker.engine.requests import TokenLogprobs
 from worker.engine.streaming.live import Live
 from worker.engine.tokens.checkpoint_processors import processors_of
 from worker.engine.tokens.penalties import changes_logits
-from worker.engine.tokens.sampling import candidates, gumbel, signed
+from worker.engine.tokens.sampling import candidates, drawn, signed
 
 #: temperature, top_k, top_p of rows that are drawn together
 _Way = tuple[float, int | None, float]
@@ -84,20 +85,7 @@ class TokenChoice:
         values, index = candidates(scores, temperature=temperature, top_k=top_k, top_p=top_p)
         seeds = torch.tensor([signed(row.request.seed) for row in rows], device=self._device)
         steps = torch.tensor([len(row.generated) for row in rows], device=self._device)
-        every = index if index is not None else torch.arange(scores.shape[-1], device=self._device)[None]
-        if self._device.type != "cpu":
-            best = gumbel(seeds, steps, every).add_(values).argmax(-1)
-        else:  # a row at a time stays in the CPU's cache
-            best = torch.stack(
-                [
-                    gumbel(
-                        seeds[i : i + 1], steps[i : i + 1], every[i : i + 1] if index is not None else every
-                    )
-                    .add_(values[i])
-                    .argmax()
-                    for i in range(len(rows))
-                ]
-            )
+        best = drawn(values, index, seeds, steps)
         return best if index is None else index.gather(1, best[:, None])[:, 0]
 
 
@@ -113,8 +101,10 @@ def _penalise(scores: Tensor, spec: SamplingSpec, generated: Sequence[int]) -> N
             list(spec.logit_bias.values()), dtype=torch.float32, device=scores.device
         )
     if (spec.presence_penalty or spec.frequency_penalty) and generated:
-        ids, counts = torch.tensor(generated, device=scores.device).unique(return_counts=True)
-        scores[ids] -= spec.presence_penalty + spec.frequency_penalty * counts.to(torch.float32)
+        counts = Counter(generated)
+        times = torch.tensor(list(counts.values()), dtype=torch.float32, device=scores.device)
+        ids = torch.tensor(list(counts), device=scores.device)
+        scores[ids] -= spec.presence_penalty + spec.frequency_penalty * times
 
 
 def _record(logprobs: Tensor, rows: Sequence[Live], chosen: Sequence[int]) -> None:
