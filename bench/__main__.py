@@ -37,6 +37,12 @@ PROGRAMS = (
         limit_minutes=20,
     ),
     Program(
+        module="streaming_drain",
+        quick=("--samples", "4", "--scale", "0.05", "--rounds", "1"),
+        minutes=5,
+        limit_minutes=30,
+    ),
+    Program(
         module="peak_memory",
         quick=("--rounds", "1", "--tokens", "64", "128", "--cases", "small"),
         minutes=15,
