@@ -81,48 +81,24 @@ def chunk_attention(
     """
     tokens, query_heads, width = query.shape
     key_heads, end = keys.shape[0], start + tokens
+    first = max(0, start - window + 1) if window else 0
+    place = torch.arange(start, end, device=query.device)[:, None]
+    seen = torch.arange(first, end, device=query.device)[None]
+    mask = seen <= place
+    if window:
+        mask &= seen > place - window
     # the heads of a group are tokens of their key head
     by_head = query.transpose(0, 1).reshape(1, key_heads, -1, width)
-    head_sinks = None
-    if sinks is not None:
-        head_sinks = sinks.view(key_heads, -1).repeat_interleave(tokens, 1)
-    if query.device.type == "cpu" and softcap is None and (not window or end <= window):
-        out, total = _causal(by_head, keys[None, :, :end], values[None, :, :end], tokens, scale)
-        if head_sinks is not None:
-            out = _with_sinks(out, total, head_sinks)
-    else:
-        first = max(0, start - window + 1) if window else 0
-        place = torch.arange(start, end, device=query.device)[:, None]
-        seen = torch.arange(first, end, device=query.device)[None]
-        mask = seen <= place
-        if window:
-            mask &= seen > place - window
-        mask = mask.repeat(by_head.shape[2] // tokens, 1)
-        read = keys[None, :, first:end], values[None, :, first:end]
-        out = _attend(by_head, *read, scale=scale, mask=mask, softcap=softcap, sinks=head_sinks)
-    return out.reshape(query_heads, tokens, -1).transpose(0, 1)
-
-
-def _causal(query: Tensor, keys: Tensor, values: Tensor, tokens: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of the last tokens over all, and its log-sum-exp: the tokens before them, then their own.
-
-    Two calls skip most of what no token sees; a mask over everything takes longer.
-
-    Args:
-        query: [1, key heads, group * tokens, width].
-        keys: [1, key heads, tokens before and own, width].
-    """
-    start = keys.shape[2] - tokens
-    own = query.view(query.shape[1], -1, tokens, query.shape[-1])
-    own_keys, own_values = (
-        held[0, :, None, start:].expand(-1, own.shape[1], -1, -1) for held in (keys, values)
+    out = _attend(
+        by_head,
+        keys[None, :, first:end],
+        values[None, :, first:end],
+        scale=scale,
+        mask=mask.repeat(query_heads // key_heads, 1),
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.view(key_heads, -1).repeat_interleave(tokens, 1),
     )
-    out, total = attend_with_total(own, own_keys, own_values, scale=scale, causal=True)
-    out, total = out.reshape(*query.shape[:3], -1), total.reshape(query.shape[:3])
-    if not start:
-        return out, total
-    before = attend_with_total(query, keys[:, :, :start], values[:, :, :start], scale=scale)
-    return merge(out, total, *before)
+    return out.reshape(query_heads, tokens, -1).transpose(0, 1)
 
 
 def shared_prefix_attention(  # noqa: PLR0917
@@ -195,7 +171,6 @@ def attend_with_total(
     *,
     scale: float,
     mask: Tensor | None = None,
-    causal: bool = False,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and the log-sum-exp of its scores.
@@ -205,7 +180,6 @@ def attend_with_total(
         keys: [batch, heads, keys, width].
         values: [batch, heads, keys, value width].
         mask: bool [tokens, keys]; true where a token sees a key.
-        causal: token i sees the keys up to i; there are as many keys as tokens.
 
     Returns:
         Attention [batch, heads, tokens, value width] and log-sum-exp [batch, heads, tokens], the latter in
@@ -214,13 +188,11 @@ def attend_with_total(
     if query.device.type == "cpu" and softcap is None and query.shape[-1] == values.shape[-1]:
         # what scaled_dot_product_attention calls on a CPU; only the op itself returns the log-sum-exp
         added = None if mask is None else query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-        out, total = _flash(query, keys, values, is_causal=causal, attn_mask=added, scale=scale)
+        out, total = _flash(query, keys, values, attn_mask=added, scale=scale)
         return out, total
     scores = (query @ keys.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     total = scores.logsumexp(-1)

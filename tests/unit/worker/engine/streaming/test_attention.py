@@ -1,7 +1,12 @@
 """Attention of packed steps against a plain float64 softmax over each row alone."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from worker.engine.streaming.attention import (
@@ -55,7 +60,7 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-EXTRAS: list[dict[str, object]] = [
+EXTRAS: list[dict[str, Any]] = [
     {},
     {"window": 5},
     {"softcap": 2.0},
@@ -65,7 +70,7 @@ EXTRAS: list[dict[str, object]] = [
 ]
 
 
-def made(extras: dict[str, object], query_heads: int, dtype: torch.dtype) -> dict[str, object]:
+def made(extras: dict[str, Any], query_heads: int, dtype: torch.dtype) -> dict[str, Any]:
     sinks = {"sinks": torch.linspace(-1, 2, query_heads).to(dtype)} if extras.get("sinks") else {}
     return {"scale": 0.3, **extras, **sinks}
 
@@ -74,16 +79,16 @@ def made(extras: dict[str, object], query_heads: int, dtype: torch.dtype) -> dic
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("extras", EXTRAS)
 def test_each_row_attends_to_its_own_slot(
-    heads: tuple[int, int], extras: dict[str, object], dtype: torch.dtype
+    heads: tuple[int, int], extras: dict[str, Any], dtype: torch.dtype
 ) -> None:
     slots, lengths = [3, 0, 5, 1], [1, 40, 7, 6]
     query, keys, values = tensors(*heads, rows=4, dtype=dtype)
     options = made(extras, heads[0], dtype)
-    got = decode_attention(query, keys, values, slots, lengths, **options)  # type: ignore[arg-type]
+    got = decode_attention(query, keys, values, slots, lengths, **options)
     for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
         close(
             got[row],
-            reference(query[row], keys[slot, :, :length], values[slot, :, :length], **options),  # type: ignore[arg-type]
+            reference(query[row], keys[slot, :, :length], values[slot, :, :length], **options),
         )
 
 
@@ -92,14 +97,14 @@ def test_each_row_attends_to_its_own_slot(
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 13), (12, 1), (12, 9), (3, 37)])
 @pytest.mark.parametrize("extras", EXTRAS)
 def test_each_token_of_a_chunk_sees_the_tokens_up_to_itself(
-    heads: tuple[int, int], start: int, count: int, extras: dict[str, object], dtype: torch.dtype
+    heads: tuple[int, int], start: int, count: int, extras: dict[str, Any], dtype: torch.dtype
 ) -> None:
     query, keys, values = tensors(*heads, rows=count, dtype=dtype)
     options = made(extras, heads[0], dtype)
-    got = chunk_attention(query, keys[2], values[2], start, **options)  # type: ignore[arg-type]
+    got = chunk_attention(query, keys[2], values[2], start, **options)
     for token in range(count):
         end = start + token + 1
-        close(got[token], reference(query[token], keys[2, :, :end], values[2, :, :end], **options))  # type: ignore[arg-type]
+        close(got[token], reference(query[token], keys[2, :, :end], values[2, :, :end], **options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,3 +137,72 @@ def test_parts_of_the_keys_merge_to_the_whole(dtype: torch.dtype, softcap: float
     merged, merged_total = merge(*attend(0, 9), *attend(9, 40))
     close(merged, whole.double())
     torch.testing.assert_close(merged_total, total, atol=1e-4, rtol=1e-5)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_batch_of_rows_is_each_row_alone(data: st.DataObject) -> None:
+    query_heads, key_heads = data.draw(st.sampled_from([(4, 4), (4, 2), (6, 1)]))
+    slots = data.draw(st.lists(st.integers(0, SLOTS - 1), unique=True, min_size=1))
+    lengths = [data.draw(st.integers(1, CAPACITY)) for _ in slots]
+    sinks = torch.linspace(-1, 2, query_heads) if data.draw(st.booleans()) else None
+    options: dict[str, Any] = {
+        "scale": data.draw(st.floats(0.01, 2)),
+        "window": data.draw(st.none() | st.integers(1, CAPACITY + 5)),
+        "softcap": data.draw(st.none() | st.floats(0.5, 50)),
+        "sinks": sinks,
+    }
+    query, keys, values = tensors(query_heads, key_heads, rows=len(slots), dtype=torch.float32)
+    together = decode_attention(query, keys, values, slots, lengths, **options)
+    for i, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        alone = decode_attention(query[i : i + 1], keys, values, [slot], [length], **options)
+        assert torch.equal(together[i], alone[0])  # to the bit: a row's numbers do not depend on its batch
+        close(together[i], reference(query[i], keys[slot, :, :length], values[slot, :, :length], **options))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_chunks_of_a_prompt_are_one_chunk(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, CAPACITY))
+    cuts = sorted(data.draw(st.sets(st.integers(1, CAPACITY - 1), max_size=3)) | {0, count})
+    cuts = [cut for cut in cuts if cut <= count]
+    options: dict[str, Any] = {
+        "scale": 0.3,
+        "window": data.draw(st.none() | st.integers(1, CAPACITY + 5)),
+        "softcap": data.draw(st.none() | st.floats(0.5, 50)),
+        "sinks": torch.linspace(-1, 2, 4) if data.draw(st.booleans()) else None,
+    }
+    query, keys, values = tensors(4, 2, rows=count, dtype=torch.float64)
+    whole = chunk_attention(query, keys[1], values[1], 0, **options)
+    parts = [
+        chunk_attention(query[first:end], keys[1], values[1], first, **options)
+        for first, end in pairwise(cuts)
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-12, rtol=1e-12)
+    last = decode_attention(query[-1:], keys, values, [1], [count], **options)
+    torch.testing.assert_close(whole[-1:], last, atol=1e-12, rtol=1e-12)
+
+
+def test_tokens_that_nobody_sees_may_be_anything() -> None:
+    """Slots hold old numbers beyond a row's length, and other rows' slots hold others'."""
+    query, keys, values = tensors(4, 2, rows=2, dtype=torch.float32)
+    wanted = decode_attention(query, keys, values, [0, 1], [5, 9], scale=0.3)
+    chunk = chunk_attention(query, keys[0], values[0], 3, scale=0.3)
+    for held in (keys, values):
+        held[0, :, 5:] = torch.nan
+        held[1, :, 9:] = torch.inf
+        held[2:] = torch.nan
+    assert torch.equal(decode_attention(query, keys, values, [0, 1], [5, 9], scale=0.3), wanted)
+    assert torch.equal(chunk_attention(query, keys[0], values[0], 3, scale=0.3), chunk)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    query, keys, values = tensors(4, 2, rows=3, dtype=torch.float64)
+    options: dict[str, Any] = {"scale": 0.3, "sinks": torch.linspace(-1, 2, 4).double()}
+    whole = decode_attention(query, keys, values, [0, 2, 1], [3, 40, 9], **options)
+    narrow = decode_attention(query, keys, values[..., :5], [0, 2, 1], [3, 40, 9], **options)
+    torch.testing.assert_close(narrow, whole[..., :5])
+    whole = chunk_attention(query, keys[0], values[0], 7, **options)
+    torch.testing.assert_close(
+        chunk_attention(query, keys[0], values[0, ..., :5], 7, **options), whole[..., :5]
+    )
