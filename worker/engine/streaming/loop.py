@@ -87,6 +87,7 @@ class Loop:
             self._cancel()
             return False
         self._pull()
+        self._drop_unread()
         self._place_pending()
         if not self._live:
             return bool(self._pending) or not self._source.exhausted
@@ -106,6 +107,15 @@ class Loop:
         if room > 0 and not self._source.exhausted:
             idle = not self._live and not self._pending
             self._pending += self._source.pull(room, idle=idle)
+
+    def _drop_unread(self) -> None:
+        """End dropped requests before their first token; later ones end with one."""
+        drops = self._control.should_drop
+        for live in [row for row in self._live if not row.decodes and drops(row.request.key)]:
+            self._retire(live, "dropped")
+        for item in [item for item in self._pending if drops(item.request.key)]:
+            self._pending.remove(item)
+            self._refuse(item, "dropped")
 
     def _place_pending(self) -> None:
         """Place requests in their order; one that needs larger slots than there are holds up the rest."""

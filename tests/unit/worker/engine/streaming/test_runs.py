@@ -97,16 +97,36 @@ def test_a_stopped_run_cancels_what_runs_and_what_waits(pair: Pair) -> None:
 
 
 def test_one_request_is_dropped_and_the_others_go_on(pair: Pair) -> None:
+    class Dropping(Desk):
+        def should_drop(self, key: str) -> bool:
+            return key == "s1" and self.steps >= 3
+
     requests = requests_of(prompts([5, 6, 7]))
-    desk = Desk([RunRequest(r) for r in requests])
-    desk.dropped = {"s1"}
+    desk = Dropping([RunRequest(r) for r in requests])
     plan = planned(HOOKS)
-    pair.run([], plan, desk=desk)
+    pair.run([], plan, desk=desk, step_tokens=50)
     made = desk.kept["s1"].generation
-    assert (made.finish_reason, len(made.generated_ids)) == ("dropped", 1)
-    assert desk.kept["s1"].rows("resid_post.0").shape[0] == 6
+    assert (made.finish_reason, len(made.generated_ids)) == ("dropped", 4)
+    assert desk.kept["s1"].rows("resid_post.0").shape[0] == 6 + 3
     for request in (requests[0], requests[2]):
         assert_same(desk.kept[request.key], pair.trace(request, plan))
+
+
+def test_a_request_may_be_dropped_before_its_first_token(pair: Pair) -> None:
+    class Dropping(Desk):
+        def should_drop(self, key: str) -> bool:
+            return key != "s0" and self.steps >= 2
+
+    reading, waiting = requests_of(prompts([100, 100]), max_tokens=5)[0], requests_of(prompts([5, 6, 7]))
+    long = replace(reading, key="long")
+    desk = Dropping([RunRequest(r) for r in (waiting[0], long, waiting[1])])
+    pair.run([], planned(HOOKS), desk=desk, most=2)
+    for key in ("long", "s1"):
+        assert (desk.kept[key].generation.finish_reason, desk.kept[key].generation.generated_ids) == (
+            "dropped",
+            (),
+        )
+    assert_same(desk.kept["s0"], pair.trace(waiting[0], planned(HOOKS)))
 
 
 def test_a_time_limit_is_of_one_request(pair: Pair) -> None:
