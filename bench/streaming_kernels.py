@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.mkldnn import to_mkldnn
+from torch.utils import mkldnn
 
 from tests.support.marks import write_result
 from worker.engine.streaming.attention import (
@@ -61,6 +62,7 @@ class Heads(NamedTuple):
 HEADS = (Heads(8, 128, 2), Heads(4, 64, 1))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SCALE = 0.1
+to_mkldnn: Any = mkldnn.to_mkldnn
 flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -161,6 +163,7 @@ def chunk_contenders(dtype: torch.dtype, heads: Heads, start: int, tokens: int) 
     def parts() -> Tensor:
         own = query.transpose(0, 1).view(heads.key_heads, heads.group, tokens, heads.width)
         read = (held[:, None, start:].expand(-1, heads.group, -1, -1) for held in (keys, values))
+        out: Tensor
         out, total = flash(own, *read, is_causal=True, scale=SCALE)
         if start:
             before = attend_with_total(by_head, keys[None, :, :start], values[None, :, :start], scale=SCALE)
@@ -206,9 +209,10 @@ def prefix_contenders(dtype: torch.dtype, heads: Heads, tokens: int, rows: int) 
         out = torch.exp(scores - total[..., None]).to(dtype) @ shared[1]
         ends = [
             attend_with_total(row, tail_keys[i : i + 1, :, :n], tail_values[i : i + 1, :, :n], scale=SCALE)
-            for i, (row, n) in enumerate(zip(by_head.split(1), tails, strict=True))
+            for i, (row, n) in enumerate(zip(by_head[:, None], tails, strict=True))
         ]
-        out, total = (held.unflatten(1, (rows, -1)).transpose(0, 1) for held in (out, total))
+        out = out.view(heads.key_heads, rows, heads.group, -1).transpose(0, 1)
+        total = total.view(heads.key_heads, rows, heads.group).transpose(0, 1)
         return merge(out, total, torch.cat([o for o, _ in ends]), torch.cat([t for _, t in ends]))[0]
 
     return {
@@ -245,7 +249,7 @@ def packing(rounds: int) -> Iterator[Row]:
                 print(f"{name} {outputs}x{inputs} is not packed: {reason}")
             for tokens in (1, 2, 16, 32, 48, 512):
                 given = random(dtype, tokens, inputs)
-                runs = {key: (lambda layer=layer, given=given: layer(given)) for key, layer in layers.items()}
+                runs = {key: partial(layer, given) for key, layer in layers.items()}
                 yield measure("packing", f"{name} {outputs}x{inputs}, {tokens} tokens, {took}", runs, rounds)
 
 
@@ -278,7 +282,7 @@ def freezing(rounds: int) -> Iterator[Row]:
             layers["packed"] = held
         for tokens in (2, 16, 32, 48, 512):
             given = random(dtype, tokens, 1024)
-            runs = {key: (lambda layer=layer, given=given: layer(given)) for key, layer in layers.items()}
+            runs = {key: partial(layer, given) for key, layer in layers.items()}
             yield measure("freezing", f"{name}, {tokens} tokens, {took}", runs, rounds)
 
 
@@ -286,42 +290,30 @@ WAYS = ((0.8, None, 1.0), (0.3, None, 1.0), (0.8, 50, 1.0), (0.8, None, 0.9))
 
 
 def sampling(rounds: int) -> Iterator[Row]:
-    rows, vocabulary = 32, 151_936
-    flat = torch.randn(rows, vocabulary)
+    flat = torch.randn(32, 151_936)
     peaked = flat * 3
     peaked[:, :3] += 25
-    seeds, steps = torch.arange(rows), torch.arange(rows) * 7
-    every = torch.arange(vocabulary)[None]
     for shape, logits in (("flat", flat), ("peaked", peaked)):
-        greedy: Contenders = {"argmax": lambda logits=logits: logits.argmax(-1)}
-        yield measure("sampling", f"greedy, {shape}", greedy, rounds)
-        for temperature, top_k, top_p in (
-            (0.8, None, 1.0),
-            (0.3, None, 1.0),
-            (0.8, 50, 1.0),
-            (0.8, None, 0.9),
-        ):
-            values, index = candidates(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-            where = every.expand(rows, -1) if index is None else index
+        yield measure("sampling", f"greedy, {shape}", {"argmax": partial(logits.argmax, -1)}, rounds)
+        for way in WAYS:
+            setting = f"temperature {way[0]} top_k {way[1]} top_p {way[2]}, {shape}"
+            yield measure("sampling", setting, sampling_contenders(logits, *way), rounds)
 
-            def draw_all(values: Tensor = values, where: Tensor = where) -> list[Tensor]:
-                return [
-                    gumbel(seeds[i : i + 1], steps[i : i + 1], where[i : i + 1]).add_(values[i]).argmax()
-                    for i in range(rows)
-                ]
 
-            yield measure(
-                "sampling",
-                f"temperature {temperature} top_k {top_k} top_p {top_p}, {shape}",
-                {
-                    "candidates": lambda t=temperature, k=top_k, p=top_p, logits=logits: candidates(
-                        logits, temperature=t, top_k=k, top_p=p
-                    ),
-                    "all": draw_all,
-                    "drawn": lambda values=values, index=index: drawn(values, index, seeds, steps),
-                },
-                rounds,
-            )
+def sampling_contenders(logits: Tensor, temperature: float, top_k: int | None, top_p: float) -> Contenders:
+    rows = len(logits)
+    seeds, steps = torch.arange(rows), torch.arange(rows) * 7
+    choose = partial(candidates, logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    values, index = choose()
+    where = torch.arange(logits.shape[-1]).expand(rows, -1) if index is None else index
+
+    def draw_all() -> list[Tensor]:
+        return [
+            gumbel(seeds[i : i + 1], steps[i : i + 1], where[i : i + 1]).add_(values[i]).argmax()
+            for i in range(rows)
+        ]
+
+    return {"candidates": choose, "all": draw_all, "drawn": partial(drawn, values, index, seeds, steps)}
 
 
 PARTS = {f.__name__: f for f in (decode, chunk, prefix, packing, sampling)}

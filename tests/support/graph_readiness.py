@@ -56,7 +56,7 @@ class _NoReading(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class GraphReadiness(TorchDispatchMode):
+class GraphReadiness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations while it is entered.
 
     Args:
@@ -72,20 +72,20 @@ class GraphReadiness(TorchDispatchMode):
     """
 
     def __init__(self, static: Sequence[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.new_bytes = 0
         self._no_reading = _NoReading()
         self._static = {tensor.untyped_storage().data_ptr() for tensor in static}
 
     def __enter__(self) -> Self:
-        self._no_reading.__enter__()
-        super().__enter__()
+        self._no_reading.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._no_reading.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._no_reading.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

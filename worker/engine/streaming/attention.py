@@ -50,7 +50,7 @@ def decode_attention(
     head_sinks = None if sinks is None else sinks.view(key_heads, -1)
     out = []
     # a row at a time reads its own keys alone; one call for all rows reads up to the longest row's
-    for row, slot, length in zip(by_head.split(1), slots, lengths, strict=True):
+    for row, slot, length in zip(by_head[:, None], slots, lengths, strict=True):
         first = max(0, length - window) if window else 0
         own = keys[slot : slot + 1, :, first:length], values[slot : slot + 1, :, first:length]
         out.append(_attend(row, *own, scale=scale, softcap=softcap, sinks=head_sinks))
@@ -133,7 +133,7 @@ def shared_prefix_attention(  # noqa: PLR0917
         attend_with_total(
             row, keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length], scale=scale
         )
-        for row, slot, length in zip(by_head.split(1), slots, lengths, strict=True)
+        for row, slot, length in zip(by_head[:, None], slots, lengths, strict=True)
     ]
     # the prefix sees one token of each row as if they were tokens of one row
     together = by_head.transpose(0, 1).reshape(1, key_heads, -1, width)

@@ -37,6 +37,11 @@ class _Linear(NamedTuple):
         return weight
 
     @property
+    def bias(self) -> Tensor | None:
+        bias: Any = self.module.bias
+        return bias  # type: ignore[no-any-return]
+
+    @property
     def weight(self) -> Tensor:
         """[outputs, inputs]; transformers' Conv1D stores it transposed."""
         return self.stored.t() if isinstance(self.module, Conv1D) else self.stored
@@ -63,7 +68,7 @@ class PackedLinears:
         """
         module, stored = linear.module, linear.stored
         packed = _pack(linear.weight)
-        vars(module)["forward"] = _forward(packed, module.bias)
+        vars(module)["forward"] = _forward(packed, linear.bias)
         self.layers += 1
         self.bytes += torch.ops.mkldnn._nbytes(packed)
         freed = not linear.shared and torch.equal(_unpack(packed), linear.weight)
@@ -126,11 +131,12 @@ def probe(model: nn.Module) -> str | None:
     devices = sorted({parameter.device.type for parameter in model.parameters()} - {"cpu"})
     if devices:
         return f"the model has weights on {', '.join(devices)}; only a CPU packs weights"
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    onednn: Any = torch.backends.mkldnn
+    if not onednn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return "this build of torch has no oneDNN"
     seen: set[tuple[object, ...]] = set()
     for linear in _linears(model):
-        shape = (*linear.weight.shape, linear.weight.dtype, linear.module.bias is None)
+        shape = (*linear.weight.shape, linear.weight.dtype, linear.bias is None)
         if shape in seen:
             continue
         seen.add(shape)
@@ -155,7 +161,7 @@ def _linears(model: nn.Module) -> Iterator[_Linear]:
 def _difference(linear: _Linear) -> str | None:
     """Complaint if a packed layer's outputs differ from the plain layer's."""
     packed = _pack(linear.weight)
-    forward = _forward(packed, linear.module.bias)
+    forward = _forward(packed, linear.bias)
     generator = torch.Generator().manual_seed(0)
     bound = _TOLERANCE.get(linear.weight.dtype)
     if bound is None:

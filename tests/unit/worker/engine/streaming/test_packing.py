@@ -37,7 +37,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 IDS = torch.arange(18).reshape(2, 9) * 7 % 300
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+ONEDNN: Any = torch.backends.mkldnn
+pytestmark = pytest.mark.skipif(not ONEDNN.is_available(), reason="needs oneDNN")
 
 
 def build(name: str) -> Any:
