@@ -34,6 +34,16 @@ def test_every_request_may_have_its_own_plan(pair: Pair) -> None:
     assert set(desk.kept["s4"].generation.generated_ids) == {7}
 
 
+def test_a_guest_joins_the_running_batch_at_the_next_step(pair: Pair) -> None:
+    first, second, chat = requests_of(prompts([5, 30, 12]), max_tokens=40)
+    guest = RunRequest(replace(chat, key="chat"), planned(("resid_post.1",), temperature=0.8, max_tokens=6))
+    desk, _ = pair.run([first, second, guest], planned(HOOKS), arrivals=[0, 0, 5], step_tokens=50)
+    tokens = [step.get("chat", 0) for step in desk.lengths]
+    assert tokens[:12] == [0] * 5 + [1, 2, 3, 4, 5, 6, 6]
+    assert_same(desk.kept["chat"], pair.trace(guest.request, guest.plan or planned()))
+    assert_same(desk.kept["s0"], pair.trace(first, planned(HOOKS)))
+
+
 def test_more_guests_than_their_places_wait_for_each_other(pair: Pair) -> None:
     requests = requests_of(prompts([5] * 12))
     guest = planned(("resid_post.1",))
