@@ -1,20 +1,22 @@
 """Linear layers whose weights lie in oneDNN's blocked layout, for decoding on a CPU.
 
 torch reads a plain weight row by row; with 8 to 64 rows of input oneDNN's blocked layout takes a half to a
-fifth of the time in float32. Prefill and single rows gain less or nothing: docs/performance.md.
+fifth of the time in float32. Prefill and single rows gain less or nothing.
 
 The ops are those that torch's inductor emits for a frozen model. `torch.utils.mkldnn` replaces modules and
 converts inputs and outputs at every call; inductor's freezing compiles the whole model, and hooks with it.
+Here modules and their `forward` stay. The weight is a parameter that `torch.nn.functional.linear` treats
+in a way of its own, so hooks, traces and whatever else calls a module see no difference.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 #: largest difference between a packed and a plain layer, as a share of the largest output
@@ -23,12 +25,39 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _CHECKED_ROWS = (1, 5, 33)
 
 
-class _Linear(NamedTuple):
-    """A linear layer of a model."""
+class PackedWeight(nn.Parameter):
+    """A weight with a packed copy, which linear layers use. All other functions see the plain weight.
 
-    path: str
+    The plain weight may be on the meta device: shape and dtype stay, and reading its numbers is an error.
+    """
+
+    packed: Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not kwargs:
+            if func is linear and len(args) > 1 and isinstance(args[1], cls):
+                return args[1].apply(args[0], args[2] if len(args) > 2 else None)
+            if func is torch.addmm and isinstance(args[2], cls):  # transformers' Conv1D
+                return args[2].apply(args[1], args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def apply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        """The linear layer of [..., inputs]. Raises RuntimeError if gradients are asked for."""
+        if torch.is_grad_enabled() and given.requires_grad:
+            raise RuntimeError("packed linear layers have no gradients; call PackedLinears.undo first")
+        return _linear_of(given, self.packed, bias)
+
+
+class _Linear(NamedTuple):
+    """Linear layers with one weight."""
+
+    path: str  # of the first one
     module: nn.Module
-    shared: bool  # another module holds the same weight
+    holders: list[nn.Module]  # every module with the weight, embeddings included
 
     @property
     def stored(self) -> nn.Parameter:
@@ -51,8 +80,8 @@ class PackedLinears:
     """Packed linear layers of a model, until `undo`.
 
     Attributes:
-        layers: number of packed layers.
-        bytes: memory that packing added: the packed weights, less the weights that were freed.
+        layers: number of packed weights.
+        bytes: memory that packing added: the packed weights, less the plain ones that were freed.
     """
 
     def __init__(self) -> None:
@@ -60,31 +89,33 @@ class PackedLinears:
         self.bytes = 0
         self._undo: list[Callable[[], None]] = []
 
-    def add(self, linear: _Linear) -> None:
-        """Pack one layer.
+    def add(self, layer: _Linear) -> None:
+        """Pack one weight; the plain one is freed unless an embedding holds it too.
 
-        The weight is freed if no other module holds it and the packed one gives the same bits back. Its
-        parameter is then on the meta device: shape and dtype stay, and reading its numbers is an error.
+        It is also kept if the packed one does not give the same bits back.
         """
-        module, stored = linear.module, linear.stored
-        packed = _pack(linear.weight)
-        vars(module)["forward"] = _forward(packed, linear.bias)
+        stored, holders = layer.stored, layer.holders
+        transposed = isinstance(layer.module, Conv1D)
+        packed = _pack(layer.weight)
+        freed = len(holders) == 1 and torch.equal(_unpack(packed), layer.weight)
+        weight = PackedWeight(stored.data.to("meta") if freed else stored.data, stored.requires_grad)
+        weight.packed = packed
         self.layers += 1
-        self.bytes += torch.ops.mkldnn._nbytes(packed)
-        freed = not linear.shared and torch.equal(_unpack(packed), linear.weight)
-        if freed:
-            self.bytes -= stored.nbytes
-            module.weight = nn.Parameter(stored.to("meta"), requires_grad=stored.requires_grad)
-        # the closure must not hold a weight that was freed
-        needs_grad, kept = stored.requires_grad, None if freed else stored
-        del stored, linear
+        self.bytes += torch.ops.mkldnn._nbytes(packed) - (stored.nbytes if freed else 0)
+        for module in holders:
+            module.weight = weight
+        kept = None if freed else stored
+        needs_grad = stored.requires_grad
+        del stored, layer  # what was freed must not live on in `undo`
 
         def undo() -> None:
-            del vars(module)["forward"]
-            if kept is None:
-                plain = _unpack(packed)
-                plain = plain.t().contiguous() if isinstance(module, Conv1D) else plain
-                module.weight = nn.Parameter(plain, requires_grad=needs_grad)
+            plain = kept
+            if plain is None:
+                unpacked = _unpack(packed)
+                unpacked = unpacked.t().contiguous() if transposed else unpacked
+                plain = nn.Parameter(unpacked, requires_grad=needs_grad)
+            for module in holders:
+                module.weight = plain
 
         self._undo.append(undo)
 
@@ -109,13 +140,12 @@ class PackedLinears:
 def pack(model: nn.Module) -> PackedLinears:
     """Pack the linear layers of a model in place; call it if `probe` returned None.
 
-    Modules stay the same objects with their forward hooks. Experts whose weights are one 3-D parameter stay
-    plain. Outputs have no gradients.
+    Experts whose weights are one 3-D parameter stay plain. Outputs have no gradients.
     """
     packed = PackedLinears()
     try:
-        for linear in _linears(model):
-            packed.add(linear)
+        for layer in list(_linears(model)):
+            packed.add(layer)
     except BaseException:
         packed.undo()
         raise
@@ -135,42 +165,47 @@ def probe(model: nn.Module) -> str | None:
     if not onednn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return "this build of torch has no oneDNN"
     seen: set[tuple[object, ...]] = set()
-    for linear in _linears(model):
-        shape = (*linear.weight.shape, linear.weight.dtype, linear.bias is None)
+    for layer in _linears(model):
+        shape = (*layer.weight.shape, layer.weight.dtype, layer.bias is None)
         if shape in seen:
             continue
         seen.add(shape)
         try:
-            problem = _difference(linear)
+            problem = _difference(layer)
         except RuntimeError as error:
             problem = str(error).partition("\n")[0]
         if problem is not None:
-            return f"{linear.path}: {problem}"
+            return f"{layer.path}: {problem}"
     return None if seen else "the model has no plain linear layers"
 
 
 def _linears(model: nn.Module) -> Iterator[_Linear]:
-    """Linear layers that run their class's own forward."""
-    modules = dict(model.named_modules())
-    holders = Counter(id(p) for module in modules.values() for p in module._parameters.values())
-    for path, module in modules.items():
-        if type(module) in (nn.Linear, Conv1D) and "forward" not in vars(module):
-            yield _Linear(path, module, holders[id(module.weight)] > 1)
+    """Plain linear layers, those with one weight together."""
+    holders: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        if "weight" in module._parameters:
+            holders.setdefault(id(module.weight), []).append(module)
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if type(module) in (nn.Linear, Conv1D) and type(module.weight) is nn.Parameter:
+            if id(module.weight) not in seen:
+                yield _Linear(path, module, holders[id(module.weight)])
+            seen.add(id(module.weight))
 
 
-def _difference(linear: _Linear) -> str | None:
+def _difference(layer: _Linear) -> str | None:
     """Complaint if a packed layer's outputs differ from the plain layer's."""
-    packed = _pack(linear.weight)
-    forward = _forward(packed, linear.bias)
-    generator = torch.Generator().manual_seed(0)
-    bound = _TOLERANCE.get(linear.weight.dtype)
+    bound = _TOLERANCE.get(layer.weight.dtype)
     if bound is None:
-        return f"no packed layout for {linear.weight.dtype}"
+        return f"no packed layout for {layer.weight.dtype}"
+    weight = PackedWeight(layer.weight.data, requires_grad=False)
+    weight.packed = _pack(layer.weight)
+    generator = torch.Generator().manual_seed(0)
     for rows in _CHECKED_ROWS:
-        given = torch.randn(rows, linear.weight.shape[1], generator=generator).to(linear.weight.dtype)
-        plain = linear.module(given)
+        given = torch.randn(rows, layer.weight.shape[1], generator=generator).to(layer.weight.dtype)
+        plain = linear(given, layer.weight, layer.bias)
         scale = float(plain.abs().max())
-        difference = float((forward(given) - plain).abs().max())
+        difference = float((linear(given, weight, layer.bias) - plain).abs().max())
         if not (math.isfinite(difference) and difference <= bound * scale):
             return f"packed outputs differ by {difference:.1e} from plain ones of up to {scale:.1e}"
     return None
@@ -181,19 +216,12 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
+def _linear_of(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(given, packed, bias, "none", [], "")
+    return out
+
+
 def _unpack(packed: Tensor) -> Tensor:
     """The weight in its plain layout, [outputs, inputs]."""
     plain: Tensor = packed.to_dense(packed.dtype)
     return plain
-
-
-def _forward(packed: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    linear: Any = torch.ops.mkldnn._linear_pointwise
-
-    def forward(input: Tensor) -> Tensor:  # torch's own name: it may be given by keyword
-        if input.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("packed linear layers have no gradients; call PackedLinears.undo first")
-        out: Tensor = linear(input, packed, bias, "none", [], "")
-        return out
-
-    return forward
