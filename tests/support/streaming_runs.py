@@ -135,7 +135,10 @@ class Desk:
         return not self._waiting
 
     def pull(self, room: int, *, idle: bool) -> Sequence[RunRequest]:
-        ready = [item for item, step in self._waiting if step <= self.steps or idle][:room]
+        now = self.steps
+        if idle:  # time passes until the next one arrives
+            now = max(now, min((step for _, step in self._waiting), default=0))
+        ready = [item for item, step in self._waiting if step <= now][:room]
         self._waiting = [(item, step) for item, step in self._waiting if item not in ready]
         return ready
 

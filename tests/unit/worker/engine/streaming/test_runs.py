@@ -36,7 +36,8 @@ def test_every_request_may_have_its_own_plan(pair: Pair) -> None:
 
 def test_a_guest_joins_the_running_batch_at_the_next_step(pair: Pair) -> None:
     first, second, chat = requests_of(prompts([5, 30, 12]), max_tokens=40)
-    guest = RunRequest(replace(chat, key="chat"), planned(("resid_post.1",), temperature=0.8, max_tokens=6))
+    chat = replace(chat, key="chat", max_tokens=6)
+    guest = RunRequest(chat, planned(("resid_post.1",), temperature=0.8))
     desk, _ = pair.run([first, second, guest], planned(HOOKS), arrivals=[0, 0, 5], step_tokens=50)
     tokens = [step.get("chat", 0) for step in desk.lengths]
     assert tokens[:12] == [0] * 5 + [1, 2, 3, 4, 5, 6, 6]
