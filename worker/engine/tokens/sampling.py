@@ -98,8 +98,8 @@ def drawn(
         step: as in `uniform`.
     """
     every = torch.arange(values.shape[-1], device=values.device)[None] if index is None else index
-    few = values.is_cuda or values.numel() < _ROW_BY_ROW
-    if few or not bool(values.amax(-1).isfinite().all()):
+    at_once = values.device.type != "cpu" or values.numel() < _ROW_BY_ROW
+    if at_once or not bool(values.amax(-1).isfinite().all()):
         return gumbel(seeds, step, every).add_(values).argmax(-1)
     counters = (every + 1) * _GAMMA
     # a row at a time stays in the CPU's cache, and its largest temporaries in the same pages
