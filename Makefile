@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml server/pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/actograph demo
 
-# before every commit: the unit tier without tests that start a server or take seconds, in under two minutes
+# before every commit: the unit tier without tests that start a server or take seconds
 check: lint
 	$(BIN)/python -m pytest tests/unit -m "not integration" -n logical --maxprocesses 4
 

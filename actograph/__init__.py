@@ -16,7 +16,7 @@ __all__ = ["AsyncClient", "Client", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """The clients, loaded when they are first asked for: the service's own processes need none."""
+    """Import the clients on first use: the service's own processes need none."""
     if name in ("AsyncClient", "Client"):
         from actograph import client
 

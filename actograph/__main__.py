@@ -1,4 +1,4 @@
-"""`python -m actograph`: the command line, where the command itself is on no PATH."""
+"""`python -m actograph`: the command line without the `actograph` script."""
 
 import sys
 

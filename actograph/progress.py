@@ -157,7 +157,8 @@ def follower(*, show: bool) -> Iterator[Callable[["Job"], None]]:
         def update(job: "Job") -> None:
             numbers = job.progress
             done = numbers.completed + numbers.failed
-            shown.update(str(job.status), done, numbers.failed, numbers.total, job.samples_per_second)
+            place = f" #{job.queue_position}" if job.queue_position is not None else ""
+            shown.update(f"{job.status}{place}", done, numbers.failed, numbers.total, job.samples_per_second)
 
         yield update
 

@@ -24,12 +24,12 @@ class Settings(BaseSettings):
     )
     database_pool_size: int = Field(16, ge=1, description="Open database connections per process.")
     database_pool_overflow: int = Field(
-        48, ge=0, description="Maximum of additional connections per process, closed after use."
+        48, ge=0, description="Maximum number of further connections per process, closed after use."
     )
     database_pool_timeout_seconds: float = Field(
         10.0,
         gt=0,
-        description="Longest wait of a request for a connection; then it gets a 503 with `Retry-After`.",
+        description="Longest wait of a request for a connection; then the answer is 503 with `Retry-After`.",
     )
     broker_url: str = Field(
         "redis://127.0.0.1:6379/0", description="Redis that wakes the workers.", repr=False
@@ -61,16 +61,19 @@ class Settings(BaseSettings):
     batch_size: int = Field(
         0,
         ge=0,
-        description="Maximum of samples in a batch, if memory allows; 0 is 16 on a CPU and 256 on a GPU.",
+        description="Maximum number of samples in a batch; 0 is 16 on a CPU and 256 on a GPU. Memory may "
+        "allow fewer.",
     )
     allowed_models: CommaList = Field(
-        (), description="Other models for jobs, comma-separated, in the form of `model`."
+        (), description="Further models that jobs may name, comma-separated, in the form of `model`."
     )
     model_switching: bool = Field(
         True,
         description="Worker: load allowed models for jobs that no worker can run; false serves only `model`.",
     )
-    data_roots: CommaList = Field((), description="Folders for `dataset: {path}`, comma-separated.")
+    data_roots: CommaList = Field(
+        (), description="Folders that `dataset: {path}` may read from, comma-separated."
+    )
     api_keys: CommaList = Field(
         (),
         description="Admin keys, comma-separated; `actograph keys create` creates others. Without any key "
@@ -79,7 +82,7 @@ class Settings(BaseSettings):
     )
     supervisor_key: str = Field(
         "",
-        description="API: key that `up` creates to ask for the state of the workers.",
+        description="API: key of `up` for reading the state of the workers; `up` sets it.",
         repr=False,
     )
     host: str = Field("127.0.0.1", description="Address of the API.")
@@ -104,8 +107,8 @@ class Settings(BaseSettings):
     turn_seconds: float = Field(
         10.0,
         gt=0,
-        description="The same, if another job of this model and priority waits without a worker, or a job "
-        "waits behind chats.",
+        description="The same while another job of this model and priority has no worker, and the longest "
+        "run of chats while another job waits.",
     )
     submit_priority_floor: int = Field(
         1, ge=0, le=9, description="Most urgent priority for jobs and batches of `submit` keys."
@@ -155,7 +158,7 @@ class Settings(BaseSettings):
         "quarters of the disk of a local store, for each owner with a key.",
     )
     expire_after_seconds: int = Field(0, ge=0, description="Default lifetime of sessions; 0 keeps them.")
-    chat_max_tokens: int = Field(2048, ge=1, description="Default maximum of tokens in a chat answer.")
+    chat_max_tokens: int = Field(2048, ge=1, description="Default maximum number of tokens in a chat answer.")
     chat_timeout_seconds: float = Field(
         600.0, gt=0, description="Time limit of a chat, including the time in the queue."
     )
@@ -178,10 +181,10 @@ class Settings(BaseSettings):
         600.0,
         gt=0,
         le=86_400,
-        description="API, on Linux: a client that takes nothing of its answer for so long is disconnected.",
+        description="API, on Linux: disconnect a client that reads nothing of its answer for this long.",
     )
     batch_max_requests: int = Field(
-        50_000, ge=1, le=200_000, description="Maximum of lines in a batch's input file."
+        50_000, ge=1, le=200_000, description="Maximum number of lines in a batch's input file."
     )
     batch_max_bytes: int = Field(200 << 20, gt=0, description="Maximum size of a batch's input file.")
     webhook_hosts: CommaList = Field(
@@ -204,7 +207,7 @@ class Settings(BaseSettings):
         gt=0,
         description="Delay before a webhook's second attempt; each further delay is four times as long.",
     )
-    webhook_max_attempts: int = Field(8, ge=1, le=20, description="Maximum of attempts for a webhook.")
+    webhook_max_attempts: int = Field(8, ge=1, le=20, description="Maximum number of attempts for a webhook.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_max_bytes: int = Field(
         64 << 20,

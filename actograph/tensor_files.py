@@ -241,10 +241,10 @@ def encode_header(
     *,
     at_least: int = 0,
 ) -> bytes:
-    """The first bytes of a file for tensors (name, dtype, shape) in the order of their bytes.
+    """Return the first bytes of a file for tensors (name, dtype, shape) in the order of their bytes.
 
-    Padded with spaces to a multiple of 8 bytes, or to exactly `at_least` where it is shorter than that.
-    Readers that map a file need each tensor aligned to its element; the order is the caller's business.
+    They are padded with spaces to a multiple of 8 bytes, or to exactly `at_least` if they are shorter.
+    Readers that map a file need each tensor aligned to its element; the caller chooses the order for it.
     """
     fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -258,23 +258,6 @@ def encode_header(
     length = 8 + len(body)
     length = at_least if length <= at_least else length + -length % ALIGNMENT
     return (length - 8).to_bytes(8, "little") + body.ljust(length - 8)
-
-
-def encode_tensors(
-    tensors: Mapping[str, tuple[str, Sequence[int], bytes]], metadata: Mapping[str, str] | None = None
-) -> bytes:
-    """A whole safetensors file for name -> (dtype, shape, raw bytes).
-
-    Raises:
-        ValueError: the bytes do not fit dtype and shape.
-    """
-    order = sorted(tensors, key=lambda name: -itemsize(tensors[name][0]))
-    for name in order:
-        dtype, shape, data = tensors[name]
-        if len(data) != math.prod(shape) * itemsize(dtype):
-            raise ValueError(f"tensor {name}: {len(data)} bytes do not make {dtype} {list(shape)}")
-    header = encode_header([(name, tensors[name][0], tensors[name][1]) for name in order], metadata)
-    return b"".join([header, *(tensors[name][2] for name in order)])
 
 
 def raw_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:

@@ -3,10 +3,9 @@
 import logging
 import signal
 import sys
-import time
 
 from pydantic import ValidationError
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.redaction import redact
@@ -17,12 +16,8 @@ from api.dependencies import Services
 from api.security.auth import is_loopback
 from api.serving import serve, set_up_logging
 from storage.accounts import api_keys
-from storage.index.database import is_away
 
 log = logging.getLogger(__name__)
-
-#: how long to wait for the database at the start
-DATABASE_SECONDS = 5.0
 
 
 def main() -> int:
@@ -35,7 +30,7 @@ def main() -> int:
     if (closed := close_to_others(settings.home)) is not None:
         log.warning("%s", closed)
     try:
-        services = _open_patiently(settings)
+        services = open_services(settings)
         try:
             _require_keys(settings, services)
         finally:
@@ -56,21 +51,9 @@ def _require_keys(settings: Settings, services: Services) -> None:
         if api_keys.exist(session):
             return
     raise InvalidRequest(
-        f"without API keys only loopback is served, and the host is {settings.host}; make one with "
+        f"without API keys only loopback is served, but the host is {settings.host}; create a key with "
         "`python -m api.keys create`, or set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
     )
-
-
-def _open_patiently(settings: Settings) -> Services:
-    """Open the services; wait for a database server that restarts."""
-    deadline = time.monotonic() + DATABASE_SECONDS
-    while True:
-        try:
-            return open_services(settings)
-        except DBAPIError as error:
-            if not is_away(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
 
 
 def _refuse(reason: str) -> int:

@@ -45,7 +45,7 @@ from storage.broker.broker import Broker
 from storage.broker.live_text import LiveTextReader
 from storage.broker.rate_limits import RateLimits
 from storage.index import deployment
-from storage.index.database import Database, Pool
+from storage.index.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def open_services(settings: Settings) -> Services:
         ServiceUnavailable: the database has the schema of another version.
         ValueError: a URL in the settings is not valid.
     """
-    database = Database(settings.effective_database_url, Pool.of(settings))
+    database = Database.of(settings)
     try:
         migrate.require_current(database)
         public = None

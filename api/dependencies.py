@@ -19,7 +19,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import disk_reserve, ids
 from storage.index.database import Database
-from storage.index.pages import Order
+from storage.index.pages import Order, PageOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Services:
     #: the most urgent priority that the caller may use
     most_urgent: int = 0
     started_at: float = field(default_factory=time.time)
-    #: set when the process is asked to stop; event streams then end
+    #: set when the process must stop; event streams then end
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
@@ -100,25 +100,16 @@ async def refuse_nul(request: Request) -> None:
             raise InvalidRequest("a query parameter contains a NUL character", param=name.replace("\0", ""))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageQuery:
-    """Page of a list: `limit`, `after` and `order`."""
-
-    limit: int
-    after: str | None
-    order: Order
-
-
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items to return.")]
 After = Annotated[str | None, Query(max_length=64, description="Id of the previous page's last item.")]
 NewestFirst = Annotated[Order, Query(description="By time of creation.")]
 
 
-async def _page(limit: Limit = 20, after: After = None, order: NewestFirst = "desc") -> PageQuery:
-    return PageQuery(limit=limit, after=after, order=order)
+async def _page(limit: Limit = 20, after: After = None, order: NewestFirst = "desc") -> PageOptions:
+    return PageOptions(limit=limit, after=after, order=order)
 
 
-PageDep = Annotated[PageQuery, Depends(_page)]
+PageDep = Annotated[PageOptions, Depends(_page)]
 
 
 def known_id(text: str, prefix: str, noun: str) -> str:

@@ -24,13 +24,13 @@ from storage.index.database import Database
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m api.keys", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    create = commands.add_parser("create", help="make a key and print it")
+    create = commands.add_parser("create", help="create a key and print it")
     create.add_argument("name")
     create.add_argument("--role", choices=[str(role) for role in Role], default=str(Role.ADMIN))
-    create.add_argument("--owner", help="whose jobs and sessions it sees and makes")
+    create.add_argument("--owner", help="owner of its jobs and sessions")
     commands.add_parser("ls", help="list the keys")
-    commands.add_parser("check", help="exit status 0 where a request needs a key, else 3")
-    revoke = commands.add_parser("revoke", help="end a key for good")
+    commands.add_parser("check", help="exit with 0 if requests need a key, else with 3")
+    revoke = commands.add_parser("revoke", help="revoke a key for good")
     revoke.add_argument("id")
     options = parser.parse_args(arguments)
     try:
@@ -58,7 +58,7 @@ def _run(settings: Settings, database: Database, options: argparse.Namespace) ->
         new = NewKey(name=options.name, role=options.role, owner=options.owner)
         with database.write() as session:
             row, key = api_keys.create(session, new, needs_admin=False)
-        sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown this once\n")
+        sys.stderr.write(f"{row.id}: {row.role} of {row.owner}; the key is shown only once\n")
         sys.stdout.write(f"{key}\n")
     elif options.command == "revoke":
         with database.write() as session:
@@ -67,8 +67,8 @@ def _run(settings: Settings, database: Database, options: argparse.Namespace) ->
         sys.stdout.write(f"{row.id}\n")
         if locked_out:
             sys.stderr.write(
-                "no admin's key is left, and nobody can make keys through the service; "
-                "`python -m api.keys create NAME` makes one\n"
+                "no admin key is left, so nobody can create keys through the service; create one with "
+                "`python -m api.keys create NAME`\n"
             )
     elif options.command == "check":
         with database.read() as session:

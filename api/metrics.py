@@ -158,11 +158,11 @@ def _standing(now: Gauges) -> Iterator[Metric]:
     )
     yield _gauge("queue_paused", "1 while the queue is paused.", {(): now.is_paused})
     yield _gauge("workers", "Workers known.", {(s,): n for s, n in now.workers.items()}, ("status",))
-    own = [(one, (one.id, one.hostname, one.model, one.device)) for one in now.live]
+    own = [(one, (one.id, one.hostname, one.model or "", one.device or "")) for one in now.live]
     yield _gauge(
         "worker_heartbeat_age_seconds",
         "Time since the last heartbeat of a live worker.",
-        {labels: one.silent_seconds for one, labels in own},
+        {labels: max(0.0, now.moment - one.heartbeat_at) for one, labels in own},
         _WORKER,
     )
     yield _gauge(
@@ -172,7 +172,7 @@ def _standing(now: Gauges) -> Iterator[Metric]:
         {
             (*labels, key.removesuffix("_bytes")): size
             for one, labels in own
-            for key, size in one.memory.items()
+            for key, size in (one.memory or {}).items()
             if key.endswith("_bytes")
         },
         (*_WORKER, "what"),

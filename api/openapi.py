@@ -27,7 +27,7 @@ TAGS = [
     {"name": "sessions", "description": "Stored activations: search, slice, download, change, delete."},
     {"name": "store", "description": "The artifact store: clean up and verify."},
     {"name": "files", "description": "Uploaded datasets and batches."},
-    {"name": "interventions", "description": "Vectors that jobs add, project out or put in place."},
+    {"name": "interventions", "description": "Stored vectors for interventions."},
     {"name": "models", "description": "Served models and their structure."},
     {"name": "queue", "description": "The queue and its workers."},
     {"name": "keys", "description": "API keys and their roles."},

@@ -18,7 +18,7 @@ from api.problems.errors import documented
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: probes: open to all, since they show nothing of anyone's work
+#: probes, open to all; they show no data of owners
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
 READ, SUBMIT, ADMIN = Role.READ, Role.SUBMIT, Role.ADMIN
 
@@ -49,7 +49,7 @@ class Body:
 class Rule:
     """Requirements of one route."""
 
-    #: the least role that is let in
+    #: the least role that may call the route
     role: Role
     #: see `api.requests.lanes`; "" for none
     lane: str = ""
@@ -59,7 +59,7 @@ class Rule:
 
     @property
     def takes_body(self) -> bool:
-        """Whether the route reads a body."""
+        """True if the route reads a body."""
         return self.takes_form or self.body is not None
 
 

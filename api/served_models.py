@@ -36,14 +36,10 @@ class ServedModels:
         model = self._by_alias.get(name)
         return model.name if model else None
 
-    def require(self, name: str) -> str:
-        """Find the canonical name of a served model by name or alias.
-
-        Raises:
-            UnknownModel: the model is not served; the message lists the served models.
-        """
+    def require(self, name: str, param: str = "model") -> str:
+        """Like `find`. Raises UnknownModel if the model is not served; `param` is the field at fault."""
         found = self.find(name)
         if found is None:
             served = ", ".join(self._models) or "none (set ACTOGRAPH_MODEL)"
-            raise UnknownModel(f"model {name!r} is not served here; served: {served}", param="model")
+            raise UnknownModel(f"model {name[:200]!r} is not served here; served: {served}", param=param)
         return found

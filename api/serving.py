@@ -28,7 +28,7 @@ from api.routes.service.metrics import FOLDER_VARIABLE
 GRACE_SECONDS = 5
 #: shorter than Python's 5 ms, which a request waits for the interpreter after each query
 SWITCH_SECONDS = 0.001
-#: a process that does not answer its supervisor for so long is replaced; a slow start must fit in
+#: uvicorn replaces a process that does not answer for this time, which must include a slow start
 HUNG_SECONDS = 120
 
 
@@ -78,7 +78,7 @@ def _end_with_parent() -> None:
 
 
 def _disconnect_stalled(listening: socket.socket, seconds: float) -> None:
-    """Have the kernel close connections whose client receives nothing for so long.
+    """Have the kernel close connections of clients that receive nothing for `seconds`.
 
     uvicorn waits for such a client for ever. Connections inherit the option (tcp(7)), which only Linux has.
     """

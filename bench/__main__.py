@@ -49,12 +49,6 @@ PROGRAMS = (
         limit_minutes=45,
     ),
     Program(module="memory_plan", quick=("--tokens", "64"), minutes=0.2, limit_minutes=3),
-    Program(
-        module="prefill_chunks",
-        quick=("--rounds", "1", "--sequences", "2", "--tokens", "128"),
-        minutes=5,
-        limit_minutes=20,
-    ),
     Program(module="session_files", quick=("--rounds", "2", "--sessions", "4"), minutes=3, limit_minutes=10),
     Program(
         module="session_listing",

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from actograph.contract.plans import estimate
 from actograph.contract.plans.batch_memory import (
-    BatchMemory,
     Budget,
     batch_cap,
     batch_memory,
@@ -74,8 +73,8 @@ def structure(shape: Mapping[str, int], *, tied: bool) -> ModelStructure:
     )
 
 
-def plan(shape: ModelStructure, card: int, *, prompt: int, tokens: int) -> tuple[int, BatchMemory]:
-    """Samples at once on a card of so many GiB, and what they take."""
+def plan(shape: ModelStructure, card: int, *, prompt: int, tokens: int) -> tuple[int, dict[str, int]]:
+    """Samples at once on a card of so many GiB, and the bytes of each part."""
     hooks, everything = list(shape.hooks), CaptureSpec()
     budget = Budget(
         device_bytes=card * GIB - estimate.weights_bytes(shape) - CUDA_BYTES,
@@ -89,7 +88,8 @@ def plan(shape: ModelStructure, card: int, *, prompt: int, tokens: int) -> tuple
     samples = batch_size(shape, kv_bytes, need, budget, **sizes)
     sample = estimate.tensor_bytes(shape, hooks, everything, prompt_tokens=prompt, generated_tokens=tokens)
     rows = min(budget.host_buffer_bytes, samples * sample)
-    return samples, batch_memory(shape, kv_bytes, need, samples=samples, rows=rows, **sizes)
+    memory = batch_memory(shape, kv_bytes, need, samples=samples, **sizes)
+    return samples, {**{part: int(getattr(memory, part)) for part in PARTS[:-1]}, "rows": rows}
 
 
 def main() -> None:
@@ -106,8 +106,7 @@ def main() -> None:
     for name, (shape, tied) in SHAPES.items():
         model = structure(shape, tied=tied)
         for card in CARDS:
-            samples, memory = plan(model, card, prompt=args.prompt, tokens=args.tokens)
-            parts = {part: int(getattr(memory, part)) for part in PARTS}
+            samples, parts = plan(model, card, prompt=args.prompt, tokens=args.tokens)
             weights = estimate.weights_bytes(model)
             cells = [name, f"{card} GB", f"{weights / GIB:.1f}", str(samples)]
             print("| " + " | ".join([*cells, *(f"{size / GIB:.2f}" for size in parts.values())]) + " |")

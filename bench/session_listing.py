@@ -12,7 +12,6 @@ median and the 95th percentile of the time from request to the last byte of the 
 import argparse
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 import httpx
 import sqlalchemy as sa
 
+from actograph.stack.ports import free_port
 from bench.session_rows import Shape, fill
 from storage import migrate
 from storage.index.database import Database
@@ -38,9 +38,7 @@ Params = dict[str, str | int | float]
 @contextmanager
 def served(database_url: str, home: Path) -> Iterator[httpx.Client]:
     """The API as a process of its own, without broker and workers."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     environment = os.environ | {
         "ACTOGRAPH_HOME": str(home),
         "ACTOGRAPH_DATABASE_URL": database_url,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from actograph.demo.problems import Problem, problems
+from training.demo_problems import Problem, problems
 
 Messages = list[dict[str, str]]
 Render = Callable[[Messages, bool], str]

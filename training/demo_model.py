@@ -19,8 +19,8 @@ from typing import Any
 
 from actograph.datasets.dataset_rows import GOLD
 from actograph.demo import MODEL_DIR
-from actograph.demo.problems import Problem, held_out_problems
 from training.demo_lessons import Lesson, Messages, batches
+from training.demo_problems import Problem, held_out_problems
 from training.demo_tokenizer import END_OF_TURN, train_tokenizer
 
 CONTEXT_LENGTH = 2048

@@ -2,25 +2,24 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from actograph.settings import Settings
 from worker.process import celery_app
-from worker.process.scratch import scratch_folder
 from worker.signals.stop_signal import StopSignal
 
 
 def main() -> int:
     """Run the worker. Returns 0 after an orderly stop, 1 if the model could not be loaded."""
-    # Celery puts the working directory before all else unless it is on the path already, and a user's
-    # own folder named `worker` or `storage` must not be taken for ours
+    # Celery would put the working directory first, before our packages `worker` and `storage`
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     tune_for_cpu(os.environ)
-    with scratch_folder() as folder:
-        celery_app.stop_signal = stop = StopSignal.create(folder)
+    with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
+        celery_app.stop_signal = stop = StopSignal.create(Path(folder))
         options = ["--without-gossip", "--without-mingle"]
         try:
             celery_app.app.worker_main(["worker", "--loglevel", Settings().log_level, *options])
@@ -35,12 +34,10 @@ def main() -> int:
 
 def tune_for_cpu(environment: MutableMapping[str, str]) -> None:
     """Set defaults for models on a CPU; they must be set before torch is imported."""
-    # Idle OpenMP threads spin by default: on a shared CPU a small model ran 17 times slower. This short
-    # spin costs nothing on an idle CPU
+    # Idle OpenMP threads spin by default: on a shared CPU a small model ran 17 times slower
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "5000")
-    # Activations of long prompts take tens of MB each. Small pages cost a fifth of the time of reading 16
-    # prompts of up to 317 tokens
+    # Activations of long prompts take tens of MB each: without large pages prefill is a fifth slower
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 

@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import closing
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +14,13 @@ from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import BatchArgument
 from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
 from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, emit_json_lines, note
+from actograph.cli.output.output import Format, emit, emit_list, note
 from actograph.contract.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from actograph.contract.batches import Batch
 
-app = typer.Typer(no_args_is_help=True, help="Files of chat requests; see docs/guides/batches.md.")
+app = typer.Typer(no_args_is_help=True, help="Send files of requests, and read their answers.")
 
 
 @app.command()
@@ -29,7 +30,9 @@ def create(
         Path, typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False)
     ],
     *,
-    window: Annotated[str, typer.Option(help="Requests that are not finished by then expire.")] = "24h",
+    window: Annotated[
+        str, typer.Option(help="Time limit: 90m, 24h or 7d. Unfinished requests then expire.")
+    ] = "24h",
     priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 runs first, 9 last.")] = None,
     quiet: QuietOption = False,
     output: FormatOption = Format.TABLE,
@@ -40,15 +43,12 @@ def create(
     try:
         endpoint = str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):
-        raise InvalidRequest(f"{file}: the first line is no request with a url") from None
+        raise InvalidRequest(f"{file}: the first line is not a request with a url") from None
     options = {} if priority is None else {"priority": priority}
     with closing(client_of(ctx)) as client:
         uploaded = client.files.upload(file, "batch", progress=True)
         batch = client.batches.create(uploaded.id, endpoint, completion_window=window, **options)
-    if quiet:
-        emit(batch.id)
-    else:
-        _show([batch], output, no_trunc=True)
+    emit_list([batch], _table, output, quiet=quiet)
 
 
 @app.command("ls")
@@ -62,12 +62,8 @@ def list_batches(
 ) -> None:
     """List batches, newest first."""
     with closing(client_of(ctx)) as client:
-        found = list(islice(client.batches.list(), limit))
-    if quiet:
-        for batch in found:
-            emit(tables.shorten(batch.id, full=no_trunc))
-    else:
-        _show(found, output, no_trunc=no_trunc)
+        table = partial(_table, full=no_trunc)
+        emit_list(client.batches.list(), table, output, quiet=quiet, full=no_trunc, limit=limit)
 
 
 @app.command()
@@ -75,7 +71,7 @@ def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format
     """Show a batch and its invalid lines."""
     with closing(client_of(ctx)) as client:
         found = client.batches.get(identifiers.batch(client, batch))
-    _show([found], output, no_trunc=True)
+    emit_list([found], _table, output)
     if output is Format.TABLE:
         for error in found.errors.data if found.errors else ():
             where = f"line {error.line}: " if error.line else ""
@@ -86,7 +82,7 @@ def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format
 def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
     """Cancel a batch. Finished requests are kept."""
     with closing(client_of(ctx)) as client:
-        _show([client.batches.cancel(identifiers.batch(client, batch))], output, no_trunc=True)
+        emit_list([client.batches.cancel(identifiers.batch(client, batch))], _table, output)
 
 
 @app.command()
@@ -94,8 +90,8 @@ def results(
     ctx: typer.Context,
     batch: BatchArgument,
     *,
-    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead.")] = False,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: print.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead of answers.")] = False,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: print.")] = None,
 ) -> None:
     """Print or save the answers of an ended batch, as JSONL."""
     with closing(client_of(ctx)) as client:
@@ -112,14 +108,11 @@ def results(
         note(f"{to}: {tables.size(len(content))}")
 
 
-def _show(found: "list[Batch]", output: Format, *, no_trunc: bool) -> None:
-    if output is Format.JSON:
-        emit_json_lines(found)
-        return
+def _table(batches: "Sequence[Batch]", *, full: bool = True) -> str:
     headers = ("BATCH ID", "STATUS", "ENDPOINT", "MODEL", "COMPLETED", "FAILED", "TOTAL", "AGE")
     rows = [
         [
-            tables.shorten(batch.id, full=no_trunc),
+            tables.shorten(batch.id, full=full),
             str(batch.status),
             batch.endpoint,
             batch.model or "",
@@ -128,6 +121,6 @@ def _show(found: "list[Batch]", output: Format, *, no_trunc: bool) -> None:
             str(batch.request_counts.total),
             tables.age(batch.created_at),
         ]
-        for batch in found
+        for batch in batches
     ]
-    emit(tables.render(headers, rows, right=("COMPLETED", "FAILED", "TOTAL")))
+    return tables.render(headers, rows, right=("COMPLETED", "FAILED", "TOTAL"))

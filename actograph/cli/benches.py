@@ -1,4 +1,4 @@
-"""`actograph bench`: the repository's benches, from wherever the repository is installed."""
+"""`actograph bench`: the repository's benches."""
 
 import importlib.util
 import subprocess
@@ -9,16 +9,16 @@ import typer
 from actograph.cli import exit_codes
 from actograph.contract.errors import NotFound
 
-#: whatever follows belongs to `python -m bench`
+#: all arguments are passed to `python -m bench`
 PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def bench(ctx: typer.Context) -> None:
-    """Run the repository's benches, as `python -m bench` does; --help lists its options."""
+    """Run the benches of the repository, as `python -m bench` does."""
     found = importlib.util.find_spec("bench")
-    # a package of that name may be anybody's
+    # another package may have that name
     if found is None or importlib.util.find_spec("bench.session_files") is None:
-        raise NotFound("the benches are in the repository and not in the package: run this in a checkout")
+        raise NotFound("the benches are not part of the package; run this in a checkout of the repository")
     ended = subprocess.run([sys.executable, "-m", "bench", *ctx.args], check=False)
     if ended.returncode:
         raise exit_codes.Ended(exit_codes.ERROR)

@@ -23,18 +23,28 @@ def chat(
     ctx: typer.Context,
     *,
     question: Annotated[
-        list[str] | None, typer.Argument(help="Question; - reads stdin. Default: a conversation.")
+        list[str] | None, typer.Argument(help="Question; - reads standard input. Default: a conversation.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the service's first.")] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="The system message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0)] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model. Default: the service's first.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System message.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Maximum number of tokens.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling probability.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed: the same seed gives the same answer.")
+    ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think first.")] = False,
     capture: Annotated[
         str | None,
-        typer.Option("--capture", metavar="POINTS@LAYERS", help="Store activations: resid_post@8,12,16."),
+        typer.Option(
+            "--capture", metavar="POINTS@LAYERS", help="Activations to store, such as resid_post@8,12,16."
+        ),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -56,14 +66,14 @@ def chat(
             emit(client.chat(said, model=model, **fields).model_dump_json())
             return
         if output is Format.JSON:
-            raise InvalidRequest("--format json is for one question; give it after the command")
+            raise InvalidRequest("--format json needs a question on the command line")
         for text in asked or _typed():
             said.append({"role": "user", "content": text})
             said.append({"role": "assistant", "content": _answer(client, said, model, fields)})
 
 
 def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fields: dict[str, Any]) -> str:
-    """Print the answer as it comes; returns it."""
+    """Print the answer while it is generated, and return it."""
     whole = ""
     session_id, finish = None, None
     for chunk in client.chat.stream(said, model=model, **fields):
@@ -83,7 +93,7 @@ def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fie
 
 
 def _typed() -> Iterator[str]:
-    """Lines of the person at the terminal, up to Ctrl-D or a word that ends it; empty ones are left out."""
+    """Yield typed lines that are not empty, until Ctrl-D or a word of `LEAVE`."""
     talks = sys.stdin.isatty()
     if talks:
         note("Ctrl-D or /exit ends the conversation.")

@@ -1,4 +1,4 @@
-"""`actograph completion`: what a shell runs so that Tab completes."""
+"""`actograph completion`: scripts for Tab completion."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -14,7 +14,9 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.", show_default=False)]) -> None:
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.", show_default=False)],
+) -> None:
     """Print a script for Tab completion of commands, options, ids and models.
 
     `actograph --install-completion` installs it for the current shell.

@@ -4,7 +4,6 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +31,7 @@ _SHOWN_VALUES = 6
 
 
 class DemoFailed(ActographError):
-    """The demo did not come out as it must."""
+    """The demo did not give the expected results."""
 
     code = "demo_failed"
 
@@ -42,11 +41,12 @@ def demo(
     limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the service running until Ctrl-C.")] = False,
 ) -> None:
-    """Start a service, evaluate a tiny model on arithmetic problems, and read its activations back.
+    """Try it: evaluate a tiny model with capture, and read its activations.
 
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """
     from actograph.client import Client
+    from actograph.contract.resources import JobStatus
     from actograph.demo import MODEL_DIR
     from actograph.stack.stack import require_installed
     from actograph.stack.stack_process import StackProcess
@@ -55,7 +55,7 @@ def demo(
     home = home.absolute()
     served = f"{MODEL_NAME}={MODEL_DIR}"
     arguments = [f"--home={home}", "--host=127.0.0.1", "--port=0", f"--model={served}", *THREADS]
-    # keys and stores that the user's shell has set up are for other services than this one
+    # the settings of the user's shell are for another service
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTOGRAPH_")}
     environment["HF_HUB_OFFLINE"] = "1"
     note("1/4 starting a service")
@@ -64,17 +64,18 @@ def demo(
             note("2/4 uploading problems and submitting an evaluation that keeps activations")
             job = _submit(client, limit)
             note(f"3/4 running {job.id}")
-            started = time.monotonic()
-            _run(client, job)
-            seconds = time.monotonic() - started
+            job = client.jobs.wait(job.id, progress=True)
+            if job.status is not JobStatus.COMPLETED:
+                reason = f": {job.error.message}" if job.error else ""
+                raise DemoFailed(f"the job {job.status}{reason}")
             note("4/4 reading the activations back")
-            job, results = client.jobs.get(job.id), client.jobs.results(job.id)
+            results = client.jobs.results(job.id)
             sessions = _check(client, job, results)
-            _tell(client, job, results, sessions, seconds)
+            _report(client, job, results, sessions)
         emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
         emit(_next_steps(home, served, sessions[0].id, stack.url if keep else None))
         if keep:
-            note("the service goes on until Ctrl-C")
+            note("the service runs until Ctrl-C")
             stack.wait()
 
 
@@ -94,23 +95,11 @@ def _submit(client: "Client", limit: int) -> "Job":
     return client.submit(spec)
 
 
-def _run(client: "Client", job: "Job") -> None:
-    """Raises DemoFailed where the job did not complete."""
-    from actograph.cli.jobs import watching
-    from actograph.contract.resources import JobStatus
-
-    watching.follow(client, job)
-    ended = client.jobs.get(job.id)
-    if ended.status is not JobStatus.COMPLETED:
-        reason = f": {ended.error.message}" if ended.error else ""
-        raise DemoFailed(f"the job {ended.status}{reason}")
-
-
 def _check(client: "Client", job: "Job", results: "JobResults") -> "list[SessionHandle]":
-    """The job's sessions, if every sample has a readable one and the scores can be believed.
+    """Return the job's sessions, one per sample.
 
     Raises:
-        DemoFailed: saying what is missing.
+        DemoFailed: a sample failed, a session cannot be read, or the accuracy is too low.
     """
     from actograph.contract.resources import SampleStatus
 
@@ -130,18 +119,19 @@ def _check(client: "Client", job: "Job", results: "JobResults") -> "list[Session
         if last.shape != (1, info.shape[1]):
             raise DemoFailed(f"session {session.id}: the last row of {hook} has the shape {last.shape}")
     accuracy = results.conditions["baseline"].metrics.get(STRICT)
-    # one of a few problems may go wrong without anything being amiss
+    # one wrong answer is allowed however few the problems are
     allowed = max(1.0, (1 - LEAST_ACCURACY) * len(samples))
     if accuracy is None or (1 - accuracy) * len(samples) > allowed + 1e-9:
         raise DemoFailed(f"{STRICT} is {accuracy}; at least {LEAST_ACCURACY} was expected of this model")
     return [sessions[sample.session_id] for sample in samples if sample.session_id is not None]
 
 
-def _tell(
-    client: "Client", job: "Job", results: "JobResults", sessions: "list[SessionHandle]", seconds: float
-) -> None:
+def _report(client: "Client", job: "Job", results: "JobResults", sessions: "list[SessionHandle]") -> None:
+    """Print the scores, the rate and some activations."""
     from actograph.cli.output import job_tables, session_tables
 
+    submitted, *_, ended = client.jobs.events(job.id)
+    seconds = ended.created_at - submitted.created_at
     emit("")
     emit(job_tables.render_results(results, job.spec.get("num_fewshot")))
     emit("")
@@ -166,7 +156,7 @@ def _tell(
 
 
 def _next_steps(home: Path, served: str, session_id: str, url: str | None) -> str:
-    """Commands that can be pasted as they stand; `url` where the service goes on running."""
+    """Return commands to paste; `url` is that of the running service, None if it is stopped."""
     program = program_name()
     relative = os.path.relpath(home)
     folder = relative if len(relative) < len(str(home)) else str(home)
@@ -184,7 +174,7 @@ def _next_steps(home: Path, served: str, session_id: str, url: str | None) -> st
 
 
 def program_name() -> str:
-    """Shell words that run this command again."""
+    """Return the name or path of the running `actograph`."""
     running = Path(sys.argv[0])
     if running.name != "actograph":
         return "actograph"

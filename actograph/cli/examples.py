@@ -1,4 +1,4 @@
-"""Examples under a command's help. A test parses each of them."""
+"""Examples in the help of commands. A test parses each of them."""
 
 import typer
 
@@ -101,12 +101,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def show(app: typer.Typer, path: tuple[str, ...] = ()) -> None:
-    """Put the examples under the help of every command of an application."""
+    """Add the examples to the help of all commands of an application."""
     for command in app.registered_commands:
         assert command.callback is not None
         name = command.name or command.callback.__name__.replace("_", "-")
         if lines := EXAMPLES.get(" ".join((*path, name))):
-            # empty lines between, because rich joins what stands on lines that follow each other
+            # rich joins lines unless an empty line separates them
             command.epilog = "\n\n".join(["Examples:", *(f"$ {line}" for line in lines)]).replace("[", r"\[")
     for group in app.registered_groups:
         if group.typer_instance is not None and group.name:

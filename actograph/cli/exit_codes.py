@@ -15,9 +15,9 @@ INTERRUPTED = 130
 
 
 class Ended(Exception):
-    """The command has said all there is to say and ends with this status.
+    """Ends the command with a status, without a message.
 
-    Not typer's Exit, which `main` could not tell from a usage error's status 2.
+    Not typer's Exit: `main` could not distinguish it from a usage error.
     """
 
     def __init__(self, code: int) -> None:
@@ -26,9 +26,10 @@ class Ended(Exception):
 
 
 def of_job(status: "JobStatus") -> int:
-    """For a job that has ended."""
+    """Return the exit status for an ended job."""
     return {"completed": OK, "cancelled": CANCELLED}.get(status, ERROR)
 
 
 def of_error(error: Exception) -> int:
+    """Return the exit status for an error."""
     return AUTH if isinstance(error, ActographError) and error.status in (401, 403) else ERROR

@@ -1,6 +1,7 @@
-"""`actograph keys`: who may do what; for admins."""
+"""`actograph keys`: API keys and their roles, for admins."""
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from actograph.cli.flags.durations import seconds_of
 from actograph.cli.flags.identifiers import resolve
 from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
 from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, emit_json_lines, note
+from actograph.cli.output.output import Format, emit, emit_list, note
 from actograph.contract.service.key_roles import Role
 
 if TYPE_CHECKING:
@@ -26,17 +27,19 @@ def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the key.")],
     *,
-    role: Annotated[Role, typer.Option(help="Permissions of the key.")] = Role.SUBMIT,
+    role: Annotated[Role, typer.Option(help="read, submit or admin.")] = Role.SUBMIT,
     owner: Annotated[
         str | None, typer.Option(help="Owner of its jobs and sessions. (default: a new owner)")
     ] = None,
     expires_in: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="90s, 30m, 12h or 7d. (default: never)")
+        str | None, typer.Option(metavar="SPAN", help="Lifetime: 90s, 30m, 12h or 7d. (default: no end)")
     ] = None,
     quota_bytes: Annotated[
         int | None, typer.Option(min=1, help="Storage quota of the owner. (default: the service's)")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="(default: no limit)")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Rate limit. (default: none)")
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Create a key and print it. It is shown once."""
@@ -64,7 +67,7 @@ def create(
     if output is Format.JSON:
         emit(made.model_dump_json())
         return
-    note(f"{made.id}: {made.role} of {made.owner}; the key is shown this once")
+    note(f"{made.id}: {made.role} of {made.owner}; the key is shown only once")
     emit(made.key)
 
 
@@ -79,14 +82,12 @@ def ls(
 ) -> None:
     """List keys, newest first."""
     with closing(client_of(ctx)) as client:
-        found = [key for key in client.keys.list() if everything or _state(key) == "good"]
-    if quiet:
-        for key in found:
-            emit(tables.shorten(key.id, full=no_trunc))
-    elif output is Format.JSON:
-        emit_json_lines(found)
-    else:
-        emit(tables.render(HEADERS, [_row(key, full=no_trunc) for key in found]))
+        keys = [key for key in client.keys.list() if everything or _state(key) == "good"]
+
+    def table(keys: "Sequence[ApiKey]") -> str:
+        return tables.render(HEADERS, [_row(key, full=no_trunc) for key in keys])
+
+    emit_list(keys, table, output, quiet=quiet, full=no_trunc)
 
 
 @app.command()

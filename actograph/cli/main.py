@@ -1,4 +1,4 @@
-"""`actograph`: every command, and how failures are told."""
+"""`actograph`: all commands, and the reporting of errors."""
 
 import sys
 from typing import Annotated, Any
@@ -22,6 +22,9 @@ from actograph.cli.up import up
 from actograph.cli.workers import workers
 from actograph.contract.errors import ActographError
 
+#: groups of commands under `--help`
+START, JOBS, OPERATE, OTHER = "Start", "Jobs and results", "Operate", "Other"
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -31,22 +34,22 @@ app = typer.Typer(
 jobs.app.command()(samples)
 jobs.app.command()(compare)
 jobs.app.command()(exports.export)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(evals.app, name="eval")
-app.add_typer(batches.app, name="batches")
-app.add_typer(exports.app, name="results")
-app.add_typer(sessions.app, name="sessions")
-app.add_typer(store.app, name="store")
-app.add_typer(models.app, name="models")
-app.add_typer(queue.app, name="queue")
-app.command()(chat)
-app.add_typer(keys.app, name="keys")
-app.command()(estimate)
-app.command()(workers)
-app.command()(up)
-app.command(context_settings=PASSED_ON)(bench)
-app.command()(demo)
-app.command()(completion)
+app.command(rich_help_panel=START)(up)
+app.command(rich_help_panel=START)(demo)
+app.command(rich_help_panel=JOBS)(chat)
+app.command(rich_help_panel=JOBS)(estimate)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
+app.add_typer(evals.app, name="eval", rich_help_panel=JOBS)
+app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
+app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
+app.add_typer(exports.app, name="results", rich_help_panel=JOBS)
+app.command(rich_help_panel=OPERATE)(workers)
+app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
+app.add_typer(queue.app, name="queue", rich_help_panel=OPERATE)
+app.add_typer(store.app, name="store", rich_help_panel=OPERATE)
+app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
+app.command(rich_help_panel=OTHER)(completion)
+app.command(rich_help_panel=OTHER, context_settings=PASSED_ON)(bench)
 examples.show(app)
 
 
@@ -62,12 +65,12 @@ def common(
     *,
     url: Annotated[
         str | None,
-        typer.Option(envvar="ACTOGRAPH_URL", help="The service. (default: http://127.0.0.1:8420)"),
+        typer.Option(envvar="ACTOGRAPH_URL", help="URL of the service. (default: http://127.0.0.1:8420)"),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="ACTOGRAPH_API_KEY", help="Key to send.", show_envvar=True)
+        str | None, typer.Option(envvar="ACTOGRAPH_API_KEY", help="API key to send.", show_envvar=True)
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -85,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = app(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
     except exit_codes.Ended as ended:
         return ended.code
-    except SystemExit as ended:  # of the options about completion
+    except SystemExit as ended:  # raised by the options for completion
         return int(ended.code or 0)
     except _UsageError as error:
         return _tell_usage(error)
@@ -96,22 +99,22 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         text = _one_line(error)
         if isinstance(error, ActographError) and error.status == 401:
-            text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY, or say --api-key"
+            text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY or use --api-key"
         note(f"error: {text}")
         return exit_codes.of_error(error)
     return code if isinstance(code, int) else exit_codes.OK
 
 
-#: click's error about what was typed; newer versions of typer bring a click of their own along
+#: click's usage error; newer versions of typer contain a click of their own
 _UsageError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
 )
 
 
 def _tell_usage(error: Any) -> int:
-    """One line, and where to read on; a group of commands alone shows its help.
+    """Report a usage error on one line; a group without a command shows its help.
 
-    Not click's status 2, which means "cancelled" with us.
+    Returns 1 and not click's 2, which means "cancelled" here.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()

@@ -1,6 +1,7 @@
-"""`actograph models`: what is served, and what a model looks like inside."""
+"""`actograph models`: served models, their structure, and loading."""
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +11,13 @@ from actograph.cli import exit_codes
 from actograph.cli.flags import completion
 from actograph.cli.flags.options import FormatOption, QuietOption, client_of
 from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, emit_json_lines, note
+from actograph.cli.output.output import Format, emit, emit_list, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from actograph.contract.resources import ModelStructure
+    from actograph.contract.resources import Model, ModelStructure
 
-#: a model takes seconds to minutes
+#: pause between two looks at a load, which takes seconds to minutes
 LOOK_SECONDS = 0.5
 
 app = typer.Typer(no_args_is_help=True, help="List, load and inspect models.")
@@ -27,13 +28,7 @@ def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOp
     """List the served models."""
     with closing(client_of(ctx)) as client:
         models = client.models.list()
-    if quiet:
-        for model in models:
-            emit(model.id)
-    elif output is Format.JSON:
-        emit_json_lines(models)
-    else:
-        emit(tables.render(("MODEL", "STATUS"), [[model.id, model.status] for model in models]))
+    emit_list(models, _table, output, quiet=quiet)
 
 
 @app.command()
@@ -50,16 +45,18 @@ def load(
     ] = None,
     max_memory: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE=SIZE", help="Limit for weights: 0=20GiB, cpu=64GiB."),
+        typer.Option(metavar="DEVICE=SIZE", help="Memory for weights: 0=20GiB, cpu=64GiB. Repeat for more."),
     ] = None,
-    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa, ...")] = None,
+    attn_implementation: Annotated[
+        str | None, typer.Option(help="eager, sdpa, flash_attention_2, ...")
+    ] = None,
     savepoint: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=HOOK", help="Your own name for a hook point. Repeat for more."),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Load a model on a worker in place of its own, and wait. Exit status 1: it was refused."""
+    """Load a model on a worker, and wait. Exit status 1: the model was refused."""
     options = {
         "revision": revision,
         "dtype": dtype,
@@ -78,7 +75,7 @@ def load(
                 time.sleep(LOOK_SECONDS)
                 found = client.models.get_load(found.id)
         except KeyboardInterrupt:
-            note(f"it goes on; take it back with: actograph jobs cancel {tables.shorten(found.id)}")
+            note(f"the load continues; cancel it with: actograph jobs cancel {tables.shorten(found.id)}")
             raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
     if output is Format.JSON:
         emit(found.model_dump_json())
@@ -90,10 +87,14 @@ def load(
         raise exit_codes.Ended(code)
 
 
+def _table(models: "Sequence[Model]") -> str:
+    return tables.render(("MODEL", "STATUS"), [[model.id, model.status] for model in models])
+
+
 def _pair(option: str, text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator and value):
-        raise InvalidRequest(f"{option} {text}: give it as NAME=VALUE")
+        raise InvalidRequest(f"{option} {text!r} is not NAME=VALUE")
     return name, value
 
 
@@ -102,10 +103,10 @@ def structure(
     ctx: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="Default: the model that is served.", autocompletion=completion.models),
+        typer.Argument(help="Served model. Default: the one loaded last.", autocompletion=completion.models),
     ] = None,
-    names: Annotated[bool, typer.Option("--names", help="List the aliases of each hook too.")] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="List module locations too.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Include the aliases of each hook.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="Include module locations.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a model's layers, widths, experts and verified hook points."""
@@ -129,9 +130,7 @@ def structure(
         "chat template": "yes" if found.chat_template else "no",
         "batches": "" if found.ragged_batches else "of equal lengths only: padding changes the numbers",
     }
-    for name, text in fields.items():
-        if text:
-            emit(f"{name + ':':<14} {tables.clean(text)}")
+    emit(tables.fields(fields, 14))
     rows = [[name, info.location, str(info.width), info.dtype] for name, info in found.hooks.items()]
     emit("")
     emit(tables.render(("HOOK", "LOCATION", "WIDTH", "DTYPE"), rows, right=("WIDTH",)))
@@ -144,7 +143,7 @@ def structure(
         emit(tables.render(("HOOK", "OTHER NAMES"), rows))
     if found.unavailable:
         emit("")
-        emit(tables.render(("NOT THERE", "REASON"), [list(item) for item in found.unavailable.items()]))
+        emit(tables.render(("UNAVAILABLE", "REASON"), [list(item) for item in found.unavailable.items()]))
     if modules:
         emit("")
         rows = [_module(found, location) for location in found.module_locations]

@@ -26,7 +26,7 @@ def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
 @app.command()
 def pause(
     ctx: typer.Context,
-    reason: Annotated[str | None, typer.Option(help="Shown with the queue.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason to show with the queue.")] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Pause the queue. Workers finish their current batch; jobs are still accepted."""
@@ -49,17 +49,16 @@ def resume(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
 
 
 def describe(queue: "Queue") -> str:
-    """One fact per line; numbers that are 0 are left out."""
+    """Describe the queue, one field per line; zero counts are left out."""
     fields = {
-        "state": "paused" if queue.paused else "running",
         "jobs": _counts(queue.jobs),
         "samples": _counts(queue.samples),
         "workers": _counts(queue.workers),
         "next": ", ".join(tables.shorten(job_id) for job_id in queue.next),
     }
-    lines = [f"{name + ':':<10} {text}" for name, text in fields.items() if text]
-    lines[1:1] = [f"{'':<10} {_pause_text(pause)}" for pause in queue.pauses]
-    return "\n".join(lines)
+    lines = [f"{'state:':<10} {'paused' if queue.paused else 'running'}"]
+    lines += [f"{'':<10} {_pause_text(pause)}" for pause in queue.pauses]
+    return "\n".join([*lines, tables.fields(fields, 10)]).rstrip()
 
 
 def _pause_text(pause: "QueuePause") -> str:

@@ -1,4 +1,4 @@
-"""`actograph store`: usage, clearing the artifact store, and comparing it with the index."""
+"""`actograph store`: measure, clean and verify the artifact store."""
 
 import secrets
 from collections import Counter
@@ -15,11 +15,14 @@ from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
-    from actograph.contract.resources import StoreGc, StoreProblem
+    from actograph.contract.resources import StoreGc, StoreProblem, StoreUsage
+    from actograph.contract.resources.store import Usage
 
 app = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
 
-AfterOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue an interrupted run.")]
+AfterOption = Annotated[
+    str | None, typer.Option(metavar="CURSOR", help="Cursor that an interrupted run printed.")
+]
 
 
 @app.command()
@@ -30,29 +33,7 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     if output is Format.JSON:
         emit(found.model_dump_json())
         return
-    rows = [
-        [
-            one.owner or "",
-            str(one.sessions),
-            tables.size(one.session_bytes),
-            str(one.files),
-            tables.size(one.file_bytes),
-            tables.size(one.deleting_bytes),
-            _room(one.available_bytes),
-        ]
-        for one in found.owners
-    ]
-    rows.append(
-        [
-            "all",
-            str(found.sessions),
-            tables.size(found.session_bytes),
-            str(found.files),
-            tables.size(found.file_bytes),
-            tables.size(found.deleting_bytes),
-            _room(found.available_bytes),
-        ]
-    )
+    rows = [*(_usage_row(owner.owner or "", owner) for owner in found.owners), _usage_row("all", found)]
     headers = ("OWNER", "SESSIONS", "SIZE", "FILES", "FILE SIZE", "DELETING", "LEFT")
     emit(tables.render(headers, rows, right=headers[1:]))
 
@@ -87,7 +68,9 @@ def verify(
     ctx: typer.Context,
     *,
     sample: Annotated[float, typer.Option(min=0.000001, max=1.0, help="Share of stored data to read.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Selects the share. Default: random.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed that selects the share. Default: random.")
+    ] = None,
     after: AfterOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -111,7 +94,7 @@ def verify(
                     if output is Format.JSON:
                         for problem in page.problems:
                             emit(problem.model_dump_json())
-                    # how many a share has is an estimate until the end
+                    # the total of a share is an estimate until the end
                     total = max(page.total, checked) if page.next else checked
                     update("checking", checked, total, len(problems))
         except (ActographError, KeyboardInterrupt) as error:
@@ -119,12 +102,24 @@ def verify(
             _report(problems, output)
             _broken_off(error, reached, f"actograph store verify{share}")
     _report(problems, output)
-    told = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
-    note(f"checked {checked}, {tables.size(size)}, {told}")
+    count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+    note(f"checked {checked}, {tables.size(size)}, {count}")
     if problems:
         kinds = Counter(problem.problem for problem in problems)
         note(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
         raise exit_codes.Ended(exit_codes.ERROR)
+
+
+def _usage_row(name: str, used: "Usage | StoreUsage") -> list[str]:
+    return [
+        name,
+        str(used.sessions),
+        tables.size(used.session_bytes),
+        str(used.files),
+        tables.size(used.file_bytes),
+        tables.size(used.deleting_bytes),
+        "no limit" if used.available_bytes is None else tables.size(used.available_bytes),
+    ]
 
 
 def _report(problems: "Sequence[StoreProblem]", output: Format) -> None:
@@ -134,8 +129,8 @@ def _report(problems: "Sequence[StoreProblem]", output: Format) -> None:
 
 
 def _broken_off(error: BaseException, cursor: str | None, command: str) -> None:
-    """Say where to go on, and end as the error asks. Never returns."""
-    note(f"broken off; go on with: {command}" + (f" --after {cursor}" if cursor else ""))
+    """Print the command that continues, and raise. Never returns."""
+    note(f"interrupted; continue with: {command}" + (f" --after {cursor}" if cursor else ""))
     if isinstance(error, KeyboardInterrupt):
         raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
     raise error
@@ -157,12 +152,8 @@ def _gc_table(pages: "Sequence[StoreGc]") -> str:
     )
     if unknown:
         left = [[one.id, tables.size(one.bytes)] for one in unknown]
-        text += "\n\n" + tables.render(("LEFT ALONE, NOT IN THE INDEX", "SIZE"), left, right=("SIZE",))
+        text += "\n\n" + tables.render(("KEPT, NOT IN THE INDEX", "SIZE"), left, right=("SIZE",))
     return text
-
-
-def _room(available: int | None) -> str:
-    return "no limit" if available is None else tables.size(available)
 
 
 def _sum(pages: "Sequence[StoreGc]", field: str) -> int:

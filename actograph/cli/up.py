@@ -15,7 +15,7 @@ from actograph.contract.errors import InvalidRequest
 if TYPE_CHECKING:
     from actograph.settings import Settings
 
-#: models that begin like this are folders, not hub ids
+#: prefixes of folders; other models are Hub ids
 _PATH_STARTS = ("/", "./", "../", "~")
 
 
@@ -44,7 +44,7 @@ def up(
     dtype: Annotated[
         str | None, typer.Option(help="float32, float16, bfloat16 or auto. (default: auto)")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Torch CPU threads per worker.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per worker. (default: torch's)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Run the service until Ctrl-C. Workers then finish their current batch.
@@ -78,7 +78,7 @@ def _check_model(model: str) -> None:
         )
     source = model_names.parse(model).source
     if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-        raise InvalidRequest(f"--model {model}: there is no folder {source}")
+        raise InvalidRequest(f"--model {model}: no folder {source!r}")
 
 
 def _run(settings: "Settings", workers: int) -> None:

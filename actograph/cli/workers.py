@@ -1,13 +1,20 @@
-"""`actograph workers`: who holds a model, and what each is doing."""
+"""`actograph workers`: the workers, their models and jobs."""
 
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
 from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, emit_json_lines
+from actograph.cli.output.output import Format, emit_list
+
+if TYPE_CHECKING:
+    from actograph.contract.resources import Worker
+
+HEADERS = ("WORKER ID", "STATUS", "MODEL", "DEVICE", "HOST", "PID", "JOB ID", "HEARTBEAT", "AGE", "ERROR")
 
 
 def workers(
@@ -22,37 +29,23 @@ def workers(
     with closing(client_of(ctx)) as client:
         found = client.workers.list()
     shown = [worker for worker in found if everything or worker.status != "offline"]
-    if quiet:
-        for worker in shown:
-            emit(tables.shorten(worker.id, full=no_trunc))
-    elif output is Format.JSON:
-        emit_json_lines(shown)
-    else:
-        headers = (
-            "WORKER ID",
-            "STATUS",
-            "MODEL",
-            "DEVICE",
-            "HOST",
-            "PID",
-            "JOB ID",
-            "HEARTBEAT",
-            "AGE",
-            "ERROR",
-        )
-        rows = [
-            [
-                tables.shorten(worker.id, full=no_trunc),
-                str(worker.status),
-                worker.model or "",
-                worker.device or "",
-                worker.hostname,
-                str(worker.pid),
-                tables.shorten(worker.job_id, full=no_trunc) if worker.job_id else "",
-                tables.age(worker.last_heartbeat_at) + " ago",
-                tables.age(worker.started_at),
-                worker.error.message if worker.error else "",
-            ]
-            for worker in shown
+    emit_list(shown, partial(_table, full=no_trunc), output, quiet=quiet, full=no_trunc)
+
+
+def _table(workers: "Sequence[Worker]", *, full: bool) -> str:
+    rows = [
+        [
+            tables.shorten(worker.id, full=full),
+            str(worker.status),
+            worker.model or "",
+            worker.device or "",
+            worker.hostname,
+            str(worker.pid),
+            tables.shorten(worker.job_id, full=full) if worker.job_id else "",
+            tables.age(worker.last_heartbeat_at) + " ago",
+            tables.age(worker.started_at),
+            worker.error.message if worker.error else "",
         ]
-        emit(tables.render(headers, rows, right=("PID",)))
+        for worker in workers
+    ]
+    return tables.render(HEADERS, rows, right=("PID",))

@@ -58,6 +58,6 @@ def unexpected(what: str, error: ValidationError) -> UnexpectedAnswer:
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"])) or "body"
     return UnexpectedAnswer(
-        f"the {what} that the service sent has another form than this version knows "
-        f"({place}: {first['msg']}); do client and service have the same version?"
+        f"the service's {what} does not match this version of the client ({place}: {first['msg']}); "
+        "do client and service have the same version?"
     )

@@ -40,15 +40,15 @@ def open_store(where: str | os.PathLike[str]) -> ArtifactFiles:
     parts = urlsplit(text)
     if parts.scheme == "s3":
         if not parts.netloc:
-            raise InvalidRequest(f"{text!r} names no bucket: s3://bucket/prefix")
+            raise InvalidRequest(f"{text!r} has no bucket; use s3://bucket/prefix")
         return _Bucket(parts.netloc, parts.path.strip("/"))
     if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
-        raise InvalidRequest(f"{text!r} is on another machine; give the folder where it is mounted")
+        raise InvalidRequest(f"{text!r} is on another machine; use the folder where it is mounted")
     root = Path(unquote(parts.path)) if parts.scheme == "file" else Path(text)
     if not (root / "sessions").is_dir():
         raise InvalidRequest(
-            f"{root} holds no folder `sessions`; store is what the service calls ACTOGRAPH_ARTIFACT_URL, "
-            "by default the folder `artifacts` of its home"
+            f"{root} has no folder `sessions`; set store to the service's ACTOGRAPH_ARTIFACT_URL, by default "
+            "the folder `artifacts` of its home"
         )
     return _Folder(root)
 
@@ -72,9 +72,9 @@ class _Folder:
             try:
                 local = LocalFile(path)
             except FileNotFoundError as error:
-                raise NotFound(f"{path} is not there; is this the store of this service?") from error
+                raise NotFound(f"{path} does not exist; is this the store of this service?") from error
             if local.size != file.bytes:
-                raise StoreDamaged(f"{path} has {local.size} bytes, on record are {file.bytes}")
+                raise StoreDamaged(f"{path} has {local.size} bytes; the index says {file.bytes}")
             files[file.name] = (local, local.size)
         return SessionTensors(files)
 
@@ -106,7 +106,7 @@ class _Bucket:
                 Bucket=self._bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}"
             )
         except errors.NoSuchKey as error:
-            raise NotFound(f"s3://{self._bucket}/{key} is not there") from error
+            raise NotFound(f"s3://{self._bucket}/{key} does not exist") from error
         with reply["Body"] as body:
             data: bytes = body.read()
         return data

@@ -79,15 +79,15 @@ def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
         return ServiceUnreachable(f"no answer from the service at {base_url} in time")
     reason = _root_of(cause)
     if isinstance(cause, httpx.ProxyError):
-        return ServiceUnreachable(f"the proxy of the environment does not lead to {base_url}: {reason}")
+        return ServiceUnreachable(f"the proxy of the environment cannot reach {base_url}: {reason}")
     if isinstance(reason, ssl.SSLError):
-        hint = "; does it speak http:// alone?" if reason.reason == "WRONG_VERSION_NUMBER" else ""
+        hint = "; try http:// in place of https://" if reason.reason == "WRONG_VERSION_NUMBER" else ""
         return ServiceUnreachable(f"no secure connection to the service at {base_url}: {reason}{hint}")
     if isinstance(reason, socket.gaierror):
         host = httpx.URL(base_url).host
-        return ServiceUnreachable(f"cannot reach the service at {base_url}: no address is known of {host!r}")
+        return ServiceUnreachable(f"cannot reach the service at {base_url}: unknown host {host!r}")
     if isinstance(cause, httpx.ProtocolError | httpx.ReadError | httpx.WriteError):
-        return ServiceUnreachable(f"the service at {base_url} broke off the connection: {cause}")
+        return ServiceUnreachable(f"the service at {base_url} closed the connection: {cause}")
     if is_loopback_host(httpx.URL(base_url).host):
         return ServiceUnreachable(f"cannot reach the service at {base_url}; start it with: actograph up")
     way = " through a proxy of the environment" if httpx.URL(base_url).scheme in getproxies() else ""

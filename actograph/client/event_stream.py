@@ -3,7 +3,6 @@
 https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
@@ -41,12 +40,3 @@ class Parser:
         elif name == "id" and "\0" not in value:
             self._last_id = value
         return None
-
-
-def messages(lines: Iterable[str]) -> Iterator[Message]:
-    """Parse the messages of complete lines."""
-    parser = Parser()
-    for line in lines:
-        message = parser.feed(line)
-        if message is not None:
-            yield message

@@ -21,4 +21,6 @@ def absent(name: str, hooks: Iterable[str]) -> NotFound:
     """Return the error for a name that is not in `hooks`."""
     known = list(hooks)
     rest = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return NotFound(f"no tensor {name} is stored; there are {', '.join(known[:_SHOWN]) or 'none'}{rest}")
+    return NotFound(
+        f"no tensor {name} is stored; the session has {', '.join(known[:_SHOWN]) or 'none'}{rest}"
+    )

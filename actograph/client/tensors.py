@@ -9,9 +9,9 @@ Works on any `read_at`: local files (pread) or ranges of an HTTP resource.
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,42 @@ class LocalFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class LazyTensor:
+class IndexedRows:
+    """Shape and dtype of a tensor `[rows, ...]` whose rows are read when they are indexed."""
+
+    def __init__(self, stored_dtype: str, shape: Sequence[int]) -> None:
+        self.stored_dtype = stored_dtype
+        self.shape: tuple[int, ...] = tuple(shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of returned arrays."""
+        bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
+        return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def rows_of(self, index: int | slice) -> tuple[int, int, Any]:
+        """Return the rows [low, high) to read, and the index to apply to them.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        selected = range(len(self))[index]
+        if isinstance(selected, int):
+            return selected, selected + 1, 0
+        if not selected:
+            return 0, 0, slice(None)
+        low, high = min(selected[0], selected[-1]), max(selected[0], selected[-1]) + 1
+        return low, high, slice(None, None, selected.step)
+
+
+class LazyTensor(IndexedRows):
     """A tensor `[rows, ...]` whose rows are read when they are indexed.
 
     Index with an int (one row) or a slice (rows). bfloat16 is converted to float32, which is exact; other
@@ -53,7 +88,6 @@ class LazyTensor:
 
     def __init__(self, parts: list[tuple[ReadAt, TensorEntry]]) -> None:
         first = parts[0][1]
-        self.stored_dtype = first.dtype
         self._parts = parts
         self._ranges: list[tuple[int, int]] = []
         rows = 0
@@ -62,40 +96,16 @@ class LazyTensor:
                 raise StoreDamaged("the shards of a tensor differ in dtype or width")
             self._ranges.append((rows, rows + entry.shape[0]))
             rows += entry.shape[0]
-        self.shape: tuple[int, ...] = (rows, *first.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of returned arrays."""
-        return (
-            np.dtype("<f4") if self.stored_dtype == "BF16" else tensor_files.NUMPY_DTYPES[self.stored_dtype]
-        )
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
+        super().__init__(first.dtype, (rows, *first.shape[1:]))
 
     @property
     def nbytes(self) -> int:
         """Size in the file."""
         return sum(entry.stop - entry.start for _, entry in self._parts)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-    @overload
-    def __getitem__(self, index: slice) -> Array: ...
     def __getitem__(self, index: int | slice) -> Array:
-        if isinstance(index, slice):
-            wanted = range(len(self))[index]
-            if not wanted:
-                return self.read(0, 0)
-            low, high = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1
-            return self.read(low, high)[:: wanted.step]
-        row = range(len(self))[index]  # raises IndexError; accepts any integer type
-        array: Array = self.read(row, row + 1)[0]
+        low, high, then = self.rows_of(index)
+        array: Array = self.read(low, high)[then]
         return array
 
     def __iter__(self) -> Iterator[Array]:
@@ -130,7 +140,7 @@ class LazyTensor:
             length = (high - low) * entry.row_bytes
             piece = read_at(entry.start + low * entry.row_bytes, length) if length else b""
             if len(piece) != length:
-                raise StoreDamaged(f"{len(piece)} of {length} bytes could be read: the file is cut short")
+                raise StoreDamaged(f"the file is truncated: {len(piece)} of {length} bytes could be read")
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -165,7 +175,7 @@ class SessionTensors(Mapping[str, LazyTensor]):
                 parts.append((read_at, entry))
             self._tensors[hook] = LazyTensor(parts)
         if TOKEN_IDS not in self._tensors:
-            raise StoreDamaged("no file holds token_ids: the last shard is missing")
+            raise StoreDamaged("no file contains token_ids: the last shard is missing")
         self._token_ids = self._tensors.pop(TOKEN_IDS)
         self._row_positions = self._tensors.pop(ROW_POSITIONS, None)
 
@@ -216,6 +226,6 @@ def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
     """
     paths = sorted(Path(folder).glob("*.safetensors"))
     if not paths:
-        raise NotFound(f"{folder} holds no .safetensors file")
+        raise NotFound(f"{folder} has no .safetensors file")
     files = {path.name: LocalFile(path) for path in paths}
     return SessionTensors({name: (file, file.size) for name, file in files.items()})

@@ -39,9 +39,11 @@ def trusts_environment(base_url: str) -> bool:
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{base_url!r} is no URL of a service: {error}") from error
+        raise InvalidRequest(f"{base_url!r} is not a valid URL: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidRequest(f"{base_url!r} is no URL of a service, such as http://127.0.0.1:8420")
+        raise InvalidRequest(
+            f"{base_url!r} is not the URL of a service; use one such as http://127.0.0.1:8420"
+        )
     return not is_loopback_host(url.host)
 
 

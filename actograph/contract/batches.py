@@ -1,4 +1,4 @@
-"""Batches in OpenAI's form: chat or completion requests in an uploaded file, with no hurry.
+"""Batches in OpenAI's form: chat or completion requests in an uploaded file, without urgency.
 
 The reference is the OpenAI API (platform.openai.com/docs/api-reference/batch).
 """
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from actograph.contract.base import Metadata
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
@@ -22,7 +23,7 @@ OUTPUT_PURPOSE = "batch_output"
 FEW_TOKENS = 64
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
-#: `24h` is OpenAI's only one
+#: OpenAI accepts `24h` only
 Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[smhd]$")]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -35,9 +36,7 @@ class BatchRequest(Spec):
     completion_window: Window = Field(
         "24h", description="Time after which unfinished requests expire: `24h`, `7d`."
     )
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
-        Field(None, max_length=16)
-    )
+    metadata: Metadata | None = None
 
     output_expires_after: ExpiresAfter | None = Field(
         None, description="Deletion of its output and error file; null keeps them."
@@ -124,9 +123,9 @@ class BatchStatus(StrEnum):
     IN_PROGRESS = "in_progress"  # its job waits or runs
     FINALIZING = "finalizing"  # everything has ended; the output files are being written
     COMPLETED = "completed"  # every request has an answer or an error
-    EXPIRED = "expired"  # its window passed; what finished is kept
-    CANCELLING = "cancelling"  # cancel asked for
-    CANCELLED = "cancelled"  # ended by the client; what finished is kept
+    EXPIRED = "expired"  # its window passed; finished answers are kept
+    CANCELLING = "cancelling"  # cancelled; a worker still runs requests
+    CANCELLED = "cancelled"  # ended by the client; finished answers are kept
 
     def is_terminal(self) -> bool:
         return self in (

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from actograph.contract.base import Name, Spec
 from actograph.contract.resources import JobStatus, Resource
 from actograph.contract.row_selection import Segment
-from actograph.contract.specs import Name
 
 
 class PairedDifference(Resource):
@@ -54,14 +54,10 @@ class JobComparison(Resource):
     conditions: dict[str, ConditionComparison]
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 PooledRows = Literal["all", "generated", "last", "last_prompt"] | Segment
 
 
-class ActivationComparisonRequest(_Sent):
+class ActivationComparisonRequest(Spec):
     """Rows and hooks to pool (average over tokens) and to compare pair by pair."""
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")

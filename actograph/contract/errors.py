@@ -128,6 +128,7 @@ class Unauthorized(ActographError):
 
     code = "unauthorized"
     status = 401
+    headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
 class Forbidden(ActographError):

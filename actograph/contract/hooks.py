@@ -6,12 +6,13 @@ evaluated or followed as an attribute path.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal, Protocol, get_args
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from actograph.contract.errors import UnknownHook
+from actograph.contract.resources import ModelStructure
 
 LayerPoint = Literal[
     "resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
@@ -72,37 +73,10 @@ _MODEL_ALIASES = {
 }
 
 
-class HookTable(Protocol):
-    """The part of a model's structure that `resolve` needs."""
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def locations(self) -> Mapping[str, str]:
-        """Canonical hook name -> module location (`model.layers.8.mlp.output`)."""
-        ...
-
-    @property
-    def module_locations(self) -> Sequence[str]:
-        """Every location that a forward pass visits, in execution order."""
-        ...
-
-    @property
-    def savepoints(self) -> Mapping[str, str]:
-        """A client's name for a hook -> canonical hook name."""
-        ...
-
-    @property
-    def unavailable(self) -> Mapping[str, str]:
-        """Point that this architecture lacks -> reason; hook that a layer lacks -> reason."""
-        ...
-
-
 def canonical(name: str) -> str | None:
-    """The canonical form of `name`. Returns None if the grammar alone does not give it.
+    """The canonical form of a name without a model's structure.
 
-    Module paths need a model's structure and give None here; see `resolve`.
+    Returns None for unknown names and for module paths, which need the structure; see `resolve`.
     """
     if name in MODEL_POINTS:
         return name
@@ -142,16 +116,16 @@ def flat_name(hook: str) -> str:
     return flat or re.sub(r"\W+", "_", hook)
 
 
-def names_in(table: HookTable, hook: str) -> list[str]:
+def names_in(structure: ModelStructure, hook: str) -> list[str]:
     """All other names of this hook that `resolve` understands for this model.
 
     These are its module path with dots and with brackets, the aliases of its point, and savepoints. A path
     that two points share (Phi's one norm before attention and MLP) is a name of the first.
     """
-    location = table.locations.get(hook, hook)
+    location = structure.locations.get(hook, hook)
     names = [location, _NUMBER.sub(r"[\1]", location), *aliases(hook)]
-    names += [name for name, meant in table.savepoints.items() if meant == hook]
-    return [name for name in dict.fromkeys(names) if name != hook and resolve(name, table) == hook]
+    names += [name for name, meant in structure.savepoints.items() if meant == hook]
+    return [name for name in dict.fromkeys(names) if name != hook and resolve(name, structure) == hook]
 
 
 def point_of(hook: str) -> str:
@@ -166,7 +140,7 @@ def layer_of(hook: str) -> int | None:
     return int(m[2]) if m else None
 
 
-def resolve(name: str, table: HookTable) -> str:
+def resolve(name: str, structure: ModelStructure) -> str:
     """The canonical hook name of `name` in this model.
 
     A real module location that is no standard point (`model.layers.3.mlp.up_proj.output`)
@@ -175,41 +149,41 @@ def resolve(name: str, table: HookTable) -> str:
     Raises:
         UnknownHook: the model has no such point; the message suggests similar names.
     """
-    if name in table.savepoints:
-        return table.savepoints[name]
+    if name in structure.savepoints:
+        return structure.savepoints[name]
     hook = canonical(name)
     if hook is not None:
-        if hook in table.locations:
+        if hook in structure.locations:
             return hook
         layer = layer_of(hook)
-        if layer is not None and layer >= table.num_layers:
-            raise UnknownHook(f"{name}: the model has layers 0 to {table.num_layers - 1}", param="hooks")
-        reason = _why_missing(hook, table)
+        if layer is not None and layer >= structure.num_layers:
+            raise UnknownHook(f"{name}: the model has layers 0 to {structure.num_layers - 1}", param="hooks")
+        reason = _why_missing(hook, structure)
         raise UnknownHook(f"{name}: {reason}", param="hooks")
     location = _INDEX.sub(r".\1", name)
     if location.endswith(_FIRST):
         location = location.removesuffix(_FIRST) + ".output"
-    for hook, known in table.locations.items():
+    for hook, known in structure.locations.items():
         if known == location:
             return hook
-    if location in table.module_locations:
+    if location in structure.module_locations:
         return location
-    if location in table.unavailable:
-        raise UnknownHook(f"{name}: {table.unavailable[location]}", param="hooks")
-    near = nearest(name, location, table)
+    if location in structure.unavailable:
+        raise UnknownHook(f"{name}: {structure.unavailable[location]}", param="hooks")
+    near = nearest(name, location, structure)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")
 
 
-def _why_missing(hook: str, table: HookTable) -> str:
-    general = table.unavailable.get(point_of(hook), "this architecture does not have it")
-    return table.unavailable.get(hook, general)
+def _why_missing(hook: str, structure: ModelStructure) -> str:
+    general = structure.unavailable.get(point_of(hook), "this architecture does not have it")
+    return structure.unavailable.get(hook, general)
 
 
-def nearest(name: str, location: str, table: HookTable, count: int = 3) -> list[str]:
+def nearest(name: str, location: str, structure: ModelStructure, count: int = 3) -> list[str]:
     """The valid names that are most similar to `name`."""
-    found = difflib.get_close_matches(name, list(table.locations), n=count, cutoff=0.5)
-    found += difflib.get_close_matches(location, list(table.module_locations), n=count, cutoff=0.7)
+    found = difflib.get_close_matches(name, list(structure.locations), n=count, cutoff=0.5)
+    found += difflib.get_close_matches(location, list(structure.module_locations), n=count, cutoff=0.7)
     return found[:count]
 
 
@@ -239,7 +213,7 @@ def expand(
     points: Sequence[str],
     layers: Sequence[int] | str | None,
     hooks: Iterable[str],
-    table: HookTable,
+    structure: ModelStructure,
 ) -> list[str]:
     """Canonical hook names of a capture spec, without repeats, in execution order.
 
@@ -254,21 +228,21 @@ def expand(
         points = ["resid_post"]
     names: dict[str, None] = {}
     by_layer = any(p in LAYER_POINTS for p in points)
-    chosen = select_layers(layers, table.num_layers) if by_layer else []
+    chosen = select_layers(layers, structure.num_layers) if by_layer else []
     for point in points:
-        if point in table.unavailable:
-            raise UnknownHook(f"{point}: {table.unavailable[point]}", param="points")
+        if point in structure.unavailable:
+            raise UnknownHook(f"{point}: {structure.unavailable[point]}", param="points")
         if point in MODEL_POINTS:
-            if point not in table.locations:
+            if point not in structure.locations:
                 raise UnknownHook(f"{point}: this architecture does not have it", param="points")
             names[point] = None
             continue
-        found = [f"{point}.{i}" for i in chosen if f"{point}.{i}" in table.locations]
-        lacking = [f"{point}.{i}" for i in chosen if f"{point}.{i}" not in table.locations]
+        found = [f"{point}.{i}" for i in chosen if f"{point}.{i}" in structure.locations]
+        lacking = [f"{point}.{i}" for i in chosen if f"{point}.{i}" not in structure.locations]
         if lacking and (not found or not (layers is None or isinstance(layers, str))):
-            raise UnknownHook(f"{lacking[0]}: {_why_missing(lacking[0], table)}", param="points")
+            raise UnknownHook(f"{lacking[0]}: {_why_missing(lacking[0], structure)}", param="points")
         names.update(dict.fromkeys(found))
     for name in explicit:
-        names[resolve(name, table)] = None
-    order = {location: i for i, location in enumerate(table.module_locations)}
-    return sorted(names, key=lambda hook: order[table.locations.get(hook, hook)])
+        names[resolve(name, structure)] = None
+    order = {location: i for i, location in enumerate(structure.module_locations)}
+    return sorted(names, key=lambda hook: order[structure.locations.get(hook, hook)])

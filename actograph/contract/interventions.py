@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from actograph.contract import hooks
+from actograph.contract.base import Metadata, Name, Spec
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.resources import ModelStructure, Resource
 from actograph.contract.row_selection import Segment, Segments, Stride, Tokens
@@ -36,11 +37,7 @@ TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
 READ_ONLY_POINTS = ("router_logits", "expert_indices", "expert_weights")
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TokenRange(_Sent):
+class TokenRange(Spec):
     """Tokens [start, stop), counted from the first token of the prompt; `stop: null` means no end."""
 
     start: TokenIndex = 0
@@ -74,7 +71,7 @@ Positions = Annotated[
 ]
 
 
-class Intervention(_Sent):
+class Intervention(Spec):
     """A change of a hook's tensor: c is the coefficient, x a token's row and v the vector.
 
     add: x + c v; scale: c x; zero: 0; replace: c v; project_out: x - c (x.u) u with u = v / |v|.
@@ -112,18 +109,16 @@ class Intervention(_Sent):
 InterventionList = Annotated[list[Intervention], Field(max_length=MAX_INTERVENTIONS)]
 
 
-class NewVector(_Sent):
+class NewVector(Spec):
     """A vector to store under a name, for use in interventions."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
+    name: Name
     hook: str = Field(min_length=1, max_length=256, description="Hook of the vector, by name or alias.")
     vector: Vector
     model: str | None = Field(
         None, min_length=1, max_length=1024, description="If set, only jobs with this model may use it."
     )
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
-        default_factory=dict, max_length=16
-    )
+    metadata: Metadata = Field(default_factory=dict)
 
 
 class VectorInfo(Resource):

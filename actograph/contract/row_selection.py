@@ -7,32 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from actograph.contract.base import Spec
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _distinct(value: list[int]) -> list[int]:
+    if len(set(value)) != len(value):
+        raise ValueError("the numbers must differ")
+    return value
 
 
-class FirstFeatures(_Sent):
+class FirstFeatures(Spec):
     """The first columns of every row."""
 
     first: int = Field(ge=1, le=10_000_000)
 
 
-class ChosenFeatures(_Sent):
+class ChosenFeatures(Spec):
     """Columns of every row by number, stored in the order given."""
 
-    indices: list[Annotated[int, Field(ge=0, le=10_000_000)]] = Field(
-        min_length=1, max_length=100_000, fail_fast=True, description="Columns to keep, in this order."
-    )
-
-    @field_validator("indices")
-    @classmethod
-    def _no_repeats(cls, value: list[int]) -> list[int]:
-        if len(set(value)) != len(value):
-            raise ValueError("indices must differ")
-        return value
+    indices: Annotated[
+        list[Annotated[int, Field(ge=0, le=10_000_000)]],
+        Field(min_length=1, max_length=100_000, fail_fast=True),
+        AfterValidator(_distinct),
+    ] = Field(description="Columns to keep, in this order.")
 
 
 Features = FirstFeatures | ChosenFeatures
@@ -41,19 +40,13 @@ Features = FirstFeatures | ChosenFeatures
 Segment = Literal["prompt", "think", "answer", "tool_call", "tool_result"]
 
 
-class Stride(_Sent):
+class Stride(Spec):
     """Tokens 0, k, 2k, ... of prompt and generation, counted from the first token of the prompt."""
 
     stride: int = Field(ge=1, le=10_000_000)
 
 
-def _distinct(value: list[int]) -> list[int]:
-    if len(set(value)) != len(value):
-        raise ValueError("positions must differ")
-    return value
-
-
-#: token numbers from the first token of the prompt; -1 is the last token of the prompt, -2 the one before
+#: token numbers from the first token of the prompt; -1 is the last token of the prompt
 Tokens = Annotated[
     list[Annotated[int, Field(ge=-10_000_000, le=10_000_000, strict=True)]],
     Field(min_length=1, max_length=100_000, fail_fast=True),
@@ -79,7 +72,7 @@ def needs_generation(positions: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Tokens that `positions` selects in one sample.
+    """Compiled `positions` of one sample.
 
     Attributes:
         segments: names of the selected segments; None if token numbers decide.
@@ -93,7 +86,7 @@ class Selection:
 
     @classmethod
     def of(cls, positions: Positions, prompt_tokens: int) -> "Selection":
-        """Compile `positions` for a sample whose first prompt has so many tokens."""
+        """Compile `positions`; `prompt_tokens` is the length of the sample's first prompt."""
         match positions:
             case "all":
                 return cls()
@@ -113,18 +106,18 @@ class Selection:
 
     @classmethod
     def between(cls, start: int, stop: int | None) -> "Selection":
-        """Tokens from `start` to `stop`; None: to the end."""
+        """Tokens from `start` to `stop`; None selects up to the end."""
         return cls(numbers=range(start, _ENDLESS if stop is None else stop))
 
     def holds(self, number: int, segment: str) -> bool:
-        """Whether a token is selected, by its number and the name of its segment."""
+        """True if a token is selected, by its number and the name of its segment."""
         return number in self.numbers if self.segments is None else segment in self.segments
 
     def rows(self, first: int, prompt_tokens: int, stop: int) -> Sequence[int]:
         """Selected tokens from `first` to `stop` in a sample of one turn.
 
-        The sizes of segments are not known before: a selection of generated segments holds all generated
-        tokens, and one of several kinds holds every token. Exact for everything else.
+        The sizes of segments are unknown in advance. Generated segments count as all generated tokens, and
+        segments of several kinds as all tokens. All other selections are exact.
         """
         if self.last_only:
             return range(stop - 1, stop)
@@ -144,16 +137,16 @@ class Selection:
 Reduce = Literal["none", "mean", "max", "last"]
 
 
-class StatsSpec(_Sent):
+class StatsSpec(Spec):
     """Per-channel statistics over the chosen tokens of a sample."""
 
     threshold: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="Count values whose magnitude is over this; null: no count.",
+        description="Count values with a larger magnitude; null counts none.",
     )
-    tensors: bool = Field(True, description="Whether the tensors are stored beside the statistics.")
+    tensors: bool = Field(True, description="True stores the tensors beside the statistics.")
 
 
 def _spelled_out(value: Any) -> Any:

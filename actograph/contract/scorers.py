@@ -3,19 +3,17 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from actograph.contract.base import Name, Spec
 
 MAX_SCORERS = 16
 
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
 
-
-class ScorerBase(BaseModel):
+class ScorerBase(Spec):
     """Base of all scorers. With different labels a job can have the same scorer twice."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    label: Label | None = Field(None, description="Last part of the metric key; null uses the default.")
+    label: Name | None = Field(None, description="Last part of the metric key; null uses the default.")
 
     @property
     def key(self) -> str:
@@ -152,10 +150,8 @@ ScorerList = Annotated[
 ]
 
 
-class RescoreRequest(BaseModel):
+class RescoreRequest(Spec):
     """New scorers for a job's completions; the first one gives the verdict."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     scorers: ScorerList
 

@@ -18,10 +18,10 @@ def features_needed(capture: CaptureSpec) -> int:
 
 
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
-    """Check that the model's hooks can give the requested features, reductions and statistics.
+    """Check the requested features, reductions and statistics against the captured hooks.
 
     Args:
-        hooks: canonical names, as `hooks.expand` gives them.
+        hooks: canonical names, see `hooks.expand`.
 
     Raises:
         InvalidRequest: `param` is the field of the spec, such as `capture.features`.

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag
 
+from actograph.contract.base import Name, Spec
 from actograph.contract.scorers import AnyScorer, NumericScorer, ScorerList
 
 MAX_TEMPLATE_CHARS = 100_000
@@ -25,11 +26,7 @@ Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FewshotSpec(_Sent):
+class FewshotSpec(Spec):
     """The few-shot examples of a task."""
 
     samples: list[dict[str, JsonValue]] = Field(
@@ -43,12 +40,10 @@ def _numeric() -> list[AnyScorer]:
     return [NumericScorer(name="numeric")]
 
 
-class TaskSpec(_Sent):
+class TaskSpec(Spec):
     """A task of your own. Templates are Jinja over the columns of a row."""
 
-    name: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$", description="Name in the results.")
-    ]
+    name: Name = Field(description="Name in the results.")
     prompt: Template = Field("{{question}}", description="Template of the prompt.")
     target: Template = Field(
         "{{answer}}", description="Template of the right answer, in the form that the scorers need."
@@ -70,13 +65,13 @@ class TaskSpec(_Sent):
     fewshot_delimiter: str = Field("\n\n", max_length=100, description="Text after an example.")
 
 
-class TaskFile(_Sent):
+class TaskFile(Spec):
     """A task in a YAML file uploaded through /v1/files."""
 
     file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="Id of the upload.")
 
 
-class TaskPath(_Sent):
+class TaskPath(Spec):
     """A task in a YAML file on the server, under one of the allowed data roots."""
 
     path: str = Field(min_length=1, max_length=4096, description="Path below a data root.")

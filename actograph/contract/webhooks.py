@@ -1,4 +1,4 @@
-"""Webhooks: notices to a URL when a job ends.
+"""Webhooks: notices to a URL at the end of a job.
 
 A delivery has the form of Standard Webhooks (https://www.standardwebhooks.com). Events have OpenAI's names
 if OpenAI has such an event (`batch.completed`).
@@ -7,9 +7,9 @@ if OpenAI has such an event (`batch.completed`).
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from actograph.contract.resources import Resource
+from actograph.contract.base import Resource, Spec
 
 #: ends of jobs and batches
 WebhookEvent = Literal[
@@ -24,10 +24,8 @@ WebhookEvent = Literal[
 WEBHOOK_EVENTS: tuple[str, ...] = get_args(WebhookEvent)
 
 
-class WebhookSpec(BaseModel):
+class WebhookSpec(Spec):
     """The receiver of a notice when a job ends."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str | None = Field(
         None,
@@ -61,7 +59,7 @@ class WebhookSpec(BaseModel):
         return value
 
     def wants(self, event: str) -> bool:
-        """Whether this event is sent."""
+        """True if this event is sent."""
         return self.events is None or event in self.events
 
 
@@ -71,7 +69,7 @@ class WebhookPayload(Resource):
     id: str
     object: Literal["event"] = "event"
     type: str = Field(description="The event: `job.completed`, `batch.expired`, ...")
-    timestamp: str = Field(description="When the job ended, ISO 8601 (UTC).")
+    timestamp: str = Field(description="End of the job, ISO 8601 (UTC).")
     created_at: int = Field(description="The same in Unix seconds.")
     data: dict[str, Any] = Field(
         description="The batch, or the job as `GET /v1/jobs/{id}` shows it, without its spec."

@@ -1,6 +1,6 @@
 """A small model and its problems, part of the package, for a demo without downloads.
 
-The model was trained by `python -m training.demo_model`; train_report.json says how well.
+`training/` in the repository made both. The model's train_report.json has its accuracy.
 """
 
 from pathlib import Path

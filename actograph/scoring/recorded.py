@@ -1,4 +1,4 @@
-"""Scoring of recorded completions, one JSON object per line, in memory bounded by one line.
+"""Scoring of recorded completions, one JSON object per line. Memory holds one line and the ids.
 
 Input: `{"id", "completion", "gold"}`, and `generated_tokens` for scorers of the length; other fields are
 ignored. Output: `{"id", "scores": {scorer: {"answer", "correct"}}}`, with a `value` from 0 to 1 for scorers
@@ -6,9 +6,7 @@ whose verdict is not just right or wrong.
 """
 
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -20,31 +18,6 @@ from actograph.statistics.metrics import Tally
 _BOM = b"\xef\xbb\xbf"
 #: metrics with the values 0 and 1 only
 _RIGHT_OR_WRONG = ("exact_match", "includes")
-
-
-class _Ids:
-    """Counts repeated ids, on disk so that memory does not grow with the lines."""
-
-    def __init__(self) -> None:
-        # "" is a temporary database, which SQLite keeps in memory up to its cache and then in a file
-        self._database = sqlite3.connect("", isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = OFF")
-        self._database.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, lines INT) WITHOUT ROWID")
-        self._database.execute("BEGIN")
-
-    def add(self, identifier: str | int) -> None:
-        # as JSON, in which 1 and "1" differ and a lone surrogate can be stored
-        self._database.execute(
-            "INSERT INTO ids VALUES (?, 1) ON CONFLICT DO UPDATE SET lines = lines + 1",
-            (json.dumps(identifier),),
-        )
-
-    def repeated(self) -> int:
-        (count,) = self._database.execute("SELECT count(*) FROM ids WHERE lines > 1").fetchone()
-        return int(count)
-
-    def close(self) -> None:
-        self._database.close()
 
 
 class RecordedScores:
@@ -67,25 +40,25 @@ class RecordedScores:
         Raises:
             InvalidDataset: a line is invalid (the message has its number), or there are no lines.
         """
-        found = False
-        with closing(_Ids()) as ids:
-            for number, line in enumerate(stream, start=1):
-                text = line.removeprefix(_BOM) if number == 1 else line
-                if not text.strip():
-                    continue
-                found = True
-                try:
-                    record = _parse(text)
-                    yield self._score(record)
-                except ActographError as error:
-                    raise InvalidDataset(f"line {number}: {error.message}") from None
-                ids.add(record[0])
-            self.repeated_ids = ids.repeated()
-        if not found:
+        seen: set[str | int] = set()
+        repeated: set[str | int] = set()
+        for number, line in enumerate(stream, start=1):
+            text = line.removeprefix(_BOM) if number == 1 else line
+            if not text.strip():
+                continue
+            try:
+                identifier, answered = _parse(text)
+                yield self._score(identifier, answered)
+            except ActographError as error:
+                raise InvalidDataset(f"line {number}: {error.message}") from None
+            if identifier in seen:
+                repeated.add(identifier)
+            seen.add(identifier)
+        self.repeated_ids = len(repeated)
+        if not seen:
             raise InvalidDataset("there are no completions")
 
-    def _score(self, record: tuple[str | int, Answered]) -> str:
-        identifier, answered = record
+    def _score(self, identifier: str | int, answered: Answered) -> str:
         scores = self._scorers.score(answered)
         out: dict[str, Any] = {}
         for key, score in scores.items():

@@ -121,19 +121,25 @@ def _judge(scorer: AnyScorer, *, form: Form, max_tokens: int | None) -> Judge:
         case IncludesScorer():
             return _includes
         case FormatScorer():
-            judge_form = format_reward(
-                think_required=scorer.think_required, answer_marker=scorer.answer_marker
+            return lambda answered: format_reward(
+                answered.completion,
+                think_required=scorer.think_required,
+                answer_marker=scorer.answer_marker,
             )
-            return lambda answered: judge_form(answered.completion)
         case EfficiencyScorer():
-            most = scorer.max_tokens or max_tokens
+            target, most = scorer.target_tokens, scorer.max_tokens or max_tokens
             if most is None:
                 raise InvalidRequest("efficiency needs max_tokens, where it falls to 0", param="scorers")
-            judge_length = efficiency_reward(target_tokens=scorer.target_tokens, max_tokens=most)
-            return lambda answered: judge_length(answered.generated_tokens)
+            if most <= target:
+                raise InvalidRequest(
+                    f"efficiency: target_tokens {target} must be smaller than max_tokens {most}",
+                    param="scorers",
+                )
+            return lambda answered: efficiency_reward(
+                answered.generated_tokens, target_tokens=target, max_tokens=most
+            )
         case AnnotationsScorer():
-            judge_working = annotation_reward(without=scorer.without)
-            return lambda answered: judge_working(answered.completion)
+            return lambda answered: annotation_reward(answered.completion, without=scorer.without)
 
 
 def _filtered(extract: Callable[[str], str | None]) -> Judge:

@@ -32,7 +32,7 @@ class LogFile:
         self._begun_at = log.tell()
         return log
 
-    def put_aside(self) -> None:
+    def rotate(self) -> None:
         """Rotate the file if it is too large; call this regularly.
 
         Raises:

@@ -1,7 +1,10 @@
 """Free TCP ports of this machine."""
 
+import errno
 import random
 import socket
+
+from actograph.contract.errors import InvalidRequest
 
 #: below the ports of clients: 32768 and up on Linux, 49152 and up elsewhere (RFC 6335)
 _FIXED_PORTS = range(20_000, 32_768)
@@ -14,7 +17,8 @@ def free_port(host: str) -> int:
     those can connect to itself, and then keeps the port from the server.
 
     Raises:
-        OSError: No port of 200 that were tried is free.
+        InvalidRequest: `host` is not an address of this machine.
+        OSError: none of 200 ports is free.
     """
     # the system's own randomness: processes that seed `random` alike would choose alike
     for port in random.SystemRandom().sample(_FIXED_PORTS, 200):
@@ -24,14 +28,20 @@ def free_port(host: str) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server can listen there."""
+    """Whether a server can listen on this port.
+
+    Raises:
+        InvalidRequest: `host` is not an address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         # create_server sets SO_REUSEADDR: old connections do not count
-        with socket.create_server((host, port), family=_family(host)):
+        with socket.create_server((host, port), family=family):
             return True
-    except OSError:
-        return False
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return False
+        raise InvalidRequest(
+            f"cannot listen on host {host!r}: {error.strerror}; use an address of this machine, such as "
+            "127.0.0.1 or 0.0.0.0"
+        ) from error

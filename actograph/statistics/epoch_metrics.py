@@ -1,7 +1,7 @@
 """Metrics over several answers to each problem: pass@k and the majority vote.
 
 pass@k is the chance that one of k answers, drawn without replacement from the n that a problem has,
-is right: 1 - C(n - c, k) / C(n, k), of which c are right. It is the unbiased estimator of Chen et al.
+is right: 1 - C(n - c, k) / C(n, k) if c are right. It is the unbiased estimator of Chen et al.
 2021, arXiv 2107.03374, equation 1. maj@n is self-consistency (Wang et al. 2022, arXiv 2203.11171):
 the answer that most epochs gave is the problem's.
 

@@ -33,25 +33,10 @@ class Tally:
     """Mean, standard error and unparsed answers of one scorer, added up score by score."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.unparsed = 0
-        self._sum = 0.0
-        self._squares = 0.0
+        self.moments = Moments()
+        self.count = self.unparsed = 0
 
     def add(self, score: Score) -> None:
+        self.moments.add([score.value])
         self.count += 1
         self.unparsed += score.answer is None
-        self._sum += score.value
-        self._squares += score.value * score.value
-
-    @property
-    def mean(self) -> float | None:
-        return self._sum / self.count if self.count else None
-
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of the mean; values lie in [0, 1], so sums of squares are precise enough."""
-        if self.count < 2:
-            return None
-        variance = max(0.0, self._squares - self._sum * self._sum / self.count) / (self.count - 1)
-        return math.sqrt(variance / self.count)

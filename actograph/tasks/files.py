@@ -37,7 +37,7 @@ def read_task_file(content: bytes, *, param: str = "task") -> dict[str, Any]:
 
 
 def task_from(fields: Mapping[str, Any], *, param: str = "task") -> TaskSpec:
-    """Check the fields of a task. Raises InvalidRequest, naming every field at fault."""
+    """Check the fields of a task. Raises InvalidRequest with all invalid fields."""
     try:
         return TaskSpec.model_validate(fields)
     except ValidationError as error:

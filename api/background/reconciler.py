@@ -1,4 +1,4 @@
-"""Background thread of an API process: healing, webhooks, batches, uses of keys, check of Redis.
+"""Background thread of an API process: healing, webhooks, batches, last use of keys, check of Redis.
 
 Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles webhooks and
 batches.
@@ -22,7 +22,7 @@ class Reconciler:
     """A thread that runs every `reconcile_seconds` until it is stopped."""
 
     def __init__(self, services: Services, ring: KeyRing | None = None) -> None:
-        """`ring`: key ring of this process; its uses of keys are stored."""
+        """`ring`: key ring of this process; the thread stores the last use of its keys."""
         self._services = services
         self._ring = ring
         self._stop = threading.Event()
@@ -70,4 +70,4 @@ class Reconciler:
     def _deliver(self) -> None:
         services = self._services
         made = WebhookSender(services.settings, services.database, self._stop).deliver_due()
-        log.info("made %d attempt(s) to deliver webhooks", made)
+        log.info("%d deliveries of webhooks attempted", made)

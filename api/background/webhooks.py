@@ -21,9 +21,9 @@ import httpx
 from actograph import __version__
 from actograph.settings import Settings
 from api.submission.webhook_targets import addresses_of, refused_host
-from storage.index.database import Database
+from storage.index.database import Database, now
 from storage.jobs import webhooks
-from storage.jobs.webhooks import Delivery
+from storage.tables.models import WebhookRow
 
 log = logging.getLogger(__name__)
 
@@ -80,42 +80,43 @@ class WebhookSender:
                 due = webhooks.claim(
                     session, limit=AT_ONCE, retry_seconds=self._settings.webhook_retry_seconds
                 )
+                moment = now(session)
             if not due:
                 break
-            results = asyncio.run(self._attempt_all(due))
+            results = asyncio.run(self._attempt_all(due, int(moment)))
             for delivery, result in zip(due, results, strict=True):
                 self._note(delivery, result)
             made += len(due)
         return made
 
-    async def _attempt_all(self, due: Sequence[Delivery]) -> list[_Result]:
+    async def _attempt_all(self, due: Sequence[WebhookRow], timestamp: int) -> list[_Result]:
         """Make several attempts at once, each with a timeout."""
         # a proxy would resolve the host again
         async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
-            return await asyncio.gather(*(self._attempt(client, delivery) for delivery in due))
+            return await asyncio.gather(*(self._attempt(client, one, timestamp) for one in due))
 
-    async def _attempt(self, client: httpx.AsyncClient, delivery: Delivery) -> _Result:
+    async def _attempt(self, client: httpx.AsyncClient, delivery: WebhookRow, timestamp: int) -> _Result:
         settings = self._settings
         url = settings.webhook_url if delivery.url is None else delivery.url
         if not url or not settings.webhook_secret:
             return _Result(reason="webhooks were turned off", is_final=True)
         if delivery.url is not None and (refused := refused_host(url, settings.webhook_hosts)) is not None:
             return _Result(reason=refused, is_final=True)
-        timestamp = int(delivery.moment)
+        payload = delivery.payload.encode()
         try:
             headers = {
                 "content-type": "application/json",
                 "user-agent": f"actograph/{__version__}",
                 "webhook-id": delivery.id,
                 "webhook-timestamp": str(timestamp),
-                "webhook-signature": sign(settings.webhook_secret, delivery.id, timestamp, delivery.payload),
+                "webhook-signature": sign(settings.webhook_secret, delivery.id, timestamp, payload),
             }
             # a slow answer must not block the next webhooks
             async with asyncio.timeout(settings.webhook_timeout_seconds):
                 # the operator's own URL may have any address
                 allowed = None if delivery.url is None else settings.webhook_hosts
                 addresses = await asyncio.to_thread(addresses_of, url, allowed)
-                status = await _post(client, url, addresses, headers, delivery.payload)
+                status = await _post(client, url, addresses, headers, payload)
         except TimeoutError:
             return _Result(reason=f"no answer within {settings.webhook_timeout_seconds:g} s")
         except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
@@ -125,12 +126,12 @@ class WebhookSender:
         what = "answers with a redirect, which is not followed" if 300 <= status < 400 else "answers"
         return _Result(reason=f"the receiver {what}: HTTP {status}", is_final=status == GONE)
 
-    def _note(self, delivery: Delivery, result: _Result) -> None:
+    def _note(self, delivery: WebhookRow, result: _Result) -> None:
         with self._database.write() as session:
             if result.reason is None:
                 webhooks.delivered(session, delivery, result.status_code or 0)
                 return
-            gives_up = result.is_final or delivery.attempt >= self._settings.webhook_max_attempts
+            gives_up = result.is_final or delivery.attempts >= self._settings.webhook_max_attempts
             webhooks.failed(session, delivery, result.reason, gives_up=gives_up)
         if gives_up:
             log.warning("webhook %s of job %s is given up: %s", delivery.id, delivery.job_id, result.reason)

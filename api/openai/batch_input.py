@@ -24,9 +24,11 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import CaptureSpec, SamplingSpec, canonical_digest
 from api.dependencies import Services
 from api.openai.batch_lines import InvalidBatch, LineReader, numbered
-from api.submission import planning, prompt_tokens, steps
+from api.submission import planning, prompt_tokens
+from api.submission.expand import MAX_SAMPLES
 from api.submission.prompt_tokens import PromptTokens
-from api.submission.steps import Submission
+from api.submission.resolve import with_defaults, within_context
+from api.submission.submit import Submission, read_outlook
 from storage.samples import NewSample
 
 #: most errors reported for one file
@@ -60,8 +62,8 @@ def submission_of(
                 lines.add(line, spec, hooks)
         if not errors and not lines.requests:
             errors.append(BatchError(code="empty_file", message="the input file has no requests"))
-        if not errors and lines.samples > steps.MAX_SAMPLES:
-            message = f"{lines.samples} choices; one batch may have {steps.MAX_SAMPLES}"
+        if not errors and lines.samples > MAX_SAMPLES:
+            message = f"{lines.samples} choices; one batch may have {MAX_SAMPLES}"
             errors.append(BatchError(code="too_many_tasks", message=message))
         if errors:
             raise InvalidBatch(errors)
@@ -82,7 +84,7 @@ class _Part:
 
 @dataclass
 class _Lines:
-    """Lines read so far; the samples are in a file, one JSON line per request."""
+    """Valid lines; their samples are in a temporary file, one JSON line per request."""
 
     kept: BinaryIO
     requests: int = 0
@@ -144,9 +146,9 @@ class _Lines:
         return list(found)
 
     def in_running_order(self) -> Iterator[NewSample]:
-        """Yield every sample with its position. Samples that fit into one batch stand together.
+        """Yield every sample with its position. Samples that can share a batch are consecutive.
 
-        So a file with alternating captures runs in batches as large as a sorted file.
+        So a file with alternating captures runs in the same batches as a sorted file.
         """
         places: dict[int, int] = {}
         start = 0
@@ -181,7 +183,7 @@ def _submission(
     lines: _Lines,
 ) -> Submission:
     """Build the job. Raises InsufficientResources if it cannot fit."""
-    spec = steps.with_defaults(
+    spec = with_defaults(
         services,
         BatchJobSpec(
             model=lines.model,
@@ -199,22 +201,15 @@ def _submission(
         ),
     )
     with services.database.read() as session:
-        ahead = steps.read_outlook(services, session, spec)
+        ahead = read_outlook(services, session, spec)
 
-    def within_context(most: int) -> BatchJobSpec:
-        # a line above the context fails alone
-        if ahead.structure is not None:
-            most = min(most, ahead.structure.context_length - 1)
-        sampling = spec.sampling.model_copy(update={"max_tokens": max(1, most)})
-        return spec.model_copy(update={"sampling": sampling})
-
+    # a line above the context fails alone
     whole = Submission(
-        spec=within_context(lines.most_tokens),
+        spec=within_context(spec, ahead.structure, lines.most_tokens),
         outlook=ahead,
         hooks=lines.hooks,
         samples=lines.in_running_order,
         total=lines.samples,
-        uploads=(),
         owner=owner,
     )
     planning.admit_parts(
@@ -223,7 +218,9 @@ def _submission(
             planning.Part(
                 submission=replace(
                     whole,
-                    spec=within_context(part.most_tokens).model_copy(update={"capture": part.capture}),
+                    spec=within_context(spec, ahead.structure, part.most_tokens).model_copy(
+                        update={"capture": part.capture}
+                    ),
                     hooks=part.hooks,
                     total=part.samples,
                 ),

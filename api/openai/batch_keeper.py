@@ -6,7 +6,6 @@ crash. The reconciler continues after a crash; a file that is written again has 
 
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -177,7 +176,7 @@ class BatchKeeper:
 
     def _store(self, row: BatchRow, name: str, file: BinaryIO) -> "_Stored | None":
         """Store a file; None if it is empty."""
-        chunks: Iterator[bytes] = batch_output.chunks(file)
+        chunks = iter(partial(file.read, 1 << 20), b"")
         first = next(chunks, None)
         if first is None:
             return None

@@ -13,7 +13,8 @@ from actograph.contract.specs import canonical_digest
 from api.dependencies import Services
 from api.openai import chat_requests
 from api.problems.validation import InvalidFields, parse_body
-from api.submission import steps
+from api.submission.check import check_hooks, check_prompts
+from api.submission.resolve import stored_vectors
 from storage.files import files
 
 #: a line can hold a prompt of the largest size
@@ -147,16 +148,15 @@ class LineReader:
         return spec.model_copy(update={"model": model})
 
     def _hooks(self, spec: ChatJobSpec) -> list[str] | None:
-        steps.check_messages(spec, self._structure)
-        steps.check_bias(spec, self._structure)
+        check_prompts(spec, self._structure)
         asked = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
         if asked not in self._checked:
             if len(self._checked) >= MOST_CHECKED:
                 self._checked.clear()
             try:
                 with self._services.database.read() as session:
-                    stored = steps.stored_vectors(session, spec)
-                self._checked[asked] = steps.check_hooks(spec, self._structure, stored)
+                    stored = stored_vectors(session, spec)
+                self._checked[asked] = check_hooks(spec, self._structure, stored)
             except InvalidRequest as error:
                 self._checked[asked] = error
         known = self._checked[asked]

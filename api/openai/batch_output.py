@@ -24,7 +24,6 @@ from storage.jobs import batches
 from storage.sessions import sessions
 from storage.tables.models import BatchRow, JobRow
 
-CHUNK = 1 << 20
 #: lines per read of sessions
 PAGE = 100
 
@@ -87,11 +86,6 @@ def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
             stored = {one.id: one for one in sessions.resources_of(session, found)}
         for rows in page:
             yield ChatResult(job=job, samples=rows, sessions=stored)
-
-
-def chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        yield chunk
 
 
 def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from api.dependencies import Services
 from api.submission import pauses, planning
-from api.submission import submit as submission_steps
+from api.submission.submit import check, insert
 from storage import samples
 from storage.tables.models import JobRow, SampleRow
 
@@ -84,7 +84,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
         InvalidRequest: `param` is a field of the request.
     """
     try:
-        submission = submission_steps.check(services, spec, owner)
+        submission = check(services, spec, owner)
         planning.admit(services, submission)
         ahead = submission.outlook
         if ahead.waiting_reason is not None:
@@ -93,7 +93,7 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
             held = pauses.of_owner(services, session, owner)
         if held is not None:
             raise ServiceUnavailable(f"no job starts now: {held}")
-        made = submission_steps.insert(services.database, submission, _with_samples)
+        made = insert(services.database, submission, _with_samples)
     except ActographError as error:
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")

@@ -8,7 +8,7 @@ continues.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from pydantic import BaseModel
@@ -27,36 +27,13 @@ PING = ": ping\n\n"
 DONE = "data: [DONE]\n\n"
 
 
-class Chunks(Protocol):
-    """Format of the chunks of one route."""
-
-    prefix: str
-
-    def first(self, index: int) -> BaseModel | None:
-        """The choice to send before its text, if any."""
-        ...
-
-    def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel: ...
-
-    def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
-        """Log probabilities of the whole text, which is then sent in one piece."""
-        ...
-
-    def whole(self, row: SampleRow) -> str:
-        """All text of a choice."""
-        ...
-
-    def last(self, result: ChatResult, row: SampleRow, index: int) -> list[BaseModel]:
-        """The choices to send after the text; the last has the finish reason."""
-        ...
-
-    def chunk(self, choices: list[Any], envelope: dict[str, Any]) -> BaseModel: ...
-
-
 class ChatChunks:
+    """Chunks of `/v1/chat/completions`."""
+
     prefix = "chatcmpl"
 
     def first(self, index: int) -> BaseModel | None:
+        """The choice to send before its text, if any."""
         return answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
@@ -64,12 +41,15 @@ class ChatChunks:
         return answers.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
 
     def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
+        """Log probabilities of the whole text, which is then sent in one piece."""
         return chat_results.chat_choice(result, row).logprobs
 
     def whole(self, row: SampleRow) -> str:
+        """All text of a choice."""
         return chat_results.split_answer(row)[0] or ""
 
     def last(self, result: ChatResult, row: SampleRow, index: int) -> list[BaseModel]:
+        """The choices to send after the text; the last has the finish reason."""
         choice = chat_results.chat_choice(result, row)
         calls = [
             answers.ToolCallDelta(index=place, id=call.id, function=call.function)
@@ -91,6 +71,8 @@ class ChatChunks:
 
 
 class CompletionChunks:
+    """Chunks of `/v1/completions`; its methods are those of `ChatChunks`."""
+
     prefix = "cmpl"
 
     def first(self, index: int) -> BaseModel | None:
@@ -115,6 +97,9 @@ class CompletionChunks:
 
     def chunk(self, choices: list[Any], envelope: dict[str, Any]) -> BaseModel:
         return answers.CompletionChunk(choices=choices, **envelope)
+
+
+Chunks = ChatChunks | CompletionChunks
 
 
 async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> AsyncGenerator[str, None]:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from actograph.contract.errors import Conflict, NotFound, ServiceUnavailable
 from api.dependencies import Services
 from storage.broker.live_text import LiveTextReader
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.tables.models import JobRow, SampleRow
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class JobEnds:
     def _states(self, job_ids: list[str]) -> dict[str, bool]:
         """Map each job to True if it has ended."""
         with self._services.database.read() as session:
-            states = job_control.states(session, job_ids)
+            states = control.states(session, job_ids)
         return {job_id: status.is_terminal() for job_id, (status, _) in states.items()}
 
 

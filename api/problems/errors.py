@@ -22,7 +22,7 @@ from actograph.contract.errors import (
     ActographError,
     ExportChanged,
     RequestTimeout,
-    ServiceUnavailable,
+    ServiceBusy,
     StorageFull,
     StoreDamaged,
     Unauthorized,
@@ -61,24 +61,6 @@ _HTTP_CODES = {
 }
 
 
-def problem_response(
-    status: int,
-    detail: str,
-    *,
-    code: str,
-    instance: str,
-    param: str | None = None,
-    items: Sequence[ProblemItem] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
-    """Build an error answer. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
-    problem = _problem(status, redact(detail), code=code, instance=redact(instance), param=param, items=items)
-    sent = dict(headers or {})
-    if status == 401:
-        sent.setdefault("WWW-Authenticate", "Bearer")
-    return JSONResponse(problem.model_dump(mode="json"), status, sent, MEDIA_TYPE)
-
-
 def _problem(
     status: int,
     detail: str,
@@ -88,16 +70,22 @@ def _problem(
     param: str | None = None,
     items: Sequence[ProblemItem] | None = None,
 ) -> Problem:
+    """Build problem details. Without `items`, `param` (`sampling.max_tokens`) gives the JSON pointer."""
+    detail = redact(detail)
     if items is None:
         items = [ProblemItem(detail=detail, pointer=pointer_of(param))] if param else []
     return Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
-        instance=instance,
+        instance=redact(instance),
         errors=list(items),
         error=openai_error(status, detail, code=code, param=param),
     )
+
+
+def _answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(problem.model_dump(mode="json"), problem.status, headers, MEDIA_TYPE)
 
 
 def openai_error(status: int, message: str, *, code: str, param: str | None = None) -> OpenAIError:
@@ -116,15 +104,15 @@ def actograph_problem(error: ActographError, instance: str, status: int | None =
     items = None
     if isinstance(error, InvalidFields):
         items = [ProblemItem(detail=e.detail, pointer=e.pointer) for e in error.errors]
-    return problem_response(
+    problem = _problem(
         status or error.status,
         error.message,
         code=error.code,
         instance=instance,
         param=error.param,
         items=items,
-        headers=getattr(error, "headers", None),
     )
+    return _answer(problem, getattr(error, "headers", None))
 
 
 async def _on_actograph_error(request: Request, error: Exception) -> JSONResponse:
@@ -157,13 +145,9 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
         detail = "there is nothing at this address; /openapi.json lists the routes"
     elif error.status_code == 405:
         detail = f"{request.method} is not possible here; /openapi.json lists the routes"
-    return problem_response(
-        error.status_code,
-        detail,
-        code=_HTTP_CODES.get(error.status_code, "http_error"),
-        instance=request.url.path,
-        headers=error.headers,
-    )
+    code = _HTTP_CODES.get(error.status_code, "http_error")
+    problem = _problem(error.status_code, detail, code=code, instance=request.url.path)
+    return _answer(problem, error.headers)
 
 
 def _full(request: Request, error: BaseException) -> JSONResponse:
@@ -183,13 +167,7 @@ async def _on_database_error(request: Request, error: Exception) -> JSONResponse
     if isinstance(error, DBAPIError) and is_full(error):
         return _full(request, error)
     log.error("%s %s: the database failed: %s", request.method, request.url.path, error)
-    return _unavailable(request, NO_DATABASE, seconds=5)
-
-
-def _unavailable(request: Request, detail: str, *, seconds: int) -> JSONResponse:
-    answer = actograph_problem(ServiceUnavailable(detail), request.url.path)
-    answer.headers["Retry-After"] = str(seconds)
-    return answer
+    return actograph_problem(ServiceBusy(NO_DATABASE), request.url.path)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -203,17 +181,12 @@ async def _on_exhausted_pool(request: Request, error: Exception) -> JSONResponse
         "%s %s: all connections to the database are in use: %s", request.method, request.url.path, error
     )
     detail = "all connections to the database are in use; try again in a moment"
-    return _unavailable(request, detail, seconds=2)
+    return actograph_problem(ServiceBusy(detail), request.url.path)
 
 
 async def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_response(
-        500,
-        INTERNAL,
-        code=ActographError.code,
-        instance=request.url.path,
-    )
+    return actograph_problem(ActographError(INTERNAL), request.url.path)
 
 
 def install(app: FastAPI) -> None:
@@ -229,7 +202,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unexpected)
 
 
-class _Answer(NamedTuple):
+class _Example(NamedTuple):
     """An error answer in the OpenAPI document: its meaning, and an example."""
 
     meaning: str
@@ -238,58 +211,58 @@ class _Answer(NamedTuple):
     param: str | None = None
 
 
-_ANSWERS: Mapping[int, _Answer] = {
-    400: _Answer(
+_EXAMPLES: Mapping[int, _Example] = {
+    400: _Example(
         "The request cannot be read.",
         "invalid_request",
         "max_tokens: Input should be greater than or equal to 1",
         "max_tokens",
     ),
-    401: _Answer("A valid API key is required.", "unauthorized", Unauthorized().message),
-    403: _Answer(
+    401: _Example("A valid API key is required.", "unauthorized", Unauthorized().message),
+    403: _Example(
         "The API key's role does not allow this.",
         "forbidden",
         "this needs an API key of the role submit; the role of this one is read",
     ),
-    404: _Answer(
+    404: _Example(
         "There is no such resource.", "not_found", "no job has this id; ids look like job_<32 hex digits>"
     ),
-    408: _Answer("The request body arrived too slowly.", RequestTimeout.code, RequestTimeout().message),
-    409: _Answer("The resource's state does not allow this.", "conflict", "the job has ended already"),
-    412: _Answer("The resource has changed since `If-Match`.", ExportChanged.code, ExportChanged().message),
-    413: _Answer(
+    408: _Example("The request body arrived too slowly.", RequestTimeout.code, RequestTimeout().message),
+    409: _Example("The resource's state does not allow this.", "conflict", "the job has ended already"),
+    412: _Example("The resource has changed since `If-Match`.", ExportChanged.code, ExportChanged().message),
+    413: _Example(
         "The request body is too large.",
         "payload_too_large",
         "the request body is larger than 33554432 bytes (ACTOGRAPH_MAX_BODY_BYTES)",
     ),
-    415: _Answer(
+    415: _Example(
         "The body does not have the expected media type.",
         "unsupported_media_type",
         "send the body as JSON, with Content-Type: application/json",
     ),
-    416: _Answer(
+    416: _Example(
         "The range lies outside the tensor or file.",
         "range_not_satisfiable",
         "rows 90:100: the tensor has rows 0:42",
         "rows",
     ),
-    422: _Answer(
+    422: _Example(
         "The request is not valid; `errors` names the fields.",
         "invalid_request",
         "sampling.max_tokens: Input should be a valid integer",
         "sampling.max_tokens",
     ),
-    429: _Answer(
+    429: _Example(
         "Too many requests with this API key; `Retry-After` says how long to wait.",
         "rate_limit_exceeded",
         "this API key may send 600 requests per minute; repeat this one in 2 s",
     ),
-    500: _Answer("An internal error.", "internal_error", INTERNAL),
-    503: _Answer("A required service cannot be reached.", "service_unavailable", NO_DATABASE),
-    504: _Answer(
+    500: _Example("An internal error.", "internal_error", INTERNAL),
+    503: _Example("A required service cannot be reached.", "service_unavailable", NO_DATABASE),
+    504: _Example(
         "The request was not answered in time.", "deadline_exceeded", "the request was not answered in time"
     ),
-    507: _Answer(
+    507: _Example(
         "There is no space left; `detail` says what to do.",
         "storage_full",
         f"the disk of the service is full; {pause.CURE}",
@@ -309,14 +282,12 @@ _HEADERS: Mapping[int, Mapping[str, Any]] = {
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI entries for error answers, for a route's `responses`."""
-    return {status: _documented(status) for status in statuses}
-
-
-def _documented(status: int) -> dict[str, Any]:
-    meaning, code, message, param = _ANSWERS[status]
-    content = {
-        "schema": {"$ref": "#/components/schemas/Problem"},
-        "example": _problem(status, message, code=code, instance="/v1/jobs", param=param).model_dump(),
-    }
-    entry: dict[str, Any] = {"description": meaning, "content": {MEDIA_TYPE: content}}
-    return entry | ({"headers": dict(_HEADERS[status])} if status in _HEADERS else {})
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        meaning, code, message, param = _EXAMPLES[status]
+        problem = _problem(status, message, code=code, instance="/v1/jobs", param=param)
+        schema = {"$ref": "#/components/schemas/Problem"}
+        content = {MEDIA_TYPE: {"schema": schema, "example": problem.model_dump()}}
+        headers = {"headers": dict(_HEADERS[status])} if status in _HEADERS else {}
+        found[status] = {"description": meaning, "content": content, **headers}
+    return found

@@ -45,10 +45,6 @@ _inputs_adapter = TypeAdapter(list[CaptureInput])
 
 M = TypeVar("M", bound=BaseModel)
 
-#: members of `specs.DatasetRef` and their identifying fields
-_DATASETS = {"FileDataset": "file_id", "PathDataset": "path", "HubDataset": "hub"}
-_DATASET_FIELDS = ("dataset", "fewshot_dataset")
-
 
 @dataclass(frozen=True)
 class FieldError:
@@ -105,9 +101,7 @@ def _parse_inputs(items: bytes, first: int) -> list[CaptureInput]:
     try:
         inputs = _inputs_adapter.validate_json(items)
     except ValidationError as error:
-        raw = error.errors(include_url=False, include_context=False, include_input=False)
-        found = field_errors(raw[: MAX_REPORTED * 10], from_json(items))[:MAX_REPORTED]
-        raise InvalidFields([_in_list(one, first) for one in found]) from None
+        raise InvalidFields([_in_list(one, first) for one in _errors_in(items, error)]) from None
     _refuse_nul(items, first)
     return inputs
 
@@ -126,10 +120,7 @@ def parse_body(kind: type[M], body: bytes) -> M:
     try:
         value = kind.model_validate_json(body)
     except ValidationError as error:
-        raw = error.errors(include_url=False, include_input=False)
-        if raw[0]["type"] == "json_invalid":
-            raise InvalidFields([FieldError((), raw[0]["msg"])]) from None
-        raise InvalidFields(field_errors(raw[: MAX_REPORTED * 10], from_json(body))[:MAX_REPORTED]) from None
+        raise InvalidFields(_errors_in(body, error)) from None
     _refuse_nul(body)
     return value
 
@@ -160,30 +151,20 @@ def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[
     return [FieldError(path, " or ".join(found)) for path, found in details.items()]
 
 
-def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
-    raw = error.errors(include_url=False, include_context=False, include_input=False)
+def _errors_in(body: bytes, error: ValidationError, *, skip: int = 0) -> list[FieldError]:
+    """Errors of a body, up to a limit. The first `skip` steps of each `loc` are not part of the body."""
+    raw = error.errors(include_url=False, include_input=False)
     if raw[0]["type"] == "json_invalid":
         return [FieldError((), raw[0]["msg"])]
-    if raw[0]["type"].startswith("union_tag"):
+    kept = [{**item, "loc": item["loc"][skip:]} for item in raw[: MAX_REPORTED * 10]]
+    return field_errors(kept, from_json(body))[:MAX_REPORTED]
+
+
+def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"].startswith("union_tag"):
         return [FieldError(("kind",), f"kind must be one of {', '.join(JOB_KINDS)}")]
-    sent = from_json(body)
-    if not isinstance(sent, dict):
-        return [FieldError((), "the body must be a JSON object")]
-    kept: list[Mapping[str, Any]] = []
-    plain: list[FieldError] = []
-    for item in raw[: MAX_REPORTED * 10]:
-        loc = item["loc"][1:]  # the first step is the job's kind
-        if len(loc) > 1 and loc[0] in _DATASET_FIELDS and loc[1] in _DATASETS:
-            given = sent.get(loc[0])
-            named = [f for f in _DATASETS.values() if isinstance(given, dict) and f in given]
-            if len(named) != 1:
-                plain.append(FieldError((loc[0],), f"give exactly one of {', '.join(_DATASETS.values())}"))
-                continue
-            if _DATASETS[str(loc[1])] != named[0]:
-                continue
-        kept.append({**item, "loc": loc})
-    found = [*dict.fromkeys(plain), *field_errors(kept, sent)]
-    return found[:MAX_REPORTED]
+    return _errors_in(body, error, skip=1)  # the job's kind
 
 
 def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:

@@ -60,7 +60,7 @@ class _Slice:
         return width * tensor_files.itemsize(self.dtype)
 
     def pieces(self, most_bytes: int) -> Iterator[TensorSlice]:
-        """Read the rows in pieces of at most so many bytes, or of one row; at least one piece."""
+        """Read the rows in pieces of at most `most_bytes`; a piece has one row at least."""
         at_once = max(1, most_bytes // max(1, self.row_bytes))
         for low in range(0, max(1, self.shape[0]), at_once):
             yield self.read(low, min(low + at_once, self.shape[0]))

@@ -3,16 +3,12 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actograph.contract.errors import (
-    ActographError,
-    PayloadTooLarge,
-    RequestTimeout,
-    ServiceBusy,
-    StorageFull,
-)
+from actograph.contract.errors import ActographError, PayloadTooLarge, RequestTimeout, ServiceBusy
 from actograph.settings import Settings
 from api.problems.errors import actograph_problem
 from api.requests.lanes import SIZES, Lane
@@ -78,33 +74,22 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         rule = rule_of(scope["method"], scope["path"])
-        limit = self._limit(scope["path"], rule)
-        too_large = self._too_large(scope["path"], limit)
-        declared = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
-        if declared.isdigit() and int(declared) > limit:
-            await actograph_problem(too_large, scope["path"])(scope, receive, send)
-            return
-        is_upload = scope["path"] == UPLOAD_PATH and scope["method"] == "POST"
-        if is_upload:
-            try:
-                self._require_room(scope, int(declared) if declared.isdigit() else 0)
-            except StorageFull as error:
-                await actograph_problem(error, scope["path"])(scope, receive, send)
-                return
-        body = _Body(scope, receive, None if scope["path"] == UPLOAD_PATH else self._memory)
-        if is_upload:
-            body.require_room = lambda: self._require_room(scope)
-        body.limit, body.too_large = limit, too_large
         lane = self._lanes.get(rule.lane) if rule is not None else None
-        if lane is not None and rule is not None and rule.takes_body:
-            # a slow body must not hold a place
-            body.lane = lane
-        elif lane is not None:
-            try:
+        body = _Body(scope, receive, *self._limit(scope["path"], rule))
+        if scope["path"] != UPLOAD_PATH:
+            body.memory = self._memory
+        elif scope["method"] == "POST":
+            body.require_room = partial(self._require_room, scope)
+        try:
+            body.check_declared(Headers(scope=scope).get("content-length", ""))
+            if lane is not None and rule is not None and rule.takes_body:
+                # a slow body must not hold a place
+                body.lane = lane
+            elif lane is not None:
                 await body.enter(lane)
-            except ServiceBusy as error:
-                await actograph_problem(error, scope["path"])(scope, receive, send)
-                return
+        except ActographError as error:
+            await actograph_problem(error, scope["path"])(scope, receive, send)
+            return
         started = False
 
         async def guarded(message: Message) -> None:
@@ -122,59 +107,66 @@ class BodyLimit:
         finally:
             body.give_back()
 
-    def _require_room(self, scope: Scope, size: int = 0) -> None:
+    def _require_room(self, scope: Scope, size: int) -> None:
         """Raises StorageFull if `size` more bytes would reach the floor of the disk."""
         services = getattr(scope["app"].state, "services", None) if "app" in scope else None
         if services is not None:
             pause.require_room(services.store, self._settings.disk_floor_bytes, size)
 
-    def _limit(self, path: str, rule: Rule | None) -> int:
-        if path == UPLOAD_PATH:
-            return self._settings.max_upload_bytes + MULTIPART_OVERHEAD
+    def _limit(self, path: str, rule: Rule | None) -> tuple[int, PayloadTooLarge]:
+        """Most bytes of a body, and the refusal of a larger one."""
+        shown, source = self._settings.max_body_bytes, "ACTOGRAPH_MAX_BODY_BYTES"
         most = rule.body.max_bytes if rule is not None and rule.body is not None else _OTHER_BYTES
-        return min(self._settings.max_body_bytes, most or self._settings.max_body_bytes)
-
-    def _too_large(self, path: str, limit: int) -> PayloadTooLarge:
-        most, why = limit, "the limit of this route"
+        overhead = 0
         if path == UPLOAD_PATH:
-            most, why = self._settings.max_upload_bytes, "ACTOGRAPH_MAX_UPLOAD_BYTES"
-        elif limit == self._settings.max_body_bytes:
-            why = "ACTOGRAPH_MAX_BODY_BYTES"
-        return PayloadTooLarge(f"the request body is larger than {most} bytes ({why})")
+            shown, source = self._settings.max_upload_bytes, "ACTOGRAPH_MAX_UPLOAD_BYTES"
+            overhead = MULTIPART_OVERHEAD
+        elif most is not None and most < shown:
+            shown, source = most, "the limit of this route"
+        return shown + overhead, PayloadTooLarge(f"the request body is larger than {shown} bytes ({source})")
 
 
 class _Body:
-    """The body of one request while it is received. Without `memory` its bytes do not count."""
+    """The body of one request while it is received."""
 
-    limit: int
-    too_large: PayloadTooLarge
-    #: entered when the body is complete
+    #: None if its bytes do not count
+    memory: BodyMemory | None = None
+    #: lane to enter when the body is complete
     lane: Lane | None = None
+    #: raises StorageFull if this number of further bytes would reach the floor of the disk
+    require_room: Callable[[int], None] | None = None
+    #: error of a refused body
+    refusal: ActographError | None = None
 
-    def __init__(self, scope: Scope, receive: Receive, memory: BodyMemory | None) -> None:
+    def __init__(self, scope: Scope, receive: Receive, limit: int, too_large: PayloadTooLarge) -> None:
         access = scope.get("state", {}).get("access")
         self._owner = access.owner if access is not None else ""
         self._receive = receive
-        self._memory = memory
+        self._limit, self._too_large = limit, too_large
         self._began = asyncio.get_running_loop().time()
         self._seen = self._counted = 0
         self._is_complete = False
-        #: raises StorageFull when the disk has reached its floor
-        self.require_room: Callable[[], None] | None = None
         self._next_look = 0
         self._entered: Lane | None = None
-        self.refusal: ActographError | None = None
+
+    def check_declared(self, length: str) -> None:
+        """Check a Content-Length. Raises PayloadTooLarge or StorageFull."""
+        declared = int(length) if length.isdecimal() and length.isascii() else 0
+        if declared > self._limit:
+            raise self._too_large
+        if self.require_room is not None:
+            self.require_room(declared)
 
     async def receive(self) -> Message:
         """Receive the next message. If the body is refused, `refusal` keeps the error."""
         try:
             return await self._next()
-        except (PayloadTooLarge, ServiceBusy, RequestTimeout, StorageFull) as error:
+        except ActographError as error:
             self.refusal = error
             raise
 
     async def _next(self) -> Message:
-        if self._is_complete or self._memory is None:
+        if self._is_complete or self.memory is None:
             message = await self._receive()
         else:
             try:
@@ -185,13 +177,13 @@ class _Body:
         if message["type"] == "http.request":
             self._seen += len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)
-            if self._seen > self.limit:
-                raise self.too_large
+            if self._seen > self._limit:
+                raise self._too_large
             if self.require_room is not None and self._seen >= self._next_look:
                 self._next_look = self._seen + LOOK_BYTES
-                self.require_room()
-            if self._memory is not None and self._seen > FREE_BYTES:
-                self._memory.take(self._owner, self._seen - self._counted)
+                self.require_room(0)
+            if self.memory is not None and self._seen > FREE_BYTES:
+                self.memory.take(self._owner, self._seen - self._counted)
                 self._counted = self._seen
             if self._is_complete and self.lane is not None and self._entered is None:
                 await self.enter(self.lane)
@@ -206,5 +198,5 @@ class _Body:
         """Release the memory and the place."""
         if self._entered is not None:
             self._entered.leave(self._owner)
-        if self._memory is not None and self._counted:
-            self._memory.give_back(self._owner, self._counted)
+        if self.memory is not None and self._counted:
+            self.memory.give_back(self._owner, self._counted)

@@ -1,7 +1,7 @@
 """Lanes: limits on long requests, so that short ones always find a thread.
 
-All requests share one pool of threads. Each kind of long request has a lane with few places. All places
-together are fewer than the threads. A request waits for its place without a thread, and for a limited time.
+All requests share one pool of threads. Each kind of long request has a lane with few places, and all lanes
+together have fewer places than there are threads. A waiting request holds no thread, and its wait is limited.
 One owner never holds all places of a lane. `api.routing` names the lane of each route.
 """
 

@@ -98,7 +98,7 @@ def _check_input(session: Session, file_id: str, most: int) -> None:
 @router.add("GET", "", READ, "List batches")
 def list_batches(services: ServicesDep, page: PageDep) -> ListPage[Batch]:
     with services.database.read() as session:
-        rows, has_more = batches.find(session, after=page.after, limit=page.limit, order=page.order)
+        rows, has_more = batches.find(session, **page)
         return pages.page(rows, has_more, lambda row: batches.resource(session, row))
 
 

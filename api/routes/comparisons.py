@@ -21,7 +21,7 @@ from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from api.security.auth import Caller
 from storage.jobs import jobs
-from storage.queue import job_pins
+from storage.queue import pins
 from storage.results import comparisons
 from storage.sessions import sessions, vectors
 from storage.sessions.pooled_activations import Direction, PairedActivations
@@ -68,7 +68,7 @@ def get_job_comparison(
     bootstrap = comparisons.Bootstrap(level=level, resamples=resamples, seed=seed)
     with services.database.read() as session:
         if not mixed_identities:
-            job_pins.require_one_identity(session, job_id)
+            pins.require_one_identity(session, job_id)
         conditions = comparisons.read(session, jobs.get(session, job_id), baseline=baseline)
     return conditions.compare(bootstrap)
 
@@ -95,7 +95,7 @@ def compare_job_activations(
     with services.database.read() as session:
         row = jobs.get(session, job_id)
         if not wanted.mixed_identities:
-            job_pins.require_one_identity(session, job_id)
+            pins.require_one_identity(session, job_id)
         names = comparisons.condition_names(row)
         baseline = comparisons.baseline_of(names, wanted.baseline)
         condition = comparisons.require_condition(names, wanted.condition, "condition")

@@ -1,8 +1,8 @@
 """/v1/files, in OpenAI's form: uploaded datasets and batches, and output of batches."""
 
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, BinaryIO, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from fastapi import Depends, Form, Query, Request, UploadFile
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
-from api.dependencies import After, FileId, NewestFirst, Services, ServicesDep
+from api.dependencies import After, FileId, NewestFirst, ServicesDep
 from api.reading import downloads
 from api.routing import READ, SUBMIT, Routes
 from api.security.auth import Caller
@@ -56,18 +56,24 @@ def upload_file(
     purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
     expires: Annotated[int | None, Depends(expires_after)] = None,
 ) -> File:
-    if file.size == 0:
+    size = file.size or 0
+    if not size:
         raise InvalidRequest("the file is empty", param="file")
+    settings = services.settings
+    if size > settings.max_upload_bytes:
+        raise PayloadTooLarge(
+            f"the file is larger than {settings.max_upload_bytes} bytes (ACTOGRAPH_MAX_UPLOAD_BYTES)"
+        )
+    pause.require_room(services.store, settings.disk_floor_bytes, size)
     with services.database.read() as session:
-        quotas.read(session, services.settings).require(by, file.size or 0, "the file", param="file")
+        quotas.read(session, settings).require(by, size, "the file", param="file")
     file_id = ids.new_file_id()
-    limit = services.settings.max_upload_bytes
     hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
-    pieces = hasher.passing(_above_floor(services, _chunks(file.file, limit)))
+    pieces = hasher.passing(iter(partial(file.file.read, CHUNK), b""))
     with services.database.write() as session:  # a crash must not leave the bytes
-        deletions.begin_storing(session, file_id, by, file.size or 0)
+        deletions.begin_storing(session, file_id, by, size)
     try:
-        size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
+        _, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
         with services.database.write() as session:
             deletions.end_storing(session, file_id)
             row = files.insert(
@@ -139,24 +145,6 @@ def delete_file(services: ServicesDep, file_id: FileId) -> Deleted:
             raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
         files.delete(session, file_id)
     return Deleted(id=file_id, object="file")
-
-
-def _chunks(stream: BinaryIO, limit: int) -> Iterator[bytes]:
-    """Read an upload in pieces. Raises PayloadTooLarge beyond `limit` bytes."""
-    seen = 0
-    while chunk := stream.read(CHUNK):
-        seen += len(chunk)
-        if seen > limit:
-            raise PayloadTooLarge(f"the file is larger than {limit} bytes (ACTOGRAPH_MAX_UPLOAD_BYTES)")
-        yield chunk
-
-
-def _above_floor(services: Services, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass the pieces on. Raises StorageFull if the disk reaches its floor."""
-    for number, chunk in enumerate(chunks):
-        if number % 8 == 0:
-            pause.require_room(services.store, services.settings.disk_floor_bytes, len(chunk))
-        yield chunk
 
 
 def _plain_name(name: str | None) -> str:

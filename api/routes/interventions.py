@@ -48,9 +48,7 @@ def list_vectors(
     model: Annotated[str | None, Query(max_length=1024)] = None,
 ) -> ListPage[VectorInfo]:
     with services.database.read() as session:
-        rows, has_more = vectors.find(
-            session, name=name, model=model, after=page.after, limit=page.limit, order=page.order
-        )
+        rows, has_more = vectors.find(session, name=name, model=model, **page)
         return pages.page(rows, has_more, vectors.info)
 
 

@@ -18,9 +18,9 @@ from api.security.auth import Caller
 from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import job_control, job_deletion, job_shape, jobs
-from storage.queue import forecast, job_queue, job_view, routing
-from storage.results import job_results, rescoring
+from storage.jobs import control, job_deletion, jobs, view
+from storage.queue import forecast, job_view, routing
+from storage.results import rescoring, summary
 from storage.submission.idempotency import StoredAnswer
 from storage.tables.models import JobRow
 
@@ -139,7 +139,7 @@ def submit_job(
 
         def finish(session: Session, row: JobRow) -> tuple[JobRow, StoredAnswer]:
             reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
-            shown = job_shape.of_row(row, queue_position=ahead.place, waiting_reason=reason)
+            shown = view.of_row(row, queue_position=ahead.place, waiting_reason=reason)
             answer = StoredAnswer(202, shown.model_dump(mode="json"))
             keep(session, answer)
             return row, answer
@@ -173,26 +173,16 @@ def list_jobs(
     tag: Annotated[str | None, Query(max_length=64)] = None,
 ) -> ListPage[Job]:
     with services.database.read() as session:
-        rows, has_more = jobs.find(
-            session,
-            id_prefix=id_prefix,
-            status=status,
-            kind=kind,
-            tag=tag,
-            after=page.after,
-            limit=page.limit,
-            order=page.order,
-        )
-        active = [row.id for row in rows if row.status in jobs.ACTIVE]
-        positions = job_queue.places(session, active)
+        rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
+        active = any(row.status in jobs.ACTIVE for row in rows)
         limits = quotas.read(session, services.settings)
         etas = forecast.etas(session) if active else {}
-        fleet = routing.fleet(session) if active else None
+        served = routing.served_models(session) if active else None
         return pages.page(
             rows,
             has_more,
             lambda row: job_view.resource(
-                session, row, positions, limits, etas, broker_trouble=services.broker.trouble, fleet=fleet
+                session, row, limits, etas, broker_trouble=services.broker.trouble, served=served
             ),
         )
 
@@ -252,7 +242,7 @@ def retry_job(
 
     def retry(keep: Keep) -> StoredAnswer:
         with services.database.write() as session:
-            row = job_control.retry(session, job_id)
+            row = control.retry(session, job_id)
             answer = StoredAnswer(202, _shown_at_once(session, row))
             keep(session, answer)
         services.broker.wake(row.model)
@@ -265,7 +255,8 @@ def retry_job(
 
 @router.add("GET", "/jobs/{job_id}/results", READ, "Scores per condition, also while the job runs")
 def get_job_results(services: ServicesDep, job_id: JobId) -> JobResults:
-    return job_results.current(services.database, job_id)
+    with services.database.snapshot() as session:
+        return summary.of_job(session, jobs.get(session, job_id))
 
 
 @router.add(
@@ -283,4 +274,4 @@ def rescore_job(services: ServicesDep, job_id: JobId, body: JsonBody) -> JobResu
     Scores of other scorers are kept. Doing it twice changes nothing.
     """
     rescoring.rescore(services.database, job_id, parse_body(RescoreRequest, body).scorers)
-    return job_results.current(services.database, job_id)
+    return get_job_results(services, job_id)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import NotFound, UnknownModel
+from actograph.contract.errors import NotFound
 from actograph.contract.models.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
 from api.dependencies import LoadId, Services, ServicesDep
@@ -42,7 +42,7 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     "POST",
     "/v1/models/load",
     ADMIN,
-    "Load a model in place of the one that a worker holds",
+    "Load a model on a worker",
     body=BODY,
     status_code=202,
 )
@@ -54,12 +54,7 @@ def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
     worker keeps its former model.
     """
     request = parse_body(ModelLoadRequest, body)
-    model = services.models.find(request.model_id)
-    if model is None:
-        served = ", ".join(services.models.names) or "none (set ACTOGRAPH_MODEL)"
-        raise UnknownModel(
-            f"model {request.model_id[:200]!r} is not served here; served: {served}", param="model_id"
-        )
+    model = services.models.require(request.model_id, "model_id")
     with services.database.read() as session:
         structure = services.structures.find(session, model)
     if structure is not None:

@@ -4,6 +4,7 @@ import time
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from actograph.contract import resources
@@ -26,51 +27,38 @@ from api.routing import READ, SUBMIT, Body, Routes
 from storage.accounts import quotas
 from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, CheckedFile
 from storage.index import pages
-from storage.sessions import session_changes, sessions
+from storage.sessions import changes, sessions
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
 from storage.sessions.reader import SessionReader, open_session
 from storage.sessions.sessions import SessionFilter
 
 router = Routes(prefix="/v1/activations", tags=["sessions"])
 
-MAX_INT = 2**31 - 1
 ALIAS = "/session/{session_id}"
 UPDATE = Body(SessionUpdate, {"keep for good": {"pinned": True, "tags": ["paper"]}})
 
-Seconds = Annotated[float | None, Query(allow_inf_nan=False, description="Unix seconds.")]
+
+class FilterQuery(BaseModel):
+    """Query parameters of `SessionFilter`."""
+
+    id_prefix: str | None = Field(None, pattern="^ses_[0-9a-f]{1,32}$")
+    job_id: str | None = Field(None, max_length=64)
+    model: str | None = Field(None, max_length=1024)
+    condition: str | None = Field(None, max_length=64)
+    sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
+    correct: bool | None = Field(None, description="Result of the task's first scorer.")
+    tag: str | None = Field(None, max_length=64)
+    owner: str | None = Field(None, max_length=64, description="Owner of the job.")
+    pinned: bool | None = None
+    created_after: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
+    created_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
+    expires_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
 
 
-def _filter(
-    *,
-    services: ServicesDep,
-    id_prefix: Annotated[str | None, Query(pattern="^ses_[0-9a-f]{1,32}$")] = None,
-    job_id: Annotated[str | None, Query(max_length=64)] = None,
-    model: Annotated[str | None, Query(max_length=1024)] = None,
-    condition: Annotated[str | None, Query(max_length=64)] = None,
-    sample_index: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
-    correct: Annotated[bool | None, Query(description="Result of the task's first scorer.")] = None,
-    tag: Annotated[str | None, Query(max_length=64)] = None,
-    owner: Annotated[str | None, Query(max_length=64, description="Owner of the job.")] = None,
-    pinned: Annotated[bool | None, Query()] = None,
-    created_after: Seconds = None,
-    created_before: Seconds = None,
-    expires_before: Seconds = None,
-) -> SessionFilter:
-    return SessionFilter(
-        id_prefix=id_prefix,
-        job_id=job_id,
-        # sessions outlive the service of their model
-        model=(services.models.find(model) or model) if model is not None else None,
-        condition=condition,
-        sample_index=sample_index,
-        correct=correct,
-        tag=tag,
-        owner=owner,
-        pinned=pinned,
-        created_after=created_after,
-        created_before=created_before,
-        expires_before=expires_before,
-    )
+async def _filter(services: ServicesDep, query: Annotated[FilterQuery, Query()]) -> SessionFilter:
+    # sessions outlive the service of their model
+    model = query.model and (services.models.find(query.model) or query.model)
+    return SessionFilter(**query.model_dump(exclude={"model"}), model=model)
 
 
 EverythingQuery = Annotated[bool, Query(alias="all", description="Required without a filter.")]
@@ -80,7 +68,7 @@ FilterDep = Annotated[SessionFilter, Depends(_filter)]
 @router.add("GET", "/sessions", READ, "Search sessions")
 def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> ListPage[resources.Session]:
     with services.database.read() as session:
-        rows, has_more = sessions.find(session, wanted, after=page.after, limit=page.limit, order=page.order)
+        rows, has_more = sessions.find(session, wanted, **page)
         found = {item.id: item for item in sessions.resources_of(session, rows)}
     return pages.page(rows, has_more, lambda row: found[row.id])
 
@@ -98,14 +86,14 @@ def delete_sessions(
     Pinned sessions stay. Sessions created during the request stay too.
     """
     _require_filter(wanted, everything=everything)
-    going = session_changes.deletable(wanted, include_pinned=include_pinned)
+    going = changes.deletable(wanted, include_pinned=include_pinned)
     with services.database.read() as session:
         fitting = sessions.totals(session, wanted)
         totals = sessions.totals(session, going)
     kept = fitting.sessions - totals.sessions
     if dry_run:
         return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes, pinned=kept)
-    gone = session_changes.delete_matching(services.database, wanted, include_pinned=include_pinned)
+    gone = changes.delete_matching(services.database, wanted, include_pinned=include_pinned)
     return SessionDeletion(dry_run=False, sessions=gone.sessions, bytes=gone.bytes, pinned=kept)
 
 
@@ -123,7 +111,7 @@ def update_sessions(
     if dry_run:
         with services.database.read() as session:
             return SessionChange(dry_run=True, sessions=sessions.totals(session, wanted).sessions)
-    count = session_changes.update_matching(services.database, wanted, change)
+    count = changes.update_matching(services.database, wanted, change)
     return SessionChange(dry_run=False, sessions=count)
 
 
@@ -166,7 +154,7 @@ def update_session(services: ServicesDep, session_id: SessionId, body: JsonBody)
     change = _parse_change(body)
     with services.database.write() as session:
         sessions.get(session, session_id)
-        session_changes.update(session, [session_id], change)
+        changes.update(session, [session_id], change)
     return _session(services, session_id)
 
 

@@ -20,13 +20,12 @@ from api.problems.errors import actograph_problem
 from api.routing import OPEN_PATHS, rule_of
 from api.security.key_ring import Access, KeyRing
 from storage.broker.rate_limits import RateLimits
-from storage.index.database import Database
 
 #: the caller of a service without keys
 LOCAL = Access(owner="local", role=Role.ADMIN)
 #: headers of forwarding proxies, beside X-Forwarded-*
 _OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
-#: the caller of an open path, who owns and sees nothing
+#: the caller of an open path, without any data
 NOBODY = Access(owner="", role=Role.READ)
 
 
@@ -56,13 +55,23 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Access:
-        """Identify the caller. Raises Unauthorized, or ServiceUnavailable if keys cannot be looked up."""
+        """Identify the caller.
+
+        Raises:
+            Unauthorized, Forbidden: the caller has no valid key, and is not on this machine.
+            ServiceUnavailable: the database does not answer.
+        """
         headers = Headers(scope=scope)
-        database: Database = scope["app"].state.services.database
-        needed = self._ring.is_needed()
-        if needed is None:
-            needed = await run_in_threadpool(self._ring.ask_whether_needed, database)
-        return await self._holder(headers, database) if needed else _neighbour(scope, headers)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        if not self._ring.is_fresh(key):
+            await run_in_threadpool(self._ring.refresh, scope["app"].state.services.database, key)
+        if not self._ring.is_needed:
+            return _neighbour(scope, headers)
+        access = self._ring.find(key)
+        if access is None:
+            raise Unauthorized
+        return access
 
     async def _count(self, access: Access) -> None:
         """Raises RateLimited if the key is over its limit. Refused requests count too."""
@@ -76,19 +85,6 @@ class Authentication:
                 f"{math.ceil(wait)} s",
                 retry_after_seconds=math.ceil(wait),
             )
-
-    async def _holder(self, headers: Headers, database: Database) -> Access:
-        """Find the access of the bearer key. Raises Unauthorized if the key is not valid."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthorized
-        is_known, access = self._ring.at_hand(key)
-        if not is_known:
-            access = await run_in_threadpool(self._ring.find, database, key)
-        if access is None:
-            raise Unauthorized
-        return access
 
 
 def _neighbour(scope: Scope, headers: Headers) -> Access:

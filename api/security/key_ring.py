@@ -1,4 +1,4 @@
-"""The keys that are good, kept in memory for a moment, so that a request costs no query."""
+"""Valid API keys, cached in memory for a moment, so that most requests need no query."""
 
 import logging
 import threading
@@ -11,16 +11,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.service.key_roles import Role
 from storage.accounts import api_keys
-from storage.accounts.api_keys import KnownKey, KnownKeys
 from storage.index.database import Database
+from storage.tables.models import ApiKeyRow
 
 log = logging.getLogger(__name__)
 
-#: a change that another process made to a key holds here after so long at most
+#: age at which the cache is read again; another process's change of a key applies after this time
 LIFETIME_SECONDS = 3.0
-#: for a key that is not known the index is asked again, but no more often than this
+#: the same for a request with an unknown key, which may be new
 UNKNOWN_SECONDS = 0.1
-#: uses of keys are written down about so often
+#: time between two writes of the last use of keys
 TOUCH_SECONDS = 60.0
 
 
@@ -28,10 +28,10 @@ TOUCH_SECONDS = 60.0
 class Access:
     """Caller of a request, with role and owner."""
 
-    #: whose the things are that they make
+    #: owner of the caller's jobs, sessions and files
     owner: str
     role: Role
-    #: None where no key of the index was used
+    #: None for a key of the settings, or without a key
     key_id: str | None = None
     requests_per_minute: int | None = None
 
@@ -42,16 +42,18 @@ class Access:
 
 
 class KeyRing:
-    """Finds what a key allows. Safe for use from many threads.
+    """Finds the access of a key. Safe for use from many threads.
 
-    Keys are found by their sha256, so that neither the time nor anything that is kept tells of a key that
-    was nearly right.
+    Keys are looked up by their sha256, so neither timing nor memory reveals a similar key. Call `refresh`
+    before `find` and `is_needed`, unless `is_fresh`.
     """
 
     def __init__(self, admin_keys: Sequence[str], own_key: str = "") -> None:
-        """`admin_keys` are those of the settings: an admin's, and good whatever the index says.
+        """Create a ring.
 
-        `own_key` is such a one that `actograph up` asks with; that it is there does not make others need one.
+        Args:
+            admin_keys: admin keys of the settings, valid without the index.
+            own_key: another admin key, used by `actograph up`. It does not make the service require keys.
         """
         self._has_fixed = bool(admin_keys)
         digests = [api_keys.digest_of(key) for key in (*admin_keys, own_key) if key]
@@ -59,57 +61,75 @@ class KeyRing:
             digest: Access(owner=api_keys.owner_of_digest(digest), role=Role.ADMIN) for digest in digests
         }
         self._lock = threading.Lock()
-        self._known = KnownKeys(by_digest={}, any=False)
+        #: all keys by digest, revoked ones included
+        self._known: dict[str, ApiKeyRow] = {}
         self._read_at = float("-inf")
         self._changes = 0
         self._used: set[str] = set()
         self._touched_at = time.monotonic()
 
-    def at_hand(self, key: str) -> tuple[bool, Access | None]:
-        """Whether what is in memory answers for this key, and how; it never waits."""
+    @property
+    def is_needed(self) -> bool:
+        """True if requests need a key.
+
+        This stays true after the last key was revoked. Otherwise the service would be open to all programs of
+        this machine, and through a proxy to the world.
+        """
+        return self._has_fixed or bool(self._known)
+
+    def is_fresh(self, key: str) -> bool:
+        """True if memory can answer for a key; an empty key is a request without one."""
+        digest = api_keys.digest_of(key)
+        if self._has_fixed and (not key or digest in self._fixed):
+            return True
+        return time.monotonic() - self._read_at <= self._lifetime(key, digest)
+
+    def find(self, key: str) -> Access | None:
+        """Find the access of a key; None if the key is invalid, revoked or expired."""
         digest = api_keys.digest_of(key)
         if fixed := self._fixed.get(digest):
-            return True, fixed
-        age = time.monotonic() - self._read_at
-        found = self._known.by_digest.get(digest)
-        if age > (UNKNOWN_SECONDS if found is None else LIFETIME_SECONDS):
-            return False, None
-        return True, self._access(found)
+            return fixed
+        found = self._known.get(digest)
+        if found is None or found.revoked_at is not None:
+            return None
+        if found.expires_at is not None and found.expires_at <= time.time():
+            return None
+        self._used.add(found.id)
+        return Access(
+            owner=found.owner,
+            role=Role(found.role),
+            key_id=found.id,
+            requests_per_minute=found.requests_per_minute,
+        )
 
-    def find(self, database: Database, key: str) -> Access | None:
-        """Rights of a key; None if it is invalid.
-
-        Raises:
-            ServiceUnavailable: the database cannot be asked whether it still is.
-        """
-        self._refresh(database, UNKNOWN_SECONDS)
-        return self.at_hand(key)[1] or self._access(self._known.by_digest.get(api_keys.digest_of(key)))
-
-    def is_needed(self) -> bool | None:
-        """Whether a key must be sent, as far as memory tells; None: not known."""
-        if self._has_fixed:
-            return True
-        return self._known.any if time.monotonic() - self._read_at <= LIFETIME_SECONDS else None
-
-    def ask_whether_needed(self, database: Database) -> bool:
-        """Whether a key must be sent: once the service has had one, for good.
-
-        Were it not for good, the end of the last key would open the service to every program of the
-        machine, a proxy to the world among them.
+    def refresh(self, database: Database, key: str = "") -> None:
+        """Read all keys, unless another thread has read them for a request with this key.
 
         Raises:
-            ServiceUnavailable: the database cannot be asked.
+            ServiceUnavailable: the database does not answer.
         """
-        self._refresh(database, LIFETIME_SECONDS)
-        return self._has_fixed or self._known.any
+        requested_at = time.monotonic()
+        lifetime = self._lifetime(key, api_keys.digest_of(key))
+        with self._lock:
+            if self._read_at >= requested_at - lifetime:
+                return
+            read_at, changes = time.monotonic(), self._changes
+            try:
+                with database.read() as session:
+                    self._known = api_keys.by_digest(session)
+            except SQLAlchemyError as error:
+                log.warning("API keys cannot be read, the database failed: %s", type(error).__name__)
+                raise ServiceUnavailable("the database does not answer; try again in a moment") from error
+            # a change during the read may be missing
+            self._read_at = read_at if changes == self._changes else float("-inf")
 
     def forget(self) -> None:
-        """A key was made or changed: look again before the next answer."""
+        """Read the keys again before the next answer. Call this after a change of a key."""
         self._changes += 1
         self._read_at = float("-inf")
 
     def touch(self, database: Database) -> None:
-        """Write down which keys were used of late, where it is time for that."""
+        """Store the last use of keys, at most once per `TOUCH_SECONDS`."""
         if not self._used or time.monotonic() - self._touched_at < TOUCH_SECONDS:
             return
         with self._lock:
@@ -117,30 +137,7 @@ class KeyRing:
         with database.write() as session:
             api_keys.touch(session, used)
 
-    def _access(self, found: KnownKey | None) -> Access | None:
-        if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
-            return None
-        self._used.add(found.id)
-        return Access(
-            owner=found.owner,
-            role=found.role,
-            key_id=found.id,
-            requests_per_minute=found.requests_per_minute,
-        )
-
-    def _refresh(self, database: Database, oldest: float) -> None:
-        """Have in memory what the index said at most `oldest` seconds ago."""
-        asked_at = time.monotonic()
-        with self._lock:
-            # who waited for another's look may use it, if that began after this request came
-            if self._read_at >= asked_at - oldest:
-                return
-            read_at, changes = time.monotonic(), self._changes
-            try:
-                with database.read() as session:
-                    self._known = api_keys.known(session)
-            except SQLAlchemyError as error:
-                log.warning("API keys cannot be looked up, the database failed: %s", type(error).__name__)
-                raise ServiceUnavailable("the database does not answer; try again in a moment") from error
-            # what changed while it was read may not be in it
-            self._read_at = read_at if changes == self._changes else float("-inf")
+    def _lifetime(self, key: str, digest: str) -> float:
+        """Age in seconds up to which memory answers for a key."""
+        is_unknown = key and digest not in self._fixed and digest not in self._known
+        return UNKNOWN_SECONDS if is_unknown and self.is_needed else LIFETIME_SECONDS

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
@@ -11,14 +12,13 @@ from actograph.contract.tasks import TaskFile, TaskPath
 from actograph.datasets.dataset_formats import format_of
 from actograph.tasks.files import MAX_FILE_BYTES
 from api.dependencies import Services
-from api.submission.steps import MAX_SAMPLES, Upload
 from storage.files import dataset_sources, files
 from storage.files.dataset_sources import Uploads
 from storage.tables.models import FileRow
 
 Dataset = FileDataset | PathDataset | HubDataset
-#: larger offsets select nothing in any file, and are not counted to
-FARTHEST_ROW = 1 << 40
+#: fields of specs that name a dataset
+FIELDS = ("dataset", "fewshot_dataset")
 
 
 def locate(services: Services, dataset: Dataset, field: str) -> Dataset:
@@ -34,9 +34,10 @@ def locate(services: Services, dataset: Dataset, field: str) -> Dataset:
     return dataset
 
 
-def uploads(**datasets: Dataset | None) -> tuple[Upload, ...]:
-    """The uploaded datasets among those of a spec."""
-    return tuple((field, ref.file_id) for field, ref in datasets.items() if isinstance(ref, FileDataset))
+def uploads(spec: BaseModel) -> list[tuple[str, str]]:
+    """File id and field of each uploaded dataset of a spec."""
+    found = [(getattr(spec, field, None), field) for field in FIELDS]
+    return [(dataset.file_id, field) for dataset, field in found if isinstance(dataset, FileDataset)]
 
 
 def require_upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
@@ -47,12 +48,6 @@ def require_upload(session: Session, file_id: str, field: str, *, keep: bool = F
         raise InvalidDataset(
             f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"
         ) from None
-
-
-def most_rows(limit: int | None, per_row: int) -> int:
-    """Number of rows to read: one above the limit is enough to refuse the job."""
-    most = MAX_SAMPLES // per_row + 1
-    return most if limit is None else min(limit, most)
 
 
 @contextmanager
@@ -78,12 +73,8 @@ def task_file(services: Services, task: TaskFile | TaskPath) -> bytes:
             raise InvalidRequest(error.message, param="task.path") from None
         except OSError as error:
             raise InvalidRequest(f"the file cannot be read: {error.strerror}", param="task.path") from error
-    content = bytearray()
     try:
-        for chunk in Uploads(services.database, services.store).open(task.file_id).stream():
-            content += chunk
-            if len(content) > MAX_FILE_BYTES:
-                break
+        file = Uploads(services.database, services.store).open(task.file_id)
     except InvalidDataset as error:
         raise InvalidRequest(error.message, param="task.file_id") from None
-    return bytes(content)
+    return file.read(0, min(file.size, MAX_FILE_BYTES + 1))

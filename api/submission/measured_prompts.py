@@ -8,7 +8,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from actograph.tasks.prompts import FewshotSampler, build_prompt, task_of
 from actograph.tasks.rows import row_form
 from api.dependencies import Services
 from api.submission.prompt_tokens import PromptTokens, characters_of
-from api.submission.steps import Submission
+from api.submission.submit import Submission
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
 from storage.queue import model_tokenizers
@@ -39,16 +38,12 @@ _COUNTER = Path(__file__).with_name("token_counter.py")
 
 Prompt = dict[str, Any]
 
-#: token counts by the sha256 of tokenizer and prompts
-_known: dict[str, list[int | None]] = {}
-_MOST_KNOWN = 1000
-
 
 def measure(services: Services, submission: Submission) -> tuple[PromptTokens, str] | str:
     """Measure prompt lengths and describe how; a text alone says why this is not possible."""
     with services.database.read() as session:
-        tokenizer = model_tokenizers.stored_sha256(session, submission.spec.model)
-    if tokenizer is None:
+        definition = model_tokenizers.definition(session, submission.spec.model)
+    if definition is None:
         return "no worker has stored the tokenizer of this model"
     characters = list(characters_of(submission))
     if not characters:
@@ -58,7 +53,7 @@ def measure(services: Services, submission: Submission) -> tuple[PromptTokens, s
     chosen = sorted({*spread, longest})
     try:
         prompts = json.dumps(_prompts(services, submission, chosen)).encode()
-        counts = _counts(services, submission.spec.model, tokenizer, prompts)
+        counts = _count(prompts, definition)
     except (ActographError, OSError, subprocess.SubprocessError, ValueError) as error:
         log.warning("prompts of model %s cannot be counted: %s", submission.spec.model, error)
         return f"the prompts could not be tokenized ({type(error).__name__})"
@@ -163,24 +158,6 @@ def _chat(messages: Sequence[Any], *, thinking: bool, add_generation_prompt: boo
         "enable_thinking": thinking,
         "add_generation_prompt": add_generation_prompt,
     }
-
-
-def _counts(services: Services, model: str, tokenizer: str, prompts: bytes) -> list[int | None]:
-    """Count the tokens of each prompt, once for the same prompts and tokenizer.
-
-    Raises:
-        OSError, subprocess.SubprocessError, ValueError: see `_count`.
-    """
-    digest = sha256(tokenizer.encode() + prompts).hexdigest()
-    counts = _known.get(digest)
-    if counts is None:
-        with services.database.read() as session:
-            definition = model_tokenizers.definition(session, model)
-        counts = _count(prompts, definition or b"")
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[digest] = counts
-    return counts
 
 
 def _count(prompts: bytes, definition: bytes) -> list[int | None]:

@@ -1,12 +1,12 @@
 """Prompt lengths of a job in tokens, estimated from characters."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, ExtractSpec
-from api.submission.steps import Submission
+from api.submission.submit import Submission
 from storage.samples import NewSample
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
@@ -23,34 +23,27 @@ class PromptTokens:
     longest: int
 
 
-def usual(submission: Submission) -> PromptTokens | None:
-    """Lengths of English text; None if only the worker can read the dataset, or it is empty."""
-    return _lengths(submission, lambda characters: math.ceil(characters / USUAL_CHARACTERS_PER_TOKEN))
+def of_characters(submission: Submission, per_token: float) -> PromptTokens | None:
+    """Lengths of all prompts, with `per_token` characters per token.
 
-
-def fewest(submission: Submission) -> PromptTokens | None:
-    """The fewest tokens that the prompts can have; None as in `usual`."""
-    return _lengths(submission, _fewest)
-
-
-def fewest_of(sample: NewSample) -> int:
-    """The fewest tokens that the prompt of a sample of inputs can have."""
-    return _fewest(_of_input(sample))
-
-
-def _fewest(characters: int) -> int:
-    return max(1, math.ceil(characters / MOST_CHARACTERS_PER_TOKEN))
-
-
-def _lengths(submission: Submission, tokens_of: Callable[[int], int]) -> PromptTokens | None:
-    """None if only the worker can read the dataset, or it is empty."""
+    Returns None if only the worker can read the dataset, or if it is empty.
+    """
     if submission.total is None:
         return None
     longest = total = count = 0
     for characters in characters_of(submission):
-        tokens = max(1, tokens_of(characters))
+        tokens = _tokens(characters, per_token)
         longest, total, count = max(longest, tokens), total + tokens, count + 1
     return PromptTokens(mean=total / count, longest=longest) if count else None
+
+
+def fewest_of(sample: NewSample) -> int:
+    """The fewest tokens that the prompt of a sample of inputs can have."""
+    return _tokens(_of_input(sample), MOST_CHARACTERS_PER_TOKEN)
+
+
+def _tokens(characters: int, per_token: float) -> int:
+    return max(1, math.ceil(characters / per_token))
 
 
 def characters_of(submission: Submission) -> Iterator[int]:

@@ -1,38 +1,93 @@
 """Check a spec of any kind, and insert the checked job into the index."""
 
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
 from actograph.contract.chat.chat_job import ChatJobSpec
-from actograph.contract.specs import CaptureJobSpec, ExtractSpec
+from actograph.contract.resources import ModelStructure
 from api.dependencies import Services
-from api.submission import capture, chat, datasets, evaluation, extract, steps
-from api.submission.steps import Spec, Submission
+from api.submission import datasets
+from api.submission.check import check_spec
+from api.submission.expand import expand_spec
+from api.submission.resolve import Spec, resolve_spec, stored_vectors, within_context
+from storage.accounts import quotas
+from storage.accounts.quotas import Quotas
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_pins
-from storage.submission import bulk_insert
+from storage.queue import pins, routing
+from storage.samples import NewSample
+from storage.submission import admission, bulk_insert
 from storage.tables.models import JobRow
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """State of the service for a job of one model and priority."""
+
+    #: None if no worker has loaded the model yet
+    structure: ModelStructure | None
+    #: last reported memory of the live worker with most free memory; empty if none holds the model
+    memory: dict[str, int]
+    quotas: Quotas
+    #: position of the job
+    place: int
+    #: None if a worker can serve the job
+    waiting_reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job that passed every check and can be inserted."""
+
+    spec: Spec
+    outlook: Outlook
+    #: canonical names of captured hooks; None if the worker must resolve them
+    hooks: list[str] | None
+    samples: Callable[[], Iterator[NewSample]]
+    #: number of samples; None if only the worker can read the dataset
+    total: int | None
+    #: see `storage.accounts.quotas`
+    owner: str | None
+
+    @property
+    def structure(self) -> ModelStructure | None:
+        """None if no worker has loaded the model yet."""
+        return self.outlook.structure
+
+
 def check(services: Services, spec: Spec, owner: str | None) -> Submission:
-    """Run the three steps of the job's kind.
+    """Resolve, check and expand a spec.
 
     Raises:
         UnknownModel, UnknownHook, ContextLengthExceeded, InvalidDataset, InvalidRequest
     """
-    if isinstance(spec, CaptureJobSpec):
-        return capture.expand(capture.check(capture.resolve(services, spec, owner)))
-    if isinstance(spec, ChatJobSpec):
-        return chat.expand(chat.check(chat.resolve(services, spec, owner)))
-    if isinstance(spec, ExtractSpec):
-        return extract.expand(extract.check(extract.resolve(services, spec, owner)))
-    return evaluation.expand(evaluation.check(evaluation.resolve(services, spec, owner)))
+    spec = resolve_spec(services, spec)
+    with services.database.read() as session:
+        outlook = read_outlook(services, session, spec)
+        stored = stored_vectors(session, spec)
+    if isinstance(spec, ChatJobSpec) and all(given.max_tokens is None for given in spec.inputs):
+        spec = within_context(spec, outlook.structure, spec.sampling.max_tokens)
+    names = check_spec(spec, outlook.structure, stored)
+    samples, total = expand_spec(services, spec)
+    return Submission(spec=spec, outlook=outlook, hooks=names, samples=samples, total=total, owner=owner)
+
+
+def read_outlook(services: Services, session: Session, spec: Spec) -> Outlook:
+    """Read the state of the service for a job."""
+    found = admission.read(session, spec.model, spec.priority)
+    served = [spec.model] if found.is_held else routing.served_models(session)
+    return Outlook(
+        structure=services.structures.of(session, spec.model, found.loaded_at),
+        memory=max(found.memory, key=lambda memory: memory.get("device_available_bytes", 0), default={}),
+        quotas=quotas.read(session, services.settings),
+        place=found.place,
+        waiting_reason=routing.why_unserved(spec.model, served),
+    )
 
 
 def insert(
@@ -53,7 +108,7 @@ def insert(
     """
 
     def publish(session: Session, row: JobRow) -> T:
-        _keep_named(session, submission)
+        _keep_named(session, submission.spec)
         return finish(session, row)
 
     return bulk_insert.insert_job(
@@ -65,16 +120,16 @@ def insert(
     )
 
 
-def _keep_named(session: Session, submission: Submission) -> None:
+def _keep_named(session: Session, spec: Spec) -> None:
     """Prevent the deletion of the job's files and vectors. Raises InvalidDataset or InvalidRequest."""
-    for field, file_id in sorted(submission.uploads, key=itemgetter(1)):
+    for file_id, field in sorted(datasets.uploads(spec)):
         datasets.require_upload(session, file_id, field, keep=True)
-    steps.stored_vectors(session, submission.spec, keep=True)
+    stored_vectors(session, spec, keep=True)
 
 
 def _create(session: Session, submission: Submission) -> JobRow:
-    _keep_named(session, submission)
     spec = submission.spec
+    _keep_named(session, spec)
     return jobs.create(
         session,
         kind=spec.kind,
@@ -83,5 +138,5 @@ def _create(session: Session, submission: Submission) -> JobRow:
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
-        pinned=job_pins.of_structure(submission.structure),
+        pinned=pins.of_structure(submission.structure),
     )

@@ -14,7 +14,8 @@ Every route of the service. `GET /openapi.json` is the OpenAPI document, with ex
 shows it in the browser. The role is the least [role of the API key](../operate/keys.md#roles). All routes can
 answer with an [error](errors.md)."""
 SPEC_INTRODUCTION = """\
-Every field of a job. `POST /v1/jobs` takes one of three values of `kind`. Unknown fields are refused."""
+`POST /v1/jobs` takes one of the first three objects below; its `kind` says which. Unknown fields are refused.
+[Jobs](../guides/jobs.md) is the guide."""
 OBJECTS_INTRODUCTION = "Every other JSON object of the HTTP interface, by name."
 
 
@@ -45,7 +46,7 @@ def spec_names(of: Mapping[str, Any]) -> list[str]:
     """Schemas that a job spec is made of, the three kinds first."""
     known, names = schemas(of), list(SPECS)
     for name in names:
-        names += [other for other in references(known[name]) if other not in names]
+        names += dict.fromkeys(other for other in references(known[name]) if other not in names)
     return [*SPECS, *sorted(names[len(SPECS) :])]
 
 
@@ -88,18 +89,23 @@ def bounds(schema: Mapping[str, Any]) -> str:
     parts = [schema, *schema.get("anyOf", [])]
     for part in parts:
         low, high = part.get("minimum", part.get("exclusiveMinimum")), part.get("maximum")
-        if low is not None and high is not None:
-            return f" From {low} to {high}." if "minimum" in part else f" More than {low}, at most {high}."
-        if low is not None:
-            return f" At least {low}." if "minimum" in part else f" Greater than {low}."
+        first = "" if low is None else f"{low:,.12g}"
+        if first and high is not None:
+            last = f"{high:,.12g}"
+            return (
+                f" From {first} to {last}." if "minimum" in part else f" More than {first}, at most {last}."
+            )
+        if first:
+            return f" At least {first}." if "minimum" in part else f" Greater than {first}."
     return ""
 
 
 def fields_table(schema: Mapping[str, Any], specs: list[str]) -> str:
-    """Fields of an object, one per row."""
+    """Fields of an object, one per row, required ones first."""
     required = schema.get("required", [])
     rows = []
-    for name, field in schema.get("properties", {}).items():
+    fields = schema.get("properties", {})
+    for name, field in sorted(fields.items(), key=lambda item: item[0] not in required):
         default = json.dumps(field["default"]) if "default" in field else ""
         if not default and name in required:
             default = "required"

@@ -61,7 +61,8 @@ def calls_of(kind: type) -> Iterator[tuple[str, Any]]:
         if base.__module__.startswith("actograph.client"):
             known |= vars(base)
     for name, value in known.items():
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+        own = name == "__call__" or not name.startswith(("_", "model_"))  # `model_...` is pydantic's
+        if own and (inspect.isfunction(value) or isinstance(value, property)):
             yield name, value
 
 
@@ -69,7 +70,8 @@ def call_section(name: str, value: Any) -> str:
     """One method or property."""
     if isinstance(value, property):
         return f"### {name}\n\n" + prose(value.__doc__)
-    text = f"### {name}\n\n```text\n{name}{signature(value)}"
+    title = code(name) if name.startswith("_") else name
+    text = f"### {title}\n\n```text\n{name}{signature(value)}"
     if kind := returned(value):
         text += f" -> {kind}"
     return f"{text}\n```\n\n" + prose(value.__doc__)

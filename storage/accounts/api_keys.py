@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Unpack
 
@@ -23,26 +22,6 @@ SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 RANDOM_BYTES = 32
 #: shortest time between two writes of `last_used_at`
 USED_SECONDS = 60.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KnownKey:
-    """Rights of a request with a valid key."""
-
-    id: str
-    role: Role
-    owner: str
-    expires_at: float | None
-    requests_per_minute: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KnownKeys:
-    """All keys that are not revoked, by their sha256."""
-
-    by_digest: dict[str, KnownKey]
-    #: True if a key was ever created, revoked ones included
-    any: bool
 
 
 def digest_of(key: str) -> str:
@@ -139,31 +118,9 @@ def revoke(session: Session, key_id: str, *, needs_admin: bool = True) -> ApiKey
     return row
 
 
-def known(session: Session) -> KnownKeys:
-    """All keys that are not revoked, in one query."""
-    rows = session.execute(
-        sa.select(
-            ApiKeyRow.sha256,
-            ApiKeyRow.id,
-            ApiKeyRow.role,
-            ApiKeyRow.owner,
-            ApiKeyRow.expires_at,
-            ApiKeyRow.revoked_at,
-            ApiKeyRow.requests_per_minute,
-        )
-    ).all()
-    good = {
-        row.sha256: KnownKey(
-            id=row.id,
-            role=Role(row.role),
-            owner=row.owner,
-            expires_at=row.expires_at,
-            requests_per_minute=row.requests_per_minute,
-        )
-        for row in rows
-        if row.revoked_at is None
-    }
-    return KnownKeys(by_digest=good, any=bool(rows))
+def by_digest(session: Session) -> dict[str, ApiKeyRow]:
+    """All keys by their sha256, revoked ones included."""
+    return {row.sha256: row for row in session.scalars(sa.select(ApiKeyRow))}
 
 
 def exist(session: Session) -> bool:

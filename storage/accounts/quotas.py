@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
@@ -29,12 +28,7 @@ WITHOUT_KEYS = "local"
 #: default quota of an owner with a key, as a share of the disk
 _DEFAULT_SHARE = 0.75
 
-ADVICE = "delete sessions or files, or let sessions expire, and it goes on by itself"
-
-
-class _Disk(NamedTuple):
-    total: int
-    used: int
+ADVICE = "delete sessions or files, or let sessions expire; then it resumes by itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +101,14 @@ class Quotas:
         return usage.bytes if usage is not None else 0
 
 
-def read(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
-    """The quotas now. Without limits, usage is not read.
-
-    Args:
-        has_own_limits: False if the caller knows that no key has `quota_bytes`.
-    """
-    limits = _limits(session, settings, has_own_limits=has_own_limits)
+def read(session: Session, settings: Settings) -> Quotas:
+    """The quotas now. Without limits, usage is not read."""
+    limits = _limits(session, settings)
     is_limited = limits.total_limit or limits.own_limits or limits.owner_limit
     if limits.is_default and not (limits.total_limit or limits.own_limits):
         # nobody has reached the limit before the disk holds so much
-        is_limited = _disk_usage(settings).used >= limits.owner_limit
+        _, used = _disk_usage(settings)
+        is_limited = used >= limits.owner_limit
     return replace(limits, used=usage(session)) if is_limited else limits
 
 
@@ -125,25 +116,26 @@ def owner_limit(settings: Settings) -> int:
     """Default limit in bytes of each owner with a key; 0 means no limit."""
     if settings.owner_quota_bytes is not None:
         return settings.owner_quota_bytes
-    return int(_disk_usage(settings).total * _DEFAULT_SHARE)
+    total, _ = _disk_usage(settings)
+    return int(total * _DEFAULT_SHARE)
 
 
-def _disk_usage(settings: Settings) -> _Disk:
-    """Sizes of a local store's disk; zeros for a remote store."""
+def _disk_usage(settings: Settings) -> tuple[int, int]:
+    """Total and used bytes of a local store's disk; zeros for a remote store."""
     url = urlsplit(settings.effective_artifact_url)
     if url.scheme == "file":
         with suppress(OSError):
-            found = shutil.disk_usage(unquote(url.path))
-            return _Disk(found.total, found.used)
-    return _Disk(0, 0)
+            total, used, _ = shutil.disk_usage(unquote(url.path))
+            return total, used
+    return 0, 0
 
 
-def _limits(session: Session, settings: Settings, *, has_own_limits: bool = True) -> Quotas:
+def _limits(session: Session, settings: Settings) -> Quotas:
     return Quotas(
         total_limit=settings.store_quota_bytes,
         owner_limit=owner_limit(settings),
         is_default=settings.owner_quota_bytes is None,
-        own_limits=api_keys.quotas(session) if has_own_limits else {},
+        own_limits=api_keys.quotas(session),
     )
 
 

@@ -107,11 +107,6 @@ class CheckedFile:
             raise self.damage(f"{len(chunks.sha256)} chunk digests are recorded for {size} bytes")
         self._chunks = chunks
 
-    @property
-    def has_chunks(self) -> bool:
-        """True if ranges can be verified."""
-        return self._chunks is not None
-
     def damage(self, reason: str) -> StoreDamaged:
         """An error that names the session and the file, or the upload."""
         _, artifact, *names = self.key.split("/")

@@ -4,7 +4,6 @@ The order is the usual one for a crash-safe file: write, fsync the file, rename,
 of a killed writer have names that begin with `.staging-`.
 """
 
-import ctypes
 import errno
 import io
 import os
@@ -36,17 +35,6 @@ STAGING = ".staging-"
 _PROBE_BYTES = 64 << 10
 #: bytes written between two reports of progress
 _PIECE_BYTES = 32 << 20
-_SYNC_FILE_RANGE_WRITE = 2  # start writing dirty pages, do not wait: sync_file_range(2)
-
-
-def _linux_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function
-
-
-_sync_file_range = _linux_sync_file_range()
 
 
 class LocalStore:
@@ -134,10 +122,10 @@ class LocalStore:
         """
         path = self.root / check_prefix(prefix)
         aside = path.with_name(f"{STAGING}{path.name}-deleted")
-        freed = _remove_all(aside)  # leftovers of a killed call
+        freed = _remove(aside)  # leftovers of a killed call
         with suppress(FileNotFoundError):
             path.rename(aside)
-            freed += _remove_all(aside)
+            freed += _remove(aside)
         return freed
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
@@ -277,9 +265,9 @@ class LocalStage(StageFolder):
 
     def start_writeback(self, file: BinaryIO) -> None:
         file.flush()
-        if _sync_file_range is not None:
-            # Only a hint: the fsync of `commit` reports any failure.
-            _sync_file_range(file.fileno(), 0, 0, _SYNC_FILE_RANGE_WRITE)
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            # Linux begins to write dirty pages and does not wait; the fsync of `commit` reports any failure.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
         """Show all files with one rename, so `last` needs no order."""
@@ -322,7 +310,8 @@ def sweep_folder(folder: Path, oldest: float, *, dry_run: bool = False) -> int:
             continue
         if newest <= oldest:
             if not dry_run:
-                _remove(path)
+                with suppress(OSError):
+                    _remove(path)
             removed += 1
     return removed
 
@@ -338,14 +327,7 @@ def _newest_and_bytes(path: Path) -> tuple[float, int]:
     return newest, size
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _remove_all(path: Path) -> int:
+def _remove(path: Path) -> int:
     """Remove a file or folder. Returns the freed bytes. Raises OSError."""
     try:
         _, freed = _newest_and_bytes(path)

@@ -179,24 +179,16 @@ class S3Store:
         return sum(sizes.values())
 
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
-        failures: dict[str, str] = {}
         owners: dict[str, str] = {}
         try:
             for prefix, names in doomed.items():
                 owners |= dict.fromkeys(self._keys(prefix, names), prefix)
         except ServiceUnavailable as error:
             return dict.fromkeys(doomed, str(error))
-        keys = list(owners)
-        for start in range(0, len(keys), _DELETE_BATCH):
-            try:
-                kept = self._delete(keys[start : start + _DELETE_BATCH])
-            except ServiceUnavailable as error:  # the rest would fail too
-                return failures | {owners[key]: str(error) for key in keys[start:]}
-            failures |= {owners[key]: reason for key, reason in kept.items()}
-        return failures
+        return {owners[key]: reason for key, reason in self._delete(list(owners)).items()}
 
     def _keys(self, prefix: str, names: Sequence[str] | None) -> list[str]:
-        """The keys of a prefix, listed where the names of its files are not known."""
+        """The keys of a prefix. Without the names of its files, the bucket is listed."""
         check_prefix(prefix)
         if prefix.startswith("files/"):
             return [self._key(prefix)]
@@ -205,14 +197,17 @@ class S3Store:
         return [self._key(f"{prefix}/{name}") for name in names]
 
     def _delete(self, keys: list[str]) -> dict[str, str]:
-        """Delete keys, 1,000 a request; returns those that the server kept, with the reason."""
+        """Delete keys, 1,000 per request. Returns the keys that are still stored, with the reason."""
         kept: dict[str, str] = {}
         for start in range(0, len(keys), _DELETE_BATCH):
             batch = keys[start : start + _DELETE_BATCH]
-            with self._failures(batch[0]):
-                reply = self._client.delete_objects(
-                    Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
-                )
+            try:
+                with self._failures(batch[0]):
+                    reply = self._client.delete_objects(
+                        Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                    )
+            except ServiceUnavailable as error:  # further requests would fail too
+                return kept | dict.fromkeys(keys[start:], str(error))
             kept |= {str(failed.get("Key")): str(failed.get("Message")) for failed in reply.get("Errors", [])}
         return kept
 

@@ -24,32 +24,30 @@ class InvalidKey(ValueError):
     """A key that was not built from ids of this service: a bug in the caller, never a client's mistake."""
 
 
+def _check(pattern: re.Pattern[str], text: str, what: str) -> str:
+    if not pattern.fullmatch(text):
+        raise InvalidKey(f"not {what}: {text!r}")
+    return text
+
+
 def check_key(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise InvalidKey(f"not an artifact key: {key!r}")
-    return key
+    return _check(_KEY, key, "an artifact key")
 
 
 def check_prefix(prefix: str) -> str:
-    if not _PREFIX.fullmatch(prefix):
-        raise InvalidKey(f"not an artifact prefix: {prefix!r}")
-    return prefix
+    return _check(_PREFIX, prefix, "an artifact prefix")
+
+
+def check_parent(parent: str) -> str:
+    return _check(_PARENT, parent, "a parent of artifacts (sessions or files)")
+
+
+def check_name(name: str) -> str:
+    return _check(_NAME, name, "a file name for an artifact")
 
 
 def is_prefix(text: str) -> bool:
     return _PREFIX.fullmatch(text) is not None
-
-
-def check_parent(parent: str) -> str:
-    if not _PARENT.fullmatch(parent):
-        raise InvalidKey(f"not a parent of artifacts: {parent!r}; sessions and files are")
-    return parent
-
-
-def check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise InvalidKey(f"not a file name for an artifact: {name!r}")
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class StoredPrefix:
     #: Unix seconds of the newest file in it
     modified_at: float
     bytes: int
-    #: a session's upload that ended before its manifest: nobody can read it
+    #: True for the upload of a session that ended before its manifest; it is unreadable
     incomplete: bool = False
 
     @property

@@ -1,7 +1,6 @@
 """Wake-ups for workers through Celery: a message says that the index may have work for a model.
 
-A lost or doubled message does no harm. The index says what is to be done, and idle workers read it every
-few seconds.
+A lost or doubled message does no harm: the index has the jobs, and idle workers read it every few seconds.
 """
 
 import logging
@@ -14,7 +13,7 @@ from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
 from actograph.contract.errors import ServiceUnavailable
-from storage.broker import broker_acks
+from storage.broker import acks
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ def queue_of(model: str) -> str:
 
 def celery_app(broker_url: str, models: Sequence[str] = ()) -> Celery:
     """The Celery app of a worker that may hold `models`, or of a sender."""
-    broker_acks.install()
+    acks.install()
     app = Celery("actograph", broker=broker_url, set_as_current=False)
     app.conf.update(
         task_queues=[Queue(queue_of(model)) for model in models] or None,  # type: ignore[no-untyped-call]

@@ -8,9 +8,7 @@ from sqlalchemy.orm import Session
 #: days since noon in Greenwich on 24 November 4714 BC, in milliseconds' steps
 _SQLITE = "(julianday('now') - 2440587.5) * 86400.0"
 _SERVER = "extract(epoch FROM clock_timestamp())"
-_NOW_SQLITE = sa.text(f"SELECT {_SQLITE}")
-_NOW_SERVER = sa.text(f"SELECT {_SERVER}")
-_ASKED = "actograph_now"
+_READ = "actograph_now"
 
 
 def now(session: Session) -> float:
@@ -18,16 +16,11 @@ def now(session: Session) -> float:
 
     A transaction reads it once, and adds the time of a monotonic clock from then on.
     """
-    asked: tuple[float, float] | None = session.info.get(_ASKED)
-    if asked is None:
-        asked = session.info[_ASKED] = (_ask_now(session), time.monotonic())
-    return asked[0] + time.monotonic() - asked[1]
-
-
-def _ask_now(session: Session) -> float:
-    connection = session.connection()
-    is_sqlite = connection.dialect.name == "sqlite"
-    return float(connection.execute(_NOW_SQLITE if is_sqlite else _NOW_SERVER).scalar_one())
+    read: tuple[float, float] | None = session.info.get(_READ)
+    if read is None:
+        moment = session.execute(sa.select(moment_of(session))).scalar_one()
+        read = session.info[_READ] = (float(moment), time.monotonic())
+    return read[0] + time.monotonic() - read[1]
 
 
 def moment_of(session: Session) -> sa.ColumnElement[float]:

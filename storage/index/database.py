@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,38 +43,19 @@ _FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery
 BUSY_TIMEOUT_MS = 30_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pool:
-    """Size of the connection pool of one process. A transaction holds one connection."""
-
-    #: connections that stay open
-    size: int = 16
-    #: further connections, closed after use; the sum exceeds the API's 40 threads and its background threads
-    overflow: int = 48
-    #: a thread that waits longer for a connection gets an error
-    timeout_seconds: float = 10.0
-
-    @classmethod
-    def of(cls, settings: Settings) -> "Pool":
-        return cls(
-            size=settings.database_pool_size,
-            overflow=settings.database_pool_overflow,
-            timeout_seconds=settings.database_pool_timeout_seconds,
-        )
-
-    def options(self) -> dict[str, Any]:
-        """Arguments of `sqlalchemy.create_engine`."""
-        return {
-            "pool_size": self.size,
-            "max_overflow": self.overflow,
-            "pool_timeout": self.timeout_seconds,
-        }
-
-
 class Database:
     """Opens transactions. Functions that take a session never commit."""
 
-    def __init__(self, url: str, pool: Pool = Pool()) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 16, pool_overflow: int = 48, pool_timeout_seconds: float = 10.0
+    ) -> None:
+        """
+        Args:
+            pool_size: connections that stay open. A transaction holds one.
+            pool_overflow: further connections, closed after use. The default sum exceeds the API's 40 threads
+                and its background threads.
+            pool_timeout_seconds: a thread that waits longer for a connection gets an error.
+        """
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns: WriteTurns | None = None
@@ -85,15 +65,18 @@ class Database:
         self.reserve: DiskReserve | None = None
         #: owner of all visible rows; None shows all rows
         self.owner: str | None = None
+        options: dict[str, Any] = {
+            "hide_parameters": True,
+            "pool_size": pool_size,
+            "max_overflow": pool_overflow,
+            "pool_timeout": pool_timeout_seconds,
+        }
         if self.is_sqlite:
             if not self.url.database or self.url.database == ":memory:":
                 raise ValueError("an in-memory database cannot be shared between processes; name a file")
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.engine = sa.create_engine(
-                self.url,
-                hide_parameters=True,
-                connect_args={"timeout": BUSY_TIMEOUT_MS / 1000},
-                **pool.options(),
+                self.url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, **options
             )
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
@@ -101,9 +84,19 @@ class Database:
             self._turns = WriteTurns(Path(self.url.database))
             self.reserve = DiskReserve(Path(self.url.database))
         else:
-            self.engine = postgres_engine.create(self.url, **pool.options())
+            self.engine = postgres_engine.create(self.url, **options)
             self._reading = postgres_engine.for_reading(self.engine)
             self._locking = postgres_engine.for_locks(self.url)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Database":
+        """The database of the settings, with their pool."""
+        return cls(
+            settings.effective_database_url,
+            pool_size=settings.database_pool_size,
+            pool_overflow=settings.database_pool_overflow,
+            pool_timeout_seconds=settings.database_pool_timeout_seconds,
+        )
 
     @contextmanager
     def write(self) -> Iterator[Session]:

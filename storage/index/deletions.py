@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from storage.index.clock import now
 from storage.index.database import changed
 from storage.index.ownership import owner_of
+from storage.index.upsert import insert_or_skip
 from storage.tables.models import DeletionRow, SessionRow
 
 #: an upload without a row after so long has failed
@@ -76,11 +76,9 @@ def list_sessions(session: Session, chosen: sa.Select[tuple[str]]) -> list[int]:
         source = source.where(SessionRow.owner == owner)
     # the lock keeps other transactions from pinning one of them
     source = source.order_by(SessionRow.id).with_for_update(of=SessionRow, key_share=True)
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(_TABLE).from_select(_COLUMNS, source, include_defaults=False)
-    insert = insert.on_conflict_do_nothing(index_elements=["id"])
+    insert = insert_or_skip(session, DeletionRow).from_select(_COLUMNS, source, include_defaults=False)
     sizes = list(session.connection().execute(insert.returning(_TABLE.c.bytes)).scalars())
-    if dialect is postgresql:
+    if session.get_bind().dialect.name == "postgresql":
         # the statistics of a nearly always empty table would make readers scan it for each session
         session.connection().execute(sa.text("ANALYZE deletions"))
     return sizes

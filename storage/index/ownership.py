@@ -43,7 +43,7 @@ _EVERYONE = "actograph_everyone"
 
 
 def owner_of(session: Session) -> str | None:
-    """The owner to whose rows this session is restricted; None if it is not restricted."""
+    """The owner of the rows that this session sees; None for all owners."""
     found: str | None = session.info.get(_OWNER)
     return found
 

@@ -5,6 +5,7 @@ that load models stay too, because the last one has the options of its model.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -18,6 +19,7 @@ from storage.jobs import job_deletion
 from storage.jobs.jobs import LOAD
 from storage.tables.models import BatchRow, JobRow, SessionRow
 
+Kind = Literal["chats", "jobs"]
 ENDED = [status for status in JobStatus if status.is_terminal()]
 _OPEN_BATCHES = [status for status in BatchStatus if not status.is_terminal()]
 _HAS_SESSION = sa.select(SessionRow.id).where(SessionRow.job_id == JobRow.id).exists()
@@ -27,30 +29,19 @@ _HAS_OPEN_BATCH = (
 _REMOVABLE = (JobRow.status.in_(ENDED), JobRow.deleted_at.is_(None), ~_HAS_SESSION, ~_HAS_OPEN_BATCH)
 
 
-def old_chats(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
-    """Chats that ended more than `seconds` ago and have no session, oldest first."""
-    return _older(session, seconds, limit, JobRow.kind == CHAT)
-
-
-def old_jobs(session: Session, seconds: float, *, limit: int) -> Sequence[str]:
-    """Other jobs that ended more than `seconds` ago and have no session, oldest first."""
-    return _older(session, seconds, limit, JobRow.kind.not_in((CHAT, LOAD)))
-
-
-def remove_chats(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete chats with their samples and logs, unless they changed meanwhile."""
-    held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
-    session.execute(sa.delete(JobRow).where(JobRow.id.in_([row.id for row in held]), *_REMOVABLE))
-
-
-def remove_jobs(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete jobs with their samples and events, unless they changed meanwhile."""
-    held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
-    removable = sa.select(JobRow.id).where(JobRow.id.in_([row.id for row in held]), *_REMOVABLE)
-    for job_id in session.scalars(removable.order_by(JobRow.id)).all():
-        job_deletion.delete(session, job_id)
-
-
-def _older(session: Session, seconds: float, limit: int, kind: sa.ColumnElement[bool]) -> Sequence[str]:
-    statement = sa.select(JobRow.id).where(kind, JobRow.finished_at < now(session) - seconds, *_REMOVABLE)
+def old(session: Session, kind: Kind, seconds: float, *, limit: int) -> Sequence[str]:
+    """Removable chats, or other jobs, that ended more than `seconds` ago, oldest first."""
+    of_kind = JobRow.kind == CHAT if kind == "chats" else JobRow.kind.not_in((CHAT, LOAD))
+    statement = sa.select(JobRow.id).where(of_kind, JobRow.finished_at < now(session) - seconds, *_REMOVABLE)
     return session.scalars(statement.order_by(JobRow.created_at).limit(limit)).all()
+
+
+def remove(session: Session, kind: Kind, job_ids: Sequence[str]) -> None:
+    """Delete chats, or other jobs, with their samples and events, unless they changed meanwhile."""
+    held = row_locks.lock(session, JobRow, job_ids, to_delete=True)
+    removable = (JobRow.id.in_([row.id for row in held]), *_REMOVABLE)
+    if kind == "chats":  # few rows each, so one statement removes them all
+        session.execute(sa.delete(JobRow).where(*removable))
+        return
+    for job_id in session.scalars(sa.select(JobRow.id).where(*removable).order_by(JobRow.id)).all():
+        job_deletion.delete(session, job_id)

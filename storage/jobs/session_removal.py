@@ -10,20 +10,14 @@ from storage.index import deletions
 from storage.jobs import jobs
 from storage.tables.models import ArtifactRow, SampleRow, SessionRow
 
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A session whose row was deleted."""
-
-    id: str
-    sample_id: str
-    job_id: str
-    owner: str | None
-    bytes: int
+#: id, sample_id, job_id, owner and bytes of a session whose row was deleted
+Removed = sa.Row[str, str, str, str | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
+    """Number and size of sessions."""
+
     sessions: int = 0
     bytes: int = 0
 
@@ -47,7 +41,7 @@ def lock(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[
     return session.scalars(statement.with_for_update(of=SessionRow, key_share=True)).all()
 
 
-def remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> list[Removed]:
+def remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> Sequence[Removed]:
     """Delete the rows of sessions that meet the conditions, and their files in the background."""
     hold_jobs(session, session_ids)
     held = lock(session, session_ids, *where)
@@ -55,13 +49,12 @@ def remove(session: Session, session_ids: Sequence[str], *where: sa.ColumnElemen
     names: dict[str, list[str]] = {}
     for session_id, name in session.execute(stored):
         names.setdefault(session_id, []).append(name)
-    returned = session.execute(
+    removed = session.execute(
         sa.delete(SessionRow)
         .where(SessionRow.id.in_(held))
         .returning(SessionRow.id, SessionRow.sample_id, SessionRow.job_id, SessionRow.owner, SessionRow.bytes)
         .execution_options(synchronize_session=False)
-    )
-    removed = [Removed(*row) for row in returned]
+    ).all()
     session.execute(
         sa.update(SampleRow)
         .where(

@@ -5,7 +5,6 @@ So the death of a process loses no webhook. A delivery may arrive twice, with th
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +17,7 @@ from actograph.contract.webhooks import WebhookPayload, WebhookSpec
 from storage.index import events, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_webhook_id
-from storage.jobs import job_shape
+from storage.jobs import view
 from storage.tables.models import BatchRow, JobRow, WebhookRow
 
 #: longest pause between two attempts
@@ -26,30 +25,11 @@ LONGEST_PAUSE_SECONDS = 6 * 3600.0
 PAUSE_GROWTH = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """One attempt at delivering a webhook."""
-
-    id: str
-    #: job whose log records the attempt, if any
-    job_id: str | None
-    event: str
-    #: None for the URL of the settings
-    url: str | None
-    payload: bytes
-    #: counts from 1
-    attempt: int
-    #: signed time in Unix seconds of the database
-    moment: float
-    #: time of the next attempt if this one fails
-    next_attempt_at: float
-
-
 def plan(session: Session, row: JobRow) -> None:
     """Write the webhook of an ended job, if it has one. The job of a batch has none, see `plan_batch`."""
     given = row.spec.get("webhook")
     if given is not None and row.kind != BATCH:
-        data = job_shape.of_row(row).model_dump(mode="json", exclude={"spec"})
+        data = view.of_row(row).model_dump(mode="json", exclude={"spec"})
         _note(
             session,
             WebhookSpec.model_validate(given),
@@ -114,69 +94,57 @@ def is_any_due(session: Session) -> bool:
     return session.execute(due).first() is not None
 
 
-def claim(session: Session, *, limit: int, retry_seconds: float) -> Sequence[Delivery]:
+def claim(session: Session, *, limit: int, retry_seconds: float) -> Sequence[WebhookRow]:
     """Claim due deliveries, the longest waiting first.
 
-    If the process dies, the next attempt follows as after a failure.
+    Each row counts the attempt that begins now. If it fails, or the process dies, the next one follows at
+    `next_attempt_at`.
     """
     moment = now(session)
-    found = session.scalars(
+    due = session.scalars(
         sa.select(WebhookRow)
         .where(WebhookRow.next_attempt_at <= moment)
         .order_by(WebhookRow.next_attempt_at, WebhookRow.id)
         .limit(limit)
         .with_for_update(skip_locked=True)
     ).all()
-    begun = []
-    for row in found:
+    for row in due:
         row.attempts += 1
         pause = min(retry_seconds * PAUSE_GROWTH ** (row.attempts - 1), LONGEST_PAUSE_SECONDS)
         row.next_attempt_at = moment + pause
-        begun.append(
-            Delivery(
-                id=row.id,
-                job_id=row.job_id,
-                event=row.event,
-                url=row.url,
-                payload=row.payload.encode(),
-                attempt=row.attempts,
-                moment=moment,
-                next_attempt_at=row.next_attempt_at,
-            )
-        )
-    return begun
+    return due
 
 
-def delivered(session: Session, delivery: Delivery, status_code: int) -> None:
+def delivered(session: Session, delivery: WebhookRow, status_code: int) -> None:
     """Record a successful delivery."""
     _keep_job(session, delivery)
     if _forget(session, delivery):
-        _tell(session, delivery, "webhook.delivered", status_code=status_code)
+        _log(session, delivery, "webhook.delivered", status_code=status_code)
 
 
-def failed(session: Session, delivery: Delivery, reason: str, *, gives_up: bool) -> None:
+def failed(session: Session, delivery: WebhookRow, reason: str, *, gives_up: bool) -> None:
     """Record a failed attempt, and the next one unless `gives_up`."""
     _keep_job(session, delivery)
     if gives_up:
         if _forget(session, delivery):
-            _tell(session, delivery, "webhook.failed", reason=reason)
+            _log(session, delivery, "webhook.failed", reason=reason)
     elif session.get(WebhookRow, delivery.id) is not None:
         again = delivery.next_attempt_at
-        _tell(session, delivery, "webhook.retrying", reason=reason, next_attempt_at=again)
+        _log(session, delivery, "webhook.retrying", reason=reason, next_attempt_at=again)
 
 
-def _keep_job(session: Session, delivery: Delivery) -> None:
+def _keep_job(session: Session, delivery: WebhookRow) -> None:
     """Keep the job before its delivery: a deletion locks them in this order."""
     if delivery.job_id is not None:
         row_locks.keep(session, JobRow, [delivery.job_id])
 
 
-def _forget(session: Session, delivery: Delivery) -> bool:
+def _forget(session: Session, delivery: WebhookRow) -> bool:
     """Delete the row. Returns False if it was deleted with its job, whose log is gone."""
     return changed(session.execute(sa.delete(WebhookRow).where(WebhookRow.id == delivery.id))) > 0
 
 
-def _tell(session: Session, delivery: Delivery, event: str, **more: object) -> None:
+def _log(session: Session, delivery: WebhookRow, event: str, **more: object) -> None:
     if delivery.job_id is not None:
-        entry = {"webhook_id": delivery.id, "type": delivery.event, "attempt": delivery.attempt, **more}
+        entry = {"webhook_id": delivery.id, "type": delivery.event, "attempt": delivery.attempts, **more}
         events.append(session, delivery.job_id, event, entry)

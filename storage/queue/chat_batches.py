@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat.chat_job import KIND, batch_key
 from actograph.contract.models.model_identity import PinnedModel
 from storage import samples
-from storage.index.database import now
 from storage.jobs import jobs
-from storage.queue.job_queue import has_work, not_held
+from storage.queue.waiting import can_start
 from storage.samples import LeasedSample
 from storage.tables.models import JobRow
 
@@ -90,12 +89,6 @@ def _waiting(session: Session, model: str, held: Collection[str]) -> sa.Select[A
     """Chats that can start, oldest first."""
     return (
         sa.select(JobRow.id, JobRow.spec, JobRow.total, JobRow.pinned, JobRow.identity_sha256)
-        .where(
-            JobRow.kind == KIND,
-            JobRow.model == model,
-            JobRow.status.in_(jobs.ACTIVE),
-            has_work(now(session)),
-            not_held(held),
-        )
+        .where(*can_start(session, held), JobRow.kind == KIND, JobRow.model == model)
         .order_by(JobRow.created_at, JobRow.id)
     )

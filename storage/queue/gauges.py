@@ -8,21 +8,8 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
 from storage.index.database import now
-from storage.queue import job_queue, pause, workers
+from storage.queue import pause, waiting, workers
 from storage.tables.models import FileRow, JobRow, SessionRow, WorkerRow
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerGauge:
-    """One worker that has not ended."""
-
-    id: str
-    hostname: str
-    model: str
-    device: str
-    silent_seconds: float
-    #: last report; all keys but `batch_cap` end in `_bytes`
-    memory: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +23,10 @@ class Gauges:
     samples: dict[SampleStatus, int]
     is_paused: bool
     workers: dict[WorkerStatus, int]
-    live: Sequence[WorkerGauge]
+    #: workers that have not ended
+    live: Sequence[WorkerRow]
+    #: time of the reading in Unix seconds
+    moment: float
     sessions: int
     session_rows: int
     session_bytes: int
@@ -65,24 +55,14 @@ def read(session: Session) -> Gauges:
     return Gauges(
         jobs=jobs,
         oldest_queued_seconds=max(0.0, moment - oldest) if oldest is not None else 0.0,
-        samples=job_queue.open_samples(session),
+        samples=waiting.open_samples(session),
         is_paused=pause.holds(session),
         workers=by_status,
-        live=[_live(row, moment) for row in known if row.status in workers.LIVE],
+        live=[row for row in known if row.status in workers.LIVE],
+        moment=moment,
         sessions=stored[0],
         session_rows=int(stored[1] or 0),
         session_bytes=int(stored[2] or 0),
         files=uploaded[0],
         file_bytes=int(uploaded[1] or 0),
-    )
-
-
-def _live(row: WorkerRow, moment: float) -> WorkerGauge:
-    return WorkerGauge(
-        id=row.id,
-        hostname=row.hostname,
-        model=row.model or "",
-        device=row.device or "",
-        silent_seconds=max(0.0, moment - row.heartbeat_at),
-        memory=row.memory or {},
     )

@@ -1,6 +1,6 @@
 """The resource of a job with its live fields: place, rate, ETA, and reasons to wait."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy.orm import Session
 
@@ -8,10 +8,9 @@ from actograph.contract import resources
 from actograph.contract.resources import JobStatus
 from storage.accounts.quotas import Quotas
 from storage.index import events
-from storage.jobs import job_shape, jobs
+from storage.jobs import jobs, view
 from storage.jobs.jobs import ACTIVE
-from storage.queue import forecast, routing
-from storage.queue.job_queue import queue_position
+from storage.queue import forecast, routing, waiting
 from storage.tables.models import JobRow
 
 #: period of the shown rate
@@ -40,17 +39,17 @@ def rate(session: Session, row: JobRow) -> float | None:
 def resource(
     session: Session,
     row: JobRow,
-    positions: Mapping[str, int] | None = None,
     quotas: Quotas | None = None,
     etas: Mapping[str, float] | None = None,
     *,
     broker_trouble: str | None = None,
-    fleet: routing.Fleet | None = None,
+    served: Collection[str] | None = None,
 ) -> resources.Job:
     """The resource of a job.
 
     Args:
-        positions, etas, fleet: read once by callers that show many jobs.
+        etas, served: read once by callers that show many jobs, see `forecast.etas` and
+            `routing.served_models`.
         quotas: if given, the resource says whether a quota pauses the job.
         broker_trouble: why workers are not woken.
     """
@@ -59,11 +58,10 @@ def resource(
         etas = {}
     elif etas is None:
         etas = forecast.etas(session)
-    place = positions.get(row.id) if positions is not None else queue_position(session, row)
-    return job_shape.of_row(
+    return view.of_row(
         row,
-        queue_position=place,
-        waiting_reason=_waiting_reason(session, row, broker_trouble, fleet),
+        queue_position=waiting.place(session, row),
+        waiting_reason=_waiting_reason(session, row, broker_trouble, served),
         samples_per_second=rate(session, row),
         eta_seconds=etas.get(row.id),
         paused_reason=paused,
@@ -77,11 +75,13 @@ def _paused(row: JobRow, quotas: Quotas | None) -> str | None:
 
 
 def _waiting_reason(
-    session: Session, row: JobRow, broker_trouble: str | None, fleet: routing.Fleet | None
+    session: Session, row: JobRow, broker_trouble: str | None, served: Collection[str] | None
 ) -> str | None:
     if row.status not in jobs.ACTIVE:
         return None
-    unserved = routing.why_unserved(session, row.model) if fleet is None else fleet.why_unserved(row.model)
+    if served is None:
+        served = routing.served_models(session)
+    unserved = routing.why_unserved(row.model, served)
     return unserved or (in_spite_of(broker_trouble) if row.status == JobStatus.QUEUED else None)
 
 

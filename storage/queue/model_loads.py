@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, ModelRefused, NotFound
+from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus
 from storage.index import events
@@ -74,11 +74,6 @@ def complete(session: Session, job_id: str) -> None:
     jobs.set_total(session, job_id, 1)
     jobs.count_finished(session, job_id, completed=1, failed=0)
     jobs.end_if_done(session, job_id)
-
-
-def fail(session: Session, job_id: str, error: ActographError) -> None:
-    """Fail the request of a refused model."""
-    jobs.fail(session, job_id, error)
 
 
 def options_in_force(session: Session, model: str) -> ModelLoadOptions:

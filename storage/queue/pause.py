@@ -19,8 +19,6 @@ CURE = (
     "delete sessions, jobs or files, which works on a full disk too (`actograph sessions rm`, "
     "`actograph store gc`), or free the disk"
 )
-# built once: every batch runs it several times
-_HOLDS = sa.select(QueuePauseRow.kind).where(QueuePauseRow.kind == MANUAL)
 _write = Upsert(QueuePauseRow, "reason", "paused_by")
 
 
@@ -47,7 +45,7 @@ def holds(session: Session) -> bool:
 
     A claim asks in its own transaction, so nothing is claimed after a pause was confirmed.
     """
-    return session.connection().execute(_HOLDS).first() is not None
+    return find(session) is not None
 
 
 def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
@@ -59,7 +57,7 @@ def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:
         return None
     return (
         f"the artifact store has {free:,} bytes free, less than the floor of {floor_bytes:,} "
-        "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, and the queue goes on by itself"
+        "(ACTOGRAPH_DISK_FLOOR_BYTES); delete sessions or free the disk, then the queue resumes by itself"
     )
 
 

@@ -14,7 +14,7 @@ from actograph.contract.resources import WorkerStatus
 from storage.index.database import now
 from storage.jobs import jobs
 from storage.jobs.jobs import LOAD
-from storage.queue.job_queue import IS_RUN, has_work, not_held
+from storage.queue.waiting import IS_RUN, can_start
 from storage.tables.models import JobRow, WorkerRow
 
 
@@ -37,7 +37,7 @@ def next_job(session: Session, job_id: str, worker_id: str, held: Collection[str
     )
     statement = (
         sa.select(JobRow.id, JobRow.served_at, JobRow.created_at)
-        .where(*_siblings(row), has_work(now(session)), not_held(held))
+        .where(*can_start(session, held), *_siblings(row))
         .order_by(JobRow.created_at, JobRow.id)
     )
     waiting = session.execute(statement).all()
@@ -58,18 +58,14 @@ def another_waits(session: Session, job_id: str, held: Collection[str] = ()) -> 
     if row is None:
         return False
     statement = sa.select(JobRow.id).where(
-        *_siblings(row),
-        JobRow.id != job_id,
-        has_work(now(session)),
-        not_held(held),
-        ~IS_RUN,
+        *can_start(session, held), *_siblings(row), JobRow.id != job_id, ~IS_RUN
     )
     return session.execute(statement.limit(1)).first() is not None
 
 
 def _siblings(row: JobRow) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions on jobs that take turns with this one."""
     return (
-        JobRow.status.in_(jobs.ACTIVE),
         JobRow.priority == row.priority,
         JobRow.model == row.model,
         JobRow.identity_sha256.is_not_distinct_from(row.identity_sha256),

@@ -16,8 +16,6 @@ from storage.tables.models import IS_LEASED, JobRow, ModelRow, SampleRow, Worker
 
 _keep_structure = Upsert(ModelRow, "structure", "loaded_at")
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
-# built once: every submission runs it
-_LOADED_AT = sa.select(ModelRow.loaded_at).where(ModelRow.name == sa.bindparam("named"))
 
 
 def register(
@@ -52,8 +50,7 @@ def set_ready(
 
     Args:
         is_as_pinned: True for a model that was loaded for a pinned job. New jobs keep the structure of the
-        last
-            other load.
+            last other load.
     """
     moment = now(session)
     if not is_as_pinned:
@@ -195,7 +192,7 @@ def structure(session: Session, model: str) -> resources.ModelStructure | None:
 
 def loaded_at(session: Session, model: str) -> float | None:
     """Time of the last load of a model."""
-    return session.connection().execute(_LOADED_AT, {"named": model}).scalar_one_or_none()
+    return session.scalar(sa.select(ModelRow.loaded_at).where(ModelRow.name == model))
 
 
 def resource(row: WorkerRow) -> resources.Worker:

@@ -72,7 +72,7 @@ def read(session: Session, row: JobRow, *, baseline: str | None) -> Conditions:
     """Read the samples to compare; the baseline is the job's first condition by default.
 
     Raises:
-        InvalidRequest: the job has fewer than two conditions, or none of that name.
+        InvalidRequest: the job has fewer than two conditions, or no condition named `baseline`.
     """
     names = condition_names(row)
     return Conditions(
@@ -92,12 +92,12 @@ def condition_names(row: JobRow) -> list[str]:
 
 
 def baseline_of(names: Sequence[str], wanted: str | None) -> str:
-    """Raises InvalidRequest where the job has no condition of that name."""
+    """Raises InvalidRequest if the job has no condition of that name."""
     return names[0] if wanted is None else require_condition(names, wanted, "baseline")
 
 
 def require_condition(names: Sequence[str], wanted: str, param: str) -> str:
-    """Raises InvalidRequest where the job has no condition of that name."""
+    """Raises InvalidRequest if the job has no condition of that name."""
     if wanted not in names:
         raise InvalidRequest(f"no condition {wanted}; the job has {', '.join(names)}", param=param)
     return wanted

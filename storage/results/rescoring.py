@@ -2,13 +2,12 @@
 
 Completions are read and scored page by page outside of write transactions. New scores are staged beside the
 old ones in slices, so other writers wait for one slice at most. One short transaction then puts the new
-scoring into force: `SampleRow.scores` returns its scores from then on. At last they replace the old ones, in
-slices again. A rescoring that stops before it is in force changes nothing; `storage.upkeep.housekeeping`
-completes a later one.
+scoring into force: `SampleRow.scores` returns its scores from then on. Finally they replace the old scores,
+in slices again. A rescoring that stops before it is in force changes nothing. `storage.upkeep.housekeeping`
+completes one that stops later.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,30 +22,22 @@ from storage.index import events
 from storage.index.database import Database
 from storage.index.ids import new_scoring_id
 from storage.jobs import jobs
-from storage.results import job_sums
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: samples that are read in one transaction, or written in one
 PAGE = 500
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rescored:
-    sample_id: str
-    #: all scores of the sample, the new ones first
-    scores: dict[str, Any]
-
-
 def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> None:
-    """Judge every completed sample of a job by `scorers`, of which the first gives the verdict.
+    """Score every completed sample of a job by `scorers`. The first scorer gives the verdict.
 
-    Scores under other keys are kept. The job's spec names the old and the new scorers from then on,
-    so that samples run later have the same ones.
+    Scores under other keys are kept. The job's spec then names the old and the new scorers, so samples that
+    run later have the same ones.
 
     Raises:
         NotFound: no such job.
-        Conflict: it has not ended, or it was begun anew or scored by another request meanwhile.
-        InvalidRequest: it is no evaluation, or the scorers do not fit it.
+        Conflict: it has not ended, or another request has retried or scored it meanwhile.
+        InvalidRequest: the job is no evaluation, or the scorers do not fit it.
         InvalidDataset: a row has no target that these scorers can use.
     """
     with database.read() as session:
@@ -55,7 +46,7 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
         state = _state(row)
     joined = _joined(scorers, own_scorers(spec))
     chosen = spec.model_copy(update={"scorers": list(scorers)})
-    found: list[Rescored] = []
+    found: list[dict[str, Any]] = []
     position = -1
     while True:
         with database.read() as session:
@@ -72,7 +63,6 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
     with database.write() as session:
         row = _locked(session, job_id, state, scoring)
         row.scoring, row.staged_scoring = scoring, None
-        job_sums.forget(session, job_id)
         row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
         keys = [scorer.key for scorer in scorers]
         events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": len(found)})
@@ -86,9 +76,9 @@ def unsettled(session: Session) -> Sequence[str]:
 
 
 def settle(database: Database, job_id: str) -> None:
-    """Put the staged scores that are in force in the place of the stored ones, with the sessions' verdicts.
+    """Replace the stored scores by the staged ones that are in force, and set the sessions' verdicts.
 
-    Several may do it at once. Nobody's results change.
+    Several processes may do this at once. No results change.
 
     Raises:
         NotFound: no such job.
@@ -108,7 +98,7 @@ def settle(database: Database, job_id: str) -> None:
 
 
 def _settle_slice(session: Session, row: JobRow, position: int, verdict_of: str) -> int | None:
-    """Settle the next samples behind `position`; the last one's position, None after the end."""
+    """Settle the next samples after `position`. Returns the last one's position, or None at the end."""
     statement = (
         sa.select(SampleRow.id, SampleRow.position, SampleRow.session_id, SampleRow.staged_scores)
         .where(
@@ -142,9 +132,9 @@ def _settle_slice(session: Session, row: JobRow, position: int, verdict_of: str)
 
 def _evaluation(row: JobRow) -> EvaluationSpec:
     if row.kind != "evaluation":
-        raise InvalidRequest(f"job {row.id} is of kind {row.kind}; only evaluations are scored")
+        raise InvalidRequest(f"job {row.id} is of kind {row.kind}; only evaluations have scores")
     if not JobStatus(row.status).is_terminal():
-        raise Conflict(f"job {row.id} is {row.status}; wait for its end, or cancel it, and score it then")
+        raise Conflict(f"job {row.id} is {row.status}; wait for its end, or cancel it, and then score it")
     return EvaluationSpec.model_validate(row.spec)
 
 
@@ -154,10 +144,10 @@ def _state(row: JobRow) -> tuple[Any, ...]:
 
 
 def _begin(database: Database, job_id: str, state: tuple[Any, ...]) -> str:
-    """Say that a new scoring is staged; a scoring that is being staged is given up by that."""
+    """Begin to stage a new scoring. Another request that is staging one fails. Returns the scoring's id."""
     scoring = new_scoring_id()
     while True:
-        settle(database, job_id)  # the slots of staged scores may hold those in force
+        settle(database, job_id)  # the staged scores may be in force
         with database.write() as session:
             row = jobs.lock(session, job_id)
             if row.scoring is None:
@@ -170,13 +160,13 @@ def _locked(session: Session, job_id: str, state: tuple[Any, ...], scoring: str)
     row = jobs.lock(session, job_id)
     _require_unchanged(row, state)
     if row.staged_scoring != scoring:
-        raise Conflict(f"job {job_id} is scored by another request; wait for its end, and score it then")
+        raise Conflict(f"another request scores job {job_id}; wait for its end and try again")
     return row
 
 
 def _require_unchanged(row: JobRow, state: tuple[Any, ...]) -> None:
     if _state(row) != state:
-        raise Conflict(f"job {row.id} was begun anew or scored by another request meanwhile; try again")
+        raise Conflict(f"another request has retried or scored job {row.id} meanwhile; try again")
 
 
 def _joined(new: Sequence[AnyScorer], old: Sequence[AnyScorer]) -> list[AnyScorer]:
@@ -184,7 +174,7 @@ def _joined(new: Sequence[AnyScorer], old: Sequence[AnyScorer]) -> list[AnyScore
     joined = [*new, *(scorer for scorer in old if scorer.key not in keys)]
     if len(joined) > MAX_SCORERS:
         raise InvalidRequest(
-            f"the job would have {len(joined)} scorers with those it has; at most {MAX_SCORERS} are kept",
+            f"the job would have {len(joined)} scorers with its own; at most {MAX_SCORERS} are possible",
             param="scorers",
         )
     return joined
@@ -212,7 +202,8 @@ def _page(session: Session, job_id: str, position: int) -> Sequence[sa.Row[Any]]
     return session.execute(statement).all()
 
 
-def _judge(page: Sequence[sa.Row[Any]], spec: EvaluationSpec) -> list[Rescored]:
+def _judge(page: Sequence[sa.Row[Any]], spec: EvaluationSpec) -> list[dict[str, Any]]:
+    """The id and all scores of each sample, the new ones first."""
     scoring = JobScoring(spec)
     judged = []
     for sample in page:
@@ -222,17 +213,11 @@ def _judge(page: Sequence[sa.Row[Any]], spec: EvaluationSpec) -> list[Rescored]:
             raise InvalidDataset(f"row {sample.sample_index}: {error.message}", param="scorers") from None
         new = {key: score.model_dump() for key, score in scores.items()}
         kept = {key: value for key, value in (sample.scores or {}).items() if key not in new}
-        judged.append(Rescored(sample_id=sample.id, scores=new | kept))
+        judged.append({"sample": sample.id, "all_scores": new | kept})
     return judged
 
 
-def _stage(session: Session, scoring: str, rescored: Sequence[Rescored]) -> None:
-    statement = (
-        sa.update(SampleRow)
-        .where(SampleRow.id == sa.bindparam("sample"))
-        .values(
-            scoring=scoring, staged_scores=sa.bindparam("scores_of_it", type_=SampleRow.staged_scores.type)
-        )
-    )
-    new = [{"sample": one.sample_id, "scores_of_it": one.scores} for one in rescored]
-    session.connection().execute(statement, new)
+def _stage(session: Session, scoring: str, judged: Sequence[dict[str, Any]]) -> None:
+    scores = sa.bindparam("all_scores", type_=SampleRow.staged_scores.type)
+    of_sample = sa.update(SampleRow).where(SampleRow.id == sa.bindparam("sample"))
+    session.connection().execute(of_sample.values(scoring=scoring, staged_scores=scores), judged)

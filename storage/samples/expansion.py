@@ -4,6 +4,7 @@ Conditions and epochs of one problem are consecutive, so partial results can be 
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.specs import (
@@ -20,21 +21,12 @@ from storage.samples import NewSample
 
 def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iterator[NewSample]:
     """One sample for each row, condition and epoch. `index` is the row's place in the whole dataset."""
-    for row in rows:
-        for condition in spec.conditions:
-            for epoch in range(spec.epochs):
-                yield NewSample(
-                    sample_index=row.index,
-                    condition=condition.name,
-                    epoch=epoch,
-                    input=row.input,
-                    seed=sample_seed(spec.sampling.seed, row.index, epoch),
-                )
+    return _samples(((row.index, row.input) for row in rows), spec, spec.epochs, spec.sampling.seed)
 
 
 def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
     """One sample for each input, condition and epoch."""
-    return _input_samples(enumerate(spec.inputs), spec, epochs=spec.epochs, seed=spec.sampling.seed)
+    return _samples(_stored(enumerate(spec.inputs)), spec, spec.epochs, spec.sampling.seed)
 
 
 def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
@@ -56,11 +48,18 @@ def extract_samples(spec: ExtractSpec, rows: Iterable[TextRow]) -> Iterator[NewS
     `index` is a row's place in the whole dataset.
     """
     inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
-    return _input_samples(inputs, spec)
+    return _samples(_stored(inputs), spec)
 
 
-def _input_samples(
-    inputs: Iterable[tuple[int, CaptureInput]], spec: InputJobSpec, *, epochs: int = 1, seed: int = 0
+def _stored(inputs: Iterable[tuple[int, CaptureInput]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    return ((index, given.model_dump(exclude_none=True)) for index, given in inputs)
+
+
+def _samples(
+    inputs: Iterable[tuple[int, dict[str, Any]]],
+    spec: EvaluationSpec | InputJobSpec,
+    epochs: int = 1,
+    seed: int = 0,
 ) -> Iterator[NewSample]:
     names = [condition.name for condition in spec.conditions] or [""]
     for index, given in inputs:
@@ -70,6 +69,6 @@ def _input_samples(
                     sample_index=index,
                     condition=name,
                     epoch=epoch,
-                    input=given.model_dump(exclude_none=True),
+                    input=given,
                     seed=sample_seed(seed, index, epoch),
                 )

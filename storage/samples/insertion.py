@@ -11,9 +11,6 @@ from actograph.contract.resources import SampleStatus
 from storage.index.ids import new_sample_id
 from storage.tables.models import SampleRow
 
-INSERT_BATCH = 1000
-#: about the most characters of prompts and answers in one transaction of a large job
-INSERT_CHARACTERS = 4 << 20
 _INSERT = sa.insert(cast(sa.Table, SampleRow.__table__))
 
 
@@ -29,46 +26,24 @@ class NewSample:
     position: int | None = None
 
 
-def characters_of(sample: NewSample) -> int:
-    """Characters of the sample's input."""
-    return sum(len(value) for value in sample.input.values() if isinstance(value, str))
-
-
-def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first: int = 0) -> int:
-    """Insert samples of a job in running order from the place `first`, or at their own places.
-
-    Returns their number.
-    """
-    count = characters = 0
-    batch: list[dict[str, Any]] = []
-    connection = session.connection()
-
-    def flush() -> None:
-        if batch:
-            connection.execute(_INSERT, batch)
-            batch.clear()
-
-    for place, sample in enumerate(samples, start=first):
-        batch.append(
-            {
-                "id": new_sample_id(),
-                "job_id": job_id,
-                "position": place if sample.position is None else sample.position,
-                "sample_index": sample.sample_index,
-                "condition": sample.condition,
-                "epoch": sample.epoch,
-                "status": SampleStatus.PENDING,
-                "input": sample.input,
-                "seed": sample.seed,
-            }
-        )
-        count += 1
-        characters += characters_of(sample)
-        if len(batch) >= INSERT_BATCH or characters >= INSERT_CHARACTERS:
-            flush()
-            characters = 0
-    flush()
-    return count
+def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first: int = 0) -> None:
+    """Insert samples of a job in running order from the place `first`, or at their own places."""
+    rows = [
+        {
+            "id": new_sample_id(),
+            "job_id": job_id,
+            "position": place if sample.position is None else sample.position,
+            "sample_index": sample.sample_index,
+            "condition": sample.condition,
+            "epoch": sample.epoch,
+            "status": SampleStatus.PENDING,
+            "input": sample.input,
+            "seed": sample.seed,
+        }
+        for place, sample in enumerate(samples, start=first)
+    ]
+    if rows:
+        session.connection().execute(_INSERT, rows)
 
 
 def next_position(session: Session, job_id: str) -> int:

@@ -13,9 +13,9 @@ from actograph.contract.resources import SampleStatus
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import now
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
+from storage.samples.commits import fail
 from storage.samples.leases import RETURNED, LeasedSample, lock_jobs, ours
-from storage.samples.results import fail
 from storage.tables.models import JobRow, SampleRow
 
 #: a sample runs alone after so many claims without a result ...
@@ -34,7 +34,7 @@ def give_up_lost(session: Session, job_id: str, sample_id: str, attempts: int) -
     )
     jobs.lock(session, job_id).failed += 1
     _count_failed(session, job_id)
-    job_control.follow_failures(session, job_id, [error])
+    control.follow_failures(session, job_id, [error])
 
 
 def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographError) -> None:
@@ -50,7 +50,7 @@ def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographEr
             fail(session, lease, error)
             jobs.count_finished(session, lease.job_id, completed=0, failed=1)
             _count_failed(session, lease.job_id)
-            job_control.follow_failures(session, lease.job_id, [error])
+            control.follow_failures(session, lease.job_id, [error])
             jobs.end_if_done(session, lease.job_id)
             continue
         session.execute(

@@ -54,12 +54,11 @@ class SessionFilter:
             (SessionRow.condition, self.condition),
             (SessionRow.sample_index, self.sample_index),
             (SessionRow.owner, self.owner),
+            (SessionRow.correct, self.correct),
+            (SessionRow.pinned, self.pinned),
         ):
             if value is not None:
-                where.append(column == value)
-        for flag, wanted in ((SessionRow.correct, self.correct), (SessionRow.pinned, self.pinned)):
-            if wanted is not None:
-                where.append(flag == sa.literal(wanted))
+                where.append(column == sa.literal(value))
         if self.created_after is not None:
             where.append(SessionRow.created_at > self.created_after)
         if self.created_before is not None:

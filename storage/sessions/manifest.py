@@ -115,7 +115,7 @@ class SessionManifest(ManifestPart):
     )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
-    dtype: str = Field(description="Dtype that the spec asked for; each tensor names its own.")
+    dtype: str = Field(description="Requested dtype; each tensor names its own.")
     prompt_tokens: int = Field(ge=1)
     generated_tokens: int = Field(ge=0)
     truncated_from: int | None = Field(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -30,7 +30,7 @@ def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
     """
     info = reader.tensor_info(hook)
     if info.dtype.startswith(("I", "U", "B")) and not info.dtype.startswith("BF"):
-        raise InvalidRequest(f"{hook} holds {info.dtype} numbers that no mean is taken of", param="hooks")
+        raise InvalidRequest(f"{hook} holds indices ({info.dtype}), which have no mean", param="hooks")
     if info.summary is not None:
         if rows != "all":
             raise InvalidRequest(
@@ -85,19 +85,15 @@ def _token_spans(reader: SessionReader, rows: PooledRows) -> list[tuple[int, int
     return [spans[rows]]
 
 
-@dataclass
 class _Sums:
-    """Running sums over pairs."""
+    """Running sums over pairs of vectors of this width."""
 
-    width: int
-    pairs: int = 0
-    baseline: Floats = field(default_factory=lambda: np.zeros(0))
-    condition: Floats = field(default_factory=lambda: np.zeros(0))
-    unit_differences: Floats = field(default_factory=lambda: np.zeros(0))
-    pair_norms: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.baseline, self.condition, self.unit_differences = (np.zeros(self.width) for _ in range(3))
+    def __init__(self, width: int) -> None:
+        self.pairs = 0
+        self.pair_norms = 0.0
+        self.baseline = np.zeros(width)
+        self.condition = np.zeros(width)
+        self.unit_differences = np.zeros(width)
 
     def add(self, baseline: Floats, condition: Floats) -> None:
         difference = condition - baseline
@@ -161,7 +157,7 @@ def _direction(sums: _Sums) -> Direction:
         vector=difference,
         summary=HookDifference(
             pairs=sums.pairs,
-            width=sums.width,
+            width=len(difference),
             baseline_norm=norms[0],
             condition_norm=norms[1],
             difference_norm=length,

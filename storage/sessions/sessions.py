@@ -84,23 +84,11 @@ def insert(session: Session, *new: NewSession) -> None:
 
 
 def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
-    return {
-        "id": new.id,
-        "job_id": new.job_id,
-        "sample_id": new.sample_id,
-        "sample_index": new.sample_index,
-        "condition": new.condition,
-        "epoch": new.epoch,
-        "model": new.model,
+    own = {name: value for name, value in vars(new).items() if name not in ("files", "tags", "expires_after")}
+    return own | {
         "created_at": moment,
-        "prompt_tokens": new.prompt_tokens,
-        "generated_tokens": new.generated_tokens,
-        "rows": new.rows,
         "bytes": sum(f.bytes for f in new.files),
-        "dtype": new.dtype,
         "hooks": {name: info.model_dump() for name, info in new.hooks.items()},
-        "correct": new.correct,
-        "identity_sha256": new.identity_sha256,
         "owner": job.owner,
         "expires_at": _expiry(new.expires_after or job.spec.get("expires_after"), moment),
         "pinned": False,

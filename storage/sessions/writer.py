@@ -59,7 +59,7 @@ class _Hook:
     dtype: str
     width: int
     first_row: int
-    tokens: list[int] | None  # of every row, where they are named
+    tokens: list[int] | None  # of every row; None for consecutive rows
     rows: int = 0
 
 
@@ -217,10 +217,10 @@ class SessionWriter:
             hook.tokens.extend(tensor.tokens)
         elif tensor.first_row != hook.first_row + start:
             raise CaptureFailed(
-                f"{name}: rows from {tensor.first_row} on came where {hook.first_row + start} was next"
+                f"{name}: received rows from {tensor.first_row} on, expected {hook.first_row + start}"
             )
         if not start:
-            hook.first_row = tensor.first_row  # what came before had no rows
+            hook.first_row = tensor.first_row  # earlier shards had no rows of it
         hook.rows += rows
         return start
 
@@ -247,27 +247,27 @@ class SessionWriter:
         for name, expected in manifest.tensors.items():
             hook = self._hooks.get(name)
             if hook is None:
-                raise CaptureFailed(f"{name}: no rows came")
+                raise CaptureFailed(f"{name}: received no rows")
             if (hook.rows, hook.width) != expected.shape or hook.dtype != expected.dtype:
                 raise CaptureFailed(
-                    f"{name}: {hook.dtype} {[hook.rows, hook.width]} came, "
-                    f"{expected.dtype} {list(expected.shape)} was expected"
+                    f"{name}: received {hook.dtype} {[hook.rows, hook.width]}, "
+                    f"expected {expected.dtype} {list(expected.shape)}"
                 )
             if expected.summary is not None:
                 self._check_summary(name, hook, expected)
                 continue
             if hook.rows and hook.first_row != expected.first_row:
                 raise CaptureFailed(
-                    f"{name}: the first row is {hook.first_row}, {expected.first_row} was expected"
+                    f"{name}: the first row is {hook.first_row}, expected {expected.first_row}"
                 )
             if (hook.tokens is None) != (expected.position_offset is None):
                 raise CaptureFailed(f"{name}: the manifest does not say where the tokens of its rows are")
             if expected.position_offset is not None:
-                due = (row_positions or [])[expected.position_offset :][: hook.rows]
-                if list(due) != hook.tokens or not all(a < b for a, b in pairwise(due)):
-                    raise CaptureFailed(f"{name}: the rows that came belong to other tokens than were due")
-                if due and due[-1] >= ran:
-                    raise CaptureFailed(f"{name}: a row of token {due[-1]}, but the model ran {ran} tokens")
+                wanted = (row_positions or [])[expected.position_offset :][: hook.rows]
+                if list(wanted) != hook.tokens or not all(a < b for a, b in pairwise(wanted)):
+                    raise CaptureFailed(f"{name}: the received rows belong to unexpected tokens")
+                if wanted and wanted[-1] >= ran:
+                    raise CaptureFailed(f"{name}: a row of token {wanted[-1]}, the model ran {ran} tokens")
             elif hook.rows and hook.first_row + hook.rows > ran:
                 raise CaptureFailed(
                     f"{name}: rows up to {hook.first_row + hook.rows}, but the model ran {ran} tokens"
@@ -276,7 +276,7 @@ class SessionWriter:
     def _check_summary(self, name: str, hook: _Hook, expected: StoredTensor) -> None:
         """Check that a summary has one row, or none if it reduces no tokens."""
         if hook.tokens is not None or expected.over is None or hook.rows != min(expected.over, 1):
-            raise CaptureFailed(f"{name}: {hook.rows} rows came for a summary of {expected.over} rows")
+            raise CaptureFailed(f"{name}: received {hook.rows} rows for a summary of {expected.over} rows")
 
     def _seal(
         self,
@@ -349,7 +349,7 @@ def _checked_bytes(tensor: TensorRows) -> memoryview:
     size = rows * width * tensor_files.itemsize(tensor.dtype)
     if view.nbytes != size:
         raise CaptureFailed(
-            f"{name}: {view.nbytes} bytes came, {tensor.dtype} {list(tensor.shape)} takes {size}"
+            f"{name}: received {view.nbytes} bytes, {tensor.dtype} {list(tensor.shape)} takes {size}"
         )
     return view.cast("B") if size else memoryview(b"")
 

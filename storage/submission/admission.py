@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.resources import JobStatus
 from storage.queue.routing import ALIVE
 from storage.queue.workers import LIVE
-from storage.tables.models import ApiKeyRow, JobRow, ModelRow, WorkerRow
+from storage.tables.models import JobRow, ModelRow, WorkerRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,6 @@ class Admission:
     memory: list[dict[str, int]]
     #: place of the job in the queue
     place: int
-    #: True if a key has `quota_bytes`
-    has_own_limits: bool
 
 
 def _statement() -> sa.Select[Any]:
@@ -36,10 +34,9 @@ def _statement() -> sa.Select[Any]:
         .where(JobRow.status == JobStatus.QUEUED, JobRow.priority <= sa.bindparam("priority"))
         .scalar_subquery()
     )
-    limited = sa.exists().where(ApiKeyRow.quota_bytes.is_not(None))
     here = sa.select(sa.literal(1).label("here")).subquery()
     holds = sa.and_(WorkerRow.model == sa.bindparam("model"), WorkerRow.status.in_(ALIVE))
-    return sa.select(loaded_at, not_after, limited, WorkerRow.status, WorkerRow.memory).select_from(
+    return sa.select(loaded_at, not_after, WorkerRow.status, WorkerRow.memory).select_from(
         here.outerjoin(WorkerRow, holds)
     )
 
@@ -51,11 +48,10 @@ _STATEMENT = _statement()
 def read(session: Session, model: str, priority: int) -> Admission:
     # through the connection: the place counts the jobs of all owners
     rows = session.connection().execute(_STATEMENT, {"model": model, "priority": priority}).all()
-    loaded_at, not_after, limited = rows[0][:3]
+    loaded_at, not_after = rows[0][:2]
     return Admission(
         loaded_at=loaded_at,
-        is_held=rows[0][3] is not None,
+        is_held=rows[0][2] is not None,
         memory=[memory for *_, status, memory in rows if status in LIVE and memory],
         place=1 + not_after,
-        has_own_limits=bool(limited),
     )

@@ -25,8 +25,10 @@ from storage.tables.models import JobRow
 
 T = TypeVar("T")
 
-#: samples of one transaction, which takes about 50 ms
+#: most samples of one transaction, which takes about 50 ms
 SLICE = 1000
+#: about the most characters of prompts and answers in one transaction
+SLICE_CHARACTERS = 4 << 20
 #: an incomplete job is abandoned if no slice arrives for so long
 ABANDONED_SECONDS = 300.0
 
@@ -86,8 +88,8 @@ def _slice(rest: Iterator[NewSample]) -> list[NewSample]:
     characters = 0
     for sample in islice(rest, SLICE):
         found.append(sample)
-        characters += samples.characters_of(sample)
-        if characters >= samples.INSERT_CHARACTERS:
+        characters += sum(len(value) for value in sample.input.values() if isinstance(value, str))
+        if characters >= SLICE_CHARACTERS:
             break
     return found
 

@@ -1,26 +1,19 @@
 """Answers to requests with an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import IdempotencyInFlight, IdempotencyMismatch
 from storage.index.database import changed, now
+from storage.index.upsert import insert_or_skip
 from storage.tables.models import IdempotencyRow
 
 KEEP_SECONDS = 24 * 3600
 #: a request without an answer for so long was lost with its process
 IN_FLIGHT_SECONDS = 60
-_TABLE = cast(sa.Table, IdempotencyRow.__table__)
-# of two first requests at once, the second waits for the first and finds its row
-_RESERVE = {
-    "sqlite": sqlite.insert(_TABLE).on_conflict_do_nothing().returning(_TABLE.c.key),
-    "postgresql": postgresql.insert(_TABLE).on_conflict_do_nothing().returning(_TABLE.c.key),
-}
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,11 @@ def begin(session: Session, owner: str, key: str, digest: str) -> StoredAnswer |
         IdempotencyMismatch: the key was used with another body.
     """
     moment = now(session)
-    new = {"owner": owner, "key": key, "digest": digest, "created_at": moment}
-    if _reserve(session, new):
+    new = insert_or_skip(session, IdempotencyRow).values(
+        owner=owner, key=key, digest=digest, created_at=moment
+    )
+    # of two first requests at once, the second waits for the first and skips its row
+    if session.connection().execute(new.returning(IdempotencyRow.key)).first() is not None:
         return None
     row = session.get(IdempotencyRow, (owner, key), with_for_update=True, populate_existing=True)
     if row is None:  # the other request was refused meanwhile
@@ -77,9 +73,8 @@ def finish(session: Session, owner: str, key: str, status_code: int, response: d
     """Store the answer, in the transaction of the request.
 
     Raises:
-        IdempotencyInFlight: the request took so long that a repeated one took the key. The caller's
-        transaction
-            must not be committed.
+        IdempotencyInFlight: the request took so long that a repeated one took the key. Do not commit the
+            caller's transaction.
     """
     stored = session.execute(
         sa.update(IdempotencyRow)
@@ -106,9 +101,3 @@ def _in_flight(owner: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
         IdempotencyRow.key == key,
         IdempotencyRow.status_code.is_(None),
     )
-
-
-def _reserve(session: Session, new: Mapping[str, Any]) -> bool:
-    """Insert the key. Returns False if it exists, also if another request inserts it at the same time."""
-    connection = session.connection()
-    return connection.execute(_RESERVE[connection.dialect.name], new).first() is not None

@@ -14,7 +14,7 @@ NAMING = {
 }
 
 ID_LENGTH = 64
-#: said in so many words, since an expression takes the types of its columns before annotations are read
+#: type of the columns of scores; an expression needs it before SQLAlchemy reads the annotations
 SCORES = sa.JSON(none_as_null=True)
 
 
@@ -39,5 +39,5 @@ def partial_index(name: str, *columns: str, where: str) -> sa.Index:
 
 
 def scoring_of(jobs: sa.FromClause, job_id: Any) -> sa.ScalarSelect[str | None]:
-    """The scoring in force of a sample's job; a table, since ownership is for the statement around it."""
+    """The scoring in force of a sample's job. Takes a table: ownership applies to the statement around it."""
     return sa.select(jobs.c.scoring).where(jobs.c.id == job_id).correlate_except(jobs).scalar_subquery()

@@ -59,22 +59,22 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     #: canonical hook names, once the model's structure is known
     hooks: Mapped[list[str] | None]
-    #: `PinnedModel`, see `storage.queue.job_pins`; null until the model's identity is known
+    #: `PinnedModel`, see `storage.queue.pins`; null until the model's identity is known
     pinned: Mapped[dict[str, Any] | None]
     #: digest of the pinned model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
-    #: who submitted it, see `storage.accounts.quotas`; null where the service has no keys
+    #: submitter, see `storage.accounts.quotas`; null in a service without keys
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    #: when the job fails if it has not ended; null: never
+    #: an active job fails at this time; null for never
     deadline_at: Mapped[float | None]
-    #: when its last slice began, by which jobs of one priority take turns
+    #: begin of its last slice; jobs of one priority take turns by it
     served_at: Mapped[float | None]
-    #: samples that failed one after the other, up to the last one that ended
+    #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
-    #: samples of its last units and the worker-seconds that they took, older units weighing less
+    #: samples of its recent batches and their worker-seconds; older batches weigh less
     recent_samples: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
     recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
-    #: when its deletion began; its rows go in the background, see `storage.index.deletions`
+    #: begin of its deletion; its rows are deleted in the background, see `storage.index.deletions`
     deleted_at: Mapped[float | None]
     #: the scoring being staged, and the one in force; see `storage.results.rescoring`
     staged_scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
@@ -90,7 +90,7 @@ class JobTagRow(Base):
 
 
 class JobSumsRow(Base):
-    """Sums of a job's scores over the samples before a position, see `storage.results.job_sums`."""
+    """Sums of a job's scores, kept by earlier versions. Nothing reads them any more."""
 
     __tablename__ = "job_sums"
 
@@ -130,13 +130,13 @@ class SampleRow(Base):
     seed: Mapped[int | None] = mapped_column(sa.BigInteger)
     #: metric key -> {value, answer}; read `scores`
     stored_scores: Mapped[dict[str, Any] | None] = mapped_column("scores", SCORES)
-    #: scores of the scoring of this id, which take the place of the stored ones once it is the job's
+    #: id of the scoring of `staged_scores`; they replace the stored scores once the job has this scoring
     scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     staged_scores: Mapped[dict[str, Any] | None] = mapped_column(SCORES, deferred=True)
-    #: how tools were used, and the turns after the prompt; null without tools
+    #: tool use, and the turns after the prompt; null without tools
     tool_use: Mapped[dict[str, Any] | None]
     messages: Mapped[list[dict[str, Any]] | None]
-    #: of every generated token, as `chat_answers.TokenLogprob`; null where nobody asked
+    #: one `chat_answers.TokenLogprob` per generated token; null if not requested
     logprobs: Mapped[list[dict[str, Any]] | None]
     error: Mapped[dict[str, Any] | None]
     session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
@@ -155,7 +155,7 @@ class SampleRow(Base):
 class SessionRow(Base):
     __tablename__ = "sessions"
     __table_args__ = (
-        # one for each filter, in the order in which lists are shown
+        # one for each filter, in the order of lists
         sa.Index("ix_sessions_created_at_id", "created_at", "id"),
         sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
         sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
@@ -165,7 +165,7 @@ class SessionRow(Base):
         sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
         sa.Index("ix_sessions_pinned_created_at_id", "pinned", "created_at", "id"),
         sa.Index("ix_sessions_expires_at", "expires_at"),
-        # sums are taken from it alone
+        # holds all columns that quotas sum up
         sa.Index("ix_sessions_owner_bytes_rows", "owner", "bytes", "rows"),
     )
 
@@ -186,18 +186,18 @@ class SessionRow(Base):
     hooks: Mapped[dict[str, Any]]
     #: verdict of the task's first scorer
     correct: Mapped[bool | None]
-    #: that of its job
+    #: owner of its job
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    #: it is deleted some time after; null keeps it
+    #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
-    #: of the model that it was recorded with; null in sessions of older versions
+    #: digest of its model's identity; null in sessions of older versions
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
-    #: neither expiry nor a deletion of many removes it
+    #: expiry and bulk deletions leave a pinned session out
     pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
 
 
 class SessionTagRow(Base):
-    """A tag of a session; its job's to begin with."""
+    """A tag of a session. A new session has the tags of its job."""
 
     __tablename__ = "session_tags"
     __table_args__ = (
@@ -208,7 +208,7 @@ class SessionTagRow(Base):
         sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
     )
     tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-    #: the session's, so that the sessions of a tag are listed without sorting
+    #: of the session, so that the sessions of a tag are listed without sorting
     created_at: Mapped[float]
 
 
@@ -246,7 +246,7 @@ class WorkerRow(Base):
     pid: Mapped[int]
     status: Mapped[str] = mapped_column(sa.String(16))
     model: Mapped[str | None] = mapped_column(sa.String(1024))
-    #: of the model that it loaded last
+    #: identity of the last loaded model
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     device: Mapped[str | None] = mapped_column(sa.String(64))
     started_at: Mapped[float]
@@ -254,12 +254,12 @@ class WorkerRow(Base):
     job_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     error: Mapped[dict[str, Any] | None]
     memory: Mapped[dict[str, Any] | None]
-    #: names of the models that it may hold
+    #: names of the models that this worker may hold
     served: Mapped[list[str] | None]
 
 
 class ModelRow(Base):
-    """The structure of a model, as the last worker that loaded it found and proved it."""
+    """The structure of a model, verified by the last worker that loaded it."""
 
     __tablename__ = "models"
 
@@ -269,7 +269,7 @@ class ModelRow(Base):
 
 
 class ModelTokenizerRow(Base):
-    """The tokenizer and chat template of a model, as the last worker that loaded it had them."""
+    """The tokenizer and chat template of a model, from the last worker that loaded it."""
 
     __tablename__ = "model_tokenizers"
 
@@ -293,9 +293,9 @@ class FileRow(Base):
     bytes: Mapped[int] = mapped_column(sa.BigInteger)
     sha256: Mapped[str] = mapped_column(sa.String(64))
     created_at: Mapped[float]
-    #: who uploaded it
+    #: uploader
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    #: it is deleted some time after; null keeps it
+    #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
     #: digests of its chunks, see `storage.artifacts.checked_files`; null for one chunk or an earlier version
     chunks: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
@@ -312,7 +312,7 @@ class VectorRow(Base):
 
     id: Mapped[str] = id_key()
     name: Mapped[str] = mapped_column(sa.String(64))
-    #: as the client named it; canonical where the model's structure was known
+    #: canonical name if the model's structure was known, else the client's
     hook: Mapped[str] = mapped_column(sa.String(256))
     model: Mapped[str | None] = mapped_column(sa.String(1024))
     #: numbers in `data`: little-endian float32
@@ -321,12 +321,12 @@ class VectorRow(Base):
     sha256: Mapped[str] = mapped_column(sa.String(64))
     details: Mapped[dict[str, Any]]
     created_at: Mapped[float]
-    #: who stored it
+    #: client that stored it
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class BatchRow(Base):
-    """A batch of requests in OpenAI's form, and what came of it."""
+    """A batch of requests in OpenAI's form, and its result."""
 
     __tablename__ = "batches"
     __table_args__ = (
@@ -344,20 +344,20 @@ class BatchRow(Base):
     #: null until the input file has been read
     model: Mapped[str | None] = mapped_column(sa.String(1024))
     job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="SET NULL"))
-    #: why it failed, with the lines at fault
+    #: reasons of a failure, with the faulty lines
     errors: Mapped[list[dict[str, Any]] | None]
-    #: of requests, and of tokens, once it has ended
+    #: numbers of requests and tokens; null until it has ended
     counts: Mapped[dict[str, Any] | None]
     output_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     error_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     created_at: Mapped[float]
-    #: status -> when it was reached
+    #: status -> time at which the batch reached it
     moments: Mapped[dict[str, Any]]
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class WebhookRow(Base):
-    """A webhook that is still to be delivered; its row goes when it was, or is given up."""
+    """A webhook to deliver. The row is deleted after the delivery, or after the last attempt."""
 
     __tablename__ = "webhook_deliveries"
     __table_args__ = (
@@ -367,10 +367,10 @@ class WebhookRow(Base):
     )
 
     id: Mapped[str] = id_key()
-    #: in whose log the attempts stand; null where there is no job
+    #: job whose log records the attempts, if any
     job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     event: Mapped[str] = mapped_column(sa.String(32))
-    #: null: the service's own, by its settings
+    #: null for the URL of the settings
     url: Mapped[str | None] = mapped_column(sa.String(2048))
     #: the body, in the bytes that are signed
     payload: Mapped[str]
@@ -388,7 +388,7 @@ class DutyRow(Base):
     begun_at: Mapped[float]
 
 
-# conditions of the partial indexes, as queries repeat them: an index is not used for a bound value
+# Conditions of the partial indexes, for use in queries. A bound value would prevent the use of the index.
 IS_LEASED = SampleRow.status == sa.literal(_LEASED, literal_execute=True)
 IS_OPEN_BATCH = BatchRow.status.in_(
     sa.bindparam("open_batches", _OPEN_BATCHES, expanding=True, literal_execute=True)

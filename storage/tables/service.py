@@ -9,7 +9,7 @@ from storage.tables.base import ID_LENGTH, Base, id_key
 
 
 class QueuePauseRow(Base):
-    """The pause that somebody asked for, while it lasts."""
+    """An operator's pause of the queue. Its end deletes the row."""
 
     __tablename__ = "queue_pauses"
 
@@ -24,10 +24,10 @@ class CounterRow(Base):
 
     __tablename__ = "counters"
 
-    #: id of the worker that counts; "" for everyone else
+    #: id of the counting worker; "" for all other processes
     source: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
     name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-    #: the job's kind; "" where there is none
+    #: kind of the job; "" without a job
     kind: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     status: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
     value: Mapped[float]
@@ -38,7 +38,7 @@ class IdempotencyRow(Base):
 
     __tablename__ = "idempotency_keys"
 
-    #: whose requests these are: two owners may use the same key
+    #: sender of the request; two owners may use the same key
     owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
     key: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
     digest: Mapped[str] = mapped_column(sa.String(64))
@@ -48,25 +48,27 @@ class IdempotencyRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A key that clients may use. The key itself is nowhere: it has 256 random bits, so that its plain
-    sha256 cannot be guessed back, and a slow hash would only cost each request time."""
+    """An API key, stored as its sha256.
+
+    A key has 256 random bits, so nobody can guess it from the digest. A slow hash would only delay requests.
+    """
 
     __tablename__ = "api_keys"
 
     id: Mapped[str] = id_key()
     name: Mapped[str] = mapped_column(sa.String(64))
     role: Mapped[str] = mapped_column(sa.String(16))
-    #: whose rows it sees and makes; several keys may share one
+    #: owner of the visible and new rows; several keys may share one
     owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), index=True)
     sha256: Mapped[str] = mapped_column(sa.String(64), unique=True)
-    #: how the key begins, for people
+    #: first characters of the key, for display
     prefix: Mapped[str] = mapped_column(sa.String(16))
     created_at: Mapped[float]
-    #: to within a few minutes
+    #: written every few minutes
     last_used_at: Mapped[float | None]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
-    #: what its owner may store; null: the setting's
+    #: bytes that its owner may store; null for the setting
     quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
     requests_per_minute: Mapped[int | None]
 
@@ -80,7 +82,7 @@ class SchemaCompatibilityRow(Base):
 
 
 class DeletionRow(Base):
-    """A job, session or file that was deleted and whose rows or stored files are still to be removed."""
+    """A deleted job, session or file whose rows or stored files still exist."""
 
     __tablename__ = "deletions"
     __table_args__ = (
@@ -95,10 +97,10 @@ class DeletionRow(Base):
     bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     #: names of a session's stored files; null: every file under its prefix
     names: Mapped[list[str] | None]
-    #: whether its rows are still in their own tables, hidden and counted there
+    #: True while its rows are in their own tables, hidden and counted there
     listed: Mapped[bool]
     created_at: Mapped[float]
     #: failed attempts at removing the files
     attempts: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
-    #: when the files are removed; null: no files are to be removed
+    #: time of the next attempt at removing the files; null if it has none
     next_attempt_at: Mapped[float | None]

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -38,13 +37,6 @@ class Drained:
 
     count: int = 0
     bytes: int = 0
-
-
-class _Doomed(NamedTuple):
-    id: str
-    bytes: int
-    names: list[str] | None
-    attempts: int
 
 
 def drain_deletions(
@@ -105,7 +97,7 @@ def _remove_files(database: Database, store: ArtifactStore, drained: Drained) ->
         columns = (DeletionRow.id, DeletionRow.bytes, DeletionRow.names, DeletionRow.attempts)
         statement = sa.select(*columns).where(due, DeletionRow.listed == sa.false())
         statement = statement.order_by(DeletionRow.next_attempt_at, DeletionRow.id).limit(BATCH)
-        doomed = [_Doomed(*row) for row in session.execute(statement)]
+        doomed = session.execute(statement).all()
         alive = _with_row(session, [one.id for one in doomed])
     if not doomed:
         return False

@@ -18,8 +18,8 @@ from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.index.database import Database
-from storage.jobs import job_control, jobs
-from storage.queue import job_queue, unserved_jobs, workers
+from storage.jobs import control, jobs
+from storage.queue import unserved_jobs, waiting, workers
 from storage.submission import bulk_insert
 from storage.upkeep import duties
 from storage.upkeep.housekeeping import Housekeeping
@@ -51,7 +51,7 @@ class Healing:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="healing", daemon=True)
         self._housekeeping = Housekeeping(settings, database, store, self._stop)
-        #: True once a first look was made, successful or not
+        #: set after the first attempt, successful or not
         self.has_looked = threading.Event()
         self._failing = False
 
@@ -80,7 +80,7 @@ class Healing:
             self._database.reserve.restore()
         with ExitStack() as steps:
             # all steps run, even if one fails
-            for step in (self._tell_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
+            for step in (self._log_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
                 steps.callback(step)
 
     def _run(self) -> None:
@@ -107,13 +107,13 @@ class Healing:
             if self._failing and not has_healed:
                 return
             if self._failing:
-                log.warning("healing goes on: all services answer again")
+                log.warning("healing resumes: all services answer again")
             self._failing = False
 
-    def _tell_unserved(self) -> None:
-        told = unserved_jobs.tell(self._database, patience_seconds=self._settings.lease_seconds)
-        if told:
-            log.warning("%d job(s) wait for a worker of their model, %s first", len(told), told[0])
+    def _log_unserved(self) -> None:
+        patience = self._settings.lease_seconds
+        if unserved := unserved_jobs.log_waiting(self._database, patience_seconds=patience):
+            log.warning("%d job(s) wait for a worker of their model, %s first", len(unserved), unserved[0])
 
     def _expire_workers(self) -> None:
         with self._database.write() as session:
@@ -124,12 +124,12 @@ class Healing:
 
     def _end_jobs(self) -> None:
         with self._database.write() as session:
-            for job_id in job_control.fail_overdue(session):
+            for job_id in control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
         if abandoned := bulk_insert.discard_abandoned(self._database):
-            log.warning("removed %d job(s) whose submission broke off", abandoned)
+            log.warning("removed %d incomplete job(s) of interrupted submissions", abandoned)
         with self._database.read() as session:
-            candidates = job_queue.unended(session)
+            candidates = waiting.unended(session)
         for job_id in candidates:
             try:
                 with self._database.write() as session:

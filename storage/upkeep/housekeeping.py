@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from functools import partial
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
@@ -21,7 +20,7 @@ from storage.index import deletions, disk_reserve
 from storage.index.database import Database
 from storage.jobs import retention
 from storage.results import rescoring
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.submission import idempotency
 from storage.upkeep import duties
 from storage.upkeep.deletion_drain import drain_deletions
@@ -70,7 +69,7 @@ class Threads:
                     with disk_reserve.freeing() if uses_reserve else nullcontext():
                         work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
-            log.warning("the %s broke off: %s", name, error)
+            log.warning("the %s stopped early: %s", name, error)
         except Exception:
             log.exception("the %s failed; it is tried again", name)
 
@@ -90,9 +89,9 @@ class Housekeeping:
         self._old_due_at = {"chats": float("-inf"), "jobs": float("-inf")}
 
     def tick(self) -> None:
-        """Raises sqlalchemy.exc.SQLAlchemyError where the database does not answer."""
+        """Raises sqlalchemy.exc.SQLAlchemyError if the database does not answer."""
         with self._database.read() as session:
-            due = session_changes.expired(session).sessions or files.is_any_expired(session)
+            due = changes.expired(session).sessions or files.is_any_expired(session)
             has_deletions = deletions.is_any_due(session)
             rescored = rescoring.unsettled(session)
         if due:
@@ -101,8 +100,8 @@ class Housekeeping:
             self._threads.start("deletions", self._delete)
         if rescored:
             self._threads.start("rescoring", partial(self._settle, rescored))
-        self._start_if_old("chats", self._settings.chat_retention_seconds, self._remove_chats)
-        self._start_if_old("jobs", self._settings.job_retention_seconds, self._remove_jobs)
+        self._start_if_old("chats", self._settings.chat_retention_seconds)
+        self._start_if_old("jobs", self._settings.job_retention_seconds)
         if duties.take(self._database, "idempotency keys", FORGET_KEYS_EVERY_SECONDS):
             with self._database.write() as session:
                 idempotency.forget(session)
@@ -116,11 +115,11 @@ class Housekeeping:
         self._threads.join(timeout)
 
     def _expire(self) -> None:
-        total = session_changes.Count()
+        total = changes.Count()
         if expired := files.expire(self._database):
             log.info("deleted %d expired file(s)", expired)
         while not self._stop.is_set():
-            gone = session_changes.expire(self._database, limit=EXPIRE_BATCH)
+            gone = changes.expire(self._database, limit=EXPIRE_BATCH)
             if not gone.sessions:
                 break
             total = total + gone
@@ -136,44 +135,31 @@ class Housekeeping:
         for job_id in job_ids:
             rescoring.settle(self._database, job_id)
 
-    def _start_if_old(self, name: str, retention_seconds: int, work: Callable[[], None]) -> None:
-        if retention_seconds and time.monotonic() >= self._old_due_at[name]:
-            self._threads.start(name, work)
+    def _start_if_old(self, kind: retention.Kind, seconds: int) -> None:
+        """Remove jobs that ended so long ago; 0 keeps them."""
+        if seconds and time.monotonic() >= self._old_due_at[kind]:
+            self._threads.start(kind, partial(self._remove_old, kind, seconds))
 
-    def _remove_chats(self) -> None:
-        seconds = self._settings.chat_retention_seconds
-        self._remove_old("chats", seconds, retention.old_chats, retention.remove_chats)
-
-    def _remove_jobs(self) -> None:
-        seconds = self._settings.job_retention_seconds
-        self._remove_old("jobs", seconds, retention.old_jobs, retention.remove_jobs)
-
-    def _remove_old(
-        self,
-        name: str,
-        seconds: int,
-        find: Callable[..., Sequence[str]],
-        remove: Callable[[Session, Sequence[str]], None],
-    ) -> None:
+    def _remove_old(self, kind: retention.Kind, seconds: int) -> None:
         total = 0
         while not self._stop.is_set():
             began = time.monotonic()
             with self._database.read() as session:
-                old = find(session, seconds, limit=EXPIRE_BATCH)
+                old = retention.old(session, kind, seconds, limit=EXPIRE_BATCH)
             if not old:
                 looked = time.monotonic()
-                self._old_due_at[name] = looked + (looked - began) / SEARCH_SHARE
+                self._old_due_at[kind] = looked + (looked - began) / SEARCH_SHARE
                 break
             with self._database.write() as session:
-                remove(session, old)
+                retention.remove(session, kind, old)
             total += len(old)
         if total:
-            log.info("removed %d ended %s", total, name)
+            log.info("removed %d ended %s", total, kind)
 
     def _sweep(self) -> None:
         removed = self._store.sweep_staging(STAGING_SECONDS)
         if removed:
-            log.info("removed %d leftover(s) of writers that were killed", removed)
+            log.info("removed %d leftover(s) of killed writers", removed)
         found = sweep_sessions(self._database, self._store, delete=True, stop=self._stop)
         if found.orphans:
             log.info("removed %d superseded session(s), %d bytes", len(found.orphans), found.orphan_bytes)

@@ -16,7 +16,7 @@ from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.files import files
 from storage.index import deletions
 from storage.index.database import Database
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.submission import idempotency
 from storage.tables.models import FileRow
 from storage.upkeep.deletion_drain import drain_deletions
@@ -105,13 +105,13 @@ def run_until(
 
 def _expired(
     database: Database, store: ArtifactStore, deadline: float, *, dry_run: bool
-) -> tuple[session_changes.Count, bool]:
+) -> tuple[changes.Count, bool]:
     """Remove expired sessions and deleted files. Returns the sessions, and whether nothing is left."""
     if dry_run:
         with database.read() as session:
-            return session_changes.expired(session), True
-    total = session_changes.Count()
-    while (gone := session_changes.expire(database, limit=50)).sessions:
+            return changes.expired(session), True
+    total = changes.Count()
+    while (gone := changes.expire(database, limit=50)).sessions:
         total = total + gone
         if time.monotonic() >= deadline:
             return total, False

@@ -21,6 +21,7 @@ from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import jobs
+from tests.support.broker import broker_of
 from tests.support.processes import is_broker, words_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
@@ -165,8 +166,7 @@ def test_on_postgres_a_worker_s_death_changes_no_text_either(
 
 
 def test_streams_go_on_when_the_broker_forgets_and_dies(service: Any, undisturbed: list[str]) -> None:
-    folder = service.home / "redis"
-    port, password = int((folder / "port").read_text()), (folder / "password").read_text().strip()
+    port, password = broker_of(service.home)
     broker = next(filter(is_broker, service.children()))
     with ThreadPoolExecutor(STREAMS) as pool, redis.Redis(port=port, password=password) as known:
         _, futures = begin(service, pool)

@@ -5,7 +5,7 @@ tiny-qwen3 was trained on bare questions, without the frame that GSM8K's prompt 
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,25 @@ def problems(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture
-def task_file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def task_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The task with 100 problems beside it."""
-    folder = tmp_path / "task"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("task")
     (folder / "additions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems(100)))
     (folder / "additions.yaml").write_text(TASK)
     return folder / "additions.yaml"
 
 
+@pytest.fixture(scope="module")
+def service(module_up: Callable[..., Any], shared: Path, task_file: Path) -> Iterator[Any]:
+    started = module_up("--data-root", str(task_file.parent), model=str(shared / "models" / "tiny-qwen3"))
+    started.await_ready()
+    yield started
+    assert started.stop() == 0
+
+
 def test_one_command_evaluates_conditions_with_capture_and_compares_them(
-    up: Callable[..., Any],
-    shared: Path,
+    service: Any,
     task_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -65,8 +71,6 @@ def test_one_command_evaluates_conditions_with_capture_and_compares_them(
 
     differences is what scipy and statsmodels find in the listed samples.
     """
-    service = up(model=str(shared / "models" / "tiny-qwen3"))
-    service.await_ready()
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     run = ["eval", str(task_file), "--max-tokens", "64", "--capture", "attn_in,mlp_in@0,1"]
     variants = ["plain", "calculator:mode=with_tools", "hot:temperature=1.5"]
@@ -81,7 +85,6 @@ def test_one_command_evaluates_conditions_with_capture_and_compares_them(
         (thinking,) = client.jobs.list(tag="thinking")
         thoughts = list(client.jobs.samples(thinking.id))
         found = client.jobs.results(thinking.id).conditions["baseline"].metrics["exact_match,numeric"]
-    assert service.stop() == 0
     assert len(samples) == 300
     assert all(sample.session_id for sample in (*samples, *thoughts))
     # the template closes an empty thought where there shall be none
@@ -135,14 +138,11 @@ def check_comparison(comparison: JobComparison, samples: list[Sample]) -> None:
 
 
 def test_the_bare_question_is_answered(
-    up: Callable[..., Any],
-    shared: Path,
+    service: Any,
     task_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = problems(100)
-    service = up("--data-root", str(task_file.parent), model=str(shared / "models" / "tiny-qwen3"))
-    service.await_ready()
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     assert main(["eval", str(task_file), "--max-tokens", "64", "--tag", "own"]) == 0
     with Client(service.url) as client:
@@ -174,4 +174,3 @@ def test_the_bare_question_is_answered(
         assert again.spec["task"]["prompt"] == "{{story}}"
         assert main(["jobs", "watch", again.id]) == 0
         assert all("total? Please!" in str(sample.prompt) for sample in client.jobs.samples(again.id))
-    assert service.stop() == 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from actograph.client import Client
@@ -93,19 +94,23 @@ def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
     service.await_ready()
     with Client(service.url, "", retries=8) as client:
         evaluate(client)
-        for word in ("worker", "api", "redis"):
-            found = next(
-                c
-                for c in service.children()
-                if word in " ".join(words_of(c)) and c.ppid() == service.process.pid
-            )
-            found.kill()
+        for matches in (is_worker, is_api, is_broker):
+            program = next(c for c in service.children() if c.ppid() == service.process.pid and matches(c))
+            program.kill()
             wait(lambda: "starting it again" in service.said())
             wait(lambda: service_is_ready(client))
             evaluate(client)
     assert service.process.poll() is None
     assert "SIGKILL" in service.said()
     assert service.stop() == 0
+
+
+def is_worker(process: psutil.Process) -> bool:
+    return "worker" in words_of(process)
+
+
+def is_api(process: psutil.Process) -> bool:
+    return "api" in words_of(process)
 
 
 def service_is_ready(client: Client) -> bool:
@@ -186,7 +191,7 @@ def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: without API keys only loopback is served, and the host is 0.0.0.0")
+    assert done.stderr.startswith("error: host 0.0.0.0 is not loopback and there are no API keys")
 
 
 def test_two_workers_share_a_job(up: Start) -> None:
@@ -233,23 +238,6 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_reason(
     assert "config" in last
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_worker_whose_child_is_killed_again_and_again_ends_it(up: Start, gone: Start) -> None:
-    service = up()
-    children = []
-    while service.process.poll() is None:
-        found = service.children()
-        children += found
-        for process in found:
-            # the one that loads the model, as a kernel short of memory would
-            if "spawn_main" in " ".join(words_of(process)):
-                process.kill()
-        time.sleep(0.3)
-    assert service.process.wait() == 1
-    assert "died 5 times, perhaps for want of memory" in service.said().splitlines()[-1]
-    assert gone(children)
-
-
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -262,8 +250,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         )
     assert done.returncode == 1
     assert (
-        done.stderr
-        == f"error: port {port} on 127.0.0.1 is in use; choose another with --port (0: any free one)\n"
+        done.stderr == f"error: port {port} on 127.0.0.1 is in use or not permitted; "
+        "choose another with --port (0: any free one)\n"
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 import redis
 
 from actograph.contract.errors import ServiceUnavailable
+from actograph.stack.ports import free_port
 from actograph.stack.redis_server import find_executable
 from tests.support.isolated_python import python_with
 from tests.support.lmeval.environment import LmEval
@@ -29,9 +29,7 @@ class RedisProcess:
         self._executable = executable
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port("127.0.0.1")
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
@@ -40,7 +38,7 @@ class RedisProcess:
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([self._executable, *options], stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         with redis.Redis(port=self.port) as client:
             while True:
                 try:
@@ -175,7 +173,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.02)

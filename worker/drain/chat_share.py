@@ -1,4 +1,4 @@
-"""The share of chats in a worker's time: they go first, but not for ever."""
+"""The share of chats in a worker's time: they go first, for a limited time."""
 
 import time
 from collections.abc import Callable
@@ -18,12 +18,12 @@ class ChatShare:
         self._since: float | None = None
 
     def begins(self, *, is_chat: bool) -> None:
-        """Note the begin of a slice."""
+        """Note the start of a slice."""
         if not is_chat:
             self._since = None
         elif self._since is None:
             self._since = self._clock()
 
     def is_spent(self) -> bool:
-        """Whether a waiting job that is no chat has its turn."""
+        """Whether another kind of job has its turn."""
         return self._since is not None and self._clock() - self._since >= self._turn_seconds

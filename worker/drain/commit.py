@@ -14,14 +14,14 @@ from storage import samples
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import Database, is_away
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import forecast, workers
 from storage.samples import SampleResult
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
 from storage.tables.models import JobRow
 from worker.sample.outcome import Interrupted, Outcome
-from worker.sample.recording import Provenance
+from worker.sample.provenance import Provenance
 from worker.sample.unforeseen import unforeseen
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ class Committed:
     """Outcomes that were committed, and those that were not."""
 
     kept: Sequence[Outcome]
-    #: another worker has the sample's lease; the recorded files are to be removed
+    #: lost leases; their recorded files must be removed
     lost: Sequence[Outcome]
-    #: the store's failure, if samples were given back for it
+    #: the store's error, if samples were given back because of it
     outage: ServiceUnavailable | None
     #: True if every job of the batch has ended with it
     is_end: bool = False
@@ -50,21 +50,22 @@ def commit_each(
     idle_model: str | None,
     give_up: Callable[[], bool],
 ) -> Committed:
-    """Commit a batch; retry while the database is away.
+    """Commit a batch; retry while the database is unavailable.
 
     If the index refuses a result, each sample is committed alone, and the faulty one fails.
 
     Args:
-        idle_model: the worker's model; shows the worker as idle if every job of the batch ends. None: never.
+        idle_model: the worker's model. If given, the worker is shown as idle once every job of the batch has
+            ended.
 
     Raises:
-        DBAPIError: the database is away and `give_up` says so.
+        DBAPIError: the database is unavailable and `give_up` returned True.
     """
 
     def store(session: Session) -> Committed:
-        done = commit_unit(session, outcomes, provenance, seconds, worker_id=worker_id)
+        done = commit_batch(session, outcomes, provenance, seconds, worker_id=worker_id)
         if done.is_end and idle_model is not None:
-            # a second transaction would cost a small job as much as its claim
+            # in the same transaction: small jobs would notice a second one
             workers.set_idle(session, worker_id, idle_model)
         return done
 
@@ -94,13 +95,13 @@ def commit_each(
             )
         (outcome,) = outcomes
         if outcome.error is not None:
-            raise  # an error without a result cannot be the sample's fault
+            raise  # the sample has no result that could be at fault
         reason = unforeseen(error, f"while the result of sample {outcome.lease.id} was stored")
         failed = again([Outcome(lease=outcome.lease, error=reason)])
-        return replace(failed, lost=[outcome])  # its files go
+        return replace(failed, lost=[outcome])  # its files are removed
 
 
-def commit_unit(
+def commit_batch(
     session: Session,
     outcomes: Sequence[Outcome],
     provenance: Provenance | None,
@@ -108,13 +109,13 @@ def commit_unit(
     *,
     worker_id: str = counters.NOBODY,
 ) -> Committed:
-    """Store all results of a batch; safe to repeat if the answer to the first commit was lost.
+    """Store all results of a batch. Safe to repeat if the answer to the first commit was lost.
 
     A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
 
     Args:
-        seconds: time that the batch took, for the forecast of its jobs.
-        worker_id: the worker whose counters are raised.
+        seconds: duration of the batch, for the forecast of its jobs.
+        worker_id: worker whose counters increase.
     """
     samples.lock_jobs(session, [o.lease for o in outcomes])
     done = [
@@ -156,7 +157,7 @@ def _commit_of_job(
         failed = sum(o.error is not None for o in kept)
         forecast.measure(session, job_id, samples=len(kept), seconds=seconds)
         jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
-        job_control.follow_failures(session, job_id, [o.error for o in kept])
+        control.follow_failures(session, job_id, [o.error for o in kept])
     is_end = False
     if kept or (away and jobs.status_of(session, job_id) is not None):
         is_end = jobs.end_if_done(session, job_id).is_terminal()
@@ -165,7 +166,7 @@ def _commit_of_job(
 
 
 def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:
-    """Counts that a batch of this job kind adds."""
+    """Counter increments for one batch."""
     counts: dict[Counter, float] = defaultdict(float)
     counts[Counter("batches", kind)] = 1
     counts[Counter("batch_seconds", kind)] = seconds
@@ -173,19 +174,13 @@ def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, f
         status = SampleStatus.COMPLETED if outcome.error is None else SampleStatus.FAILED
         counts[Counter("samples", kind, status)] += 1
         if outcome.error is None:
-            counts[Counter("prompt_tokens", kind)] += _prompt_tokens(outcome)
-            counts[Counter("generated_tokens", kind)] += outcome.chosen_tokens
+            counts[Counter("prompt_tokens", kind)] += outcome.prompt_tokens
+            counts[Counter("generated_tokens", kind)] += outcome.generated_tokens
         if outcome.error is None and outcome.recorded is not None:
             counts[Counter("sessions_written", kind)] += 1
             counts[Counter("session_rows_written", kind)] += outcome.recorded.rows
             counts[Counter("session_bytes_written", kind)] += sum(f.bytes for f in outcome.recorded.files)
     return counts
-
-
-def _prompt_tokens(outcome: Outcome) -> int:
-    if outcome.conversation:
-        return outcome.conversation.prompt_tokens
-    return len(outcome.generation.prompt_ids) if outcome.generation else 0
 
 
 def _commit(
@@ -205,7 +200,7 @@ def _commit(
 
 
 def _complete(
-    session: Session, outcome: Outcome, provenance: Provenance | None, sessions_of_unit: list[NewSession]
+    session: Session, outcome: Outcome, provenance: Provenance | None, recorded_sessions: list[NewSession]
 ) -> None:
     prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
     if prompt is None or generation is None or scores is None:
@@ -216,8 +211,8 @@ def _complete(
         prompt=prompt.text,
         completion=outcome.completion,
         finish_reason=generation.finish_reason,
-        prompt_tokens=_prompt_tokens(outcome),
-        generated_tokens=outcome.chosen_tokens,
+        prompt_tokens=outcome.prompt_tokens,
+        generated_tokens=outcome.generated_tokens,
         scores=scores,
         session_id=recorded.session_id if recorded else None,
         tool_use=tool_use,
@@ -228,4 +223,4 @@ def _complete(
     if recorded is not None and provenance is not None:
         verdict = next(iter(scores.values()), None)
         correct = verdict.value == 1.0 if verdict else None
-        sessions_of_unit.append(recorded.as_new(outcome.lease, provenance, correct))
+        recorded_sessions.append(recorded.as_new(outcome.lease, provenance, correct))

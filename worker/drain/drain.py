@@ -1,8 +1,8 @@
 """The drain: claim samples, run them as one batch, commit them, claim the next.
 
-The index says which job is next. A slice runs one job for a while; then the index is asked again, until it
-has nothing for this worker. A wake-up starts this, and so does a thread of the idle worker every few seconds:
-a wake-up only makes it sooner.
+The index decides which job is next. A slice runs one job for a while. Then the drain asks the index again,
+until no job is left for this worker. A wake-up starts this, and so does a thread of the idle worker every few
+seconds; the wake-up only makes it sooner.
 """
 
 import logging
@@ -22,7 +22,7 @@ from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database, is_away
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import chat_batches, model_loads, pause, routing, workers
 from storage.samples import LeasedSample
 from storage.sessions.writer import session_prefix
@@ -42,11 +42,10 @@ from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
-#: longer gaps between slices count as idle, not as time of a sample
-IDLE_SECONDS = 0.5
-
 
 class Drain:
+    """Runs jobs on the worker's model."""
+
     def __init__(
         self,
         *,
@@ -77,21 +76,21 @@ class Drain:
         self._model = JobModels(models, database, worker_id)
         self._choice = JobChoice(settings, self._model, worker_id, may_load)
         self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
-        #: held while the worker works: wake-ups and looks come in threads of their own
+        #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
         #: True if the last commit of this slice has shown the worker as idle
         self._is_shown_idle = False
-        #: time up to which the slice's seconds are counted to its batches
-        self._measured_to = self._slice_ended_at = 0.0
+        #: end of the time that was counted to batches of this slice
+        self._measured_to = 0.0
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
-        self._model.engine_for(model)
+        self._models.engine_for(model)
 
     def serve(self, model: str, hops: int = 0) -> None:
         """Answer a wake-up for a model: run the jobs that the index has for this worker.
 
-        The wake-up goes on to another worker if this one is stopping or at work, or if it ran nothing and an
+        The wake-up goes on to another worker if this one is stopping or busy, or if it ran nothing and an
         idle worker holds the model.
 
         Args:
@@ -159,20 +158,16 @@ class Drain:
         except DBAPIError as error:
             if not is_away(error):
                 raise
-            logger.warning("the database is away, the current job is left: %s", error.orig)
+            logger.warning("the database is unavailable; the current job stops here: %s", error.orig)
         except Exception as error:
             if is_device_lost(error):
                 self._end_with_lost_device(error)
             raise
-        finally:
-            self._slice_ended_at = time.monotonic()
 
     def _end_with_lost_device(self, error: Exception) -> None:
         """End the process; its parent starts a new one."""
-        logger.critical("the device is lost: the worker ends itself", exc_info=error)
-        reason = DeviceLost(
-            f"the device failed ({type(error).__name__}: {error}); the worker was started anew"
-        )
+        logger.critical("the device is lost: the worker process ends", exc_info=error)
+        reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
 
         def mark() -> None:
             with self._database.write() as session:
@@ -187,8 +182,6 @@ class Drain:
         Returns True if a batch was run or a model loaded.
         """
         self._is_shown_idle = False
-        if time.monotonic() - self._slice_ended_at > IDLE_SECONDS:
-            self._measured_to = time.monotonic()
         with self._database.write() as session:
             row = session.get(JobRow, job_id)
             if row is None or row.status not in jobs.ACTIVE:
@@ -211,11 +204,10 @@ class Drain:
                 return True
             return self._run(chosen)
         finally:
-            self._slice_ended_at = time.monotonic()
             self._set_idle()
 
     def _set_idle(self) -> None:
-        """Show the worker as idle, whatever became of its slice."""
+        """Show the worker as idle after any slice."""
         if self._is_shown_idle:
             return
         self._database.insist(
@@ -229,11 +221,11 @@ class Drain:
         current = self._prepared(job_id)
         if current is not None:
             self._choice.chats.begins(is_chat=current.chat is not None)
-        began = time.monotonic()
+        began = self._measured_to = time.monotonic()  # after the load, which no sample caused
         while current is not None and not self._pauses.hold():
             with self._database.write() as session:
                 # the last look for a pause or a deadline before the claim
-                if pause.holds(session) or job_control.fail_overdue(session, job_id):
+                if pause.holds(session) or control.fail_overdue(session, job_id):
                     break
                 if current.owner in self._pauses.held_owners(session):
                     break
@@ -247,18 +239,18 @@ class Drain:
                 current = self._prepared(job_id)
                 continue
             has_run = True
-            if not self._run_unit(current, leases):
+            if not self._run_batch(current, leases):
                 break
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 break
         return has_run
 
     def _prepared(self, job_id: str) -> Slice | None:
-        """The prepared job; None if it cannot run, with the reason in its log."""
+        """The prepared job; None if it cannot run. The log has the reason."""
         try:
             return self._slices.prepare(job_id)
         except HeldElsewhere:
-            logger.info("job %s is left to the worker that holds its pinned model", job_id)
+            logger.info("job %s waits for the worker that holds its pinned model", job_id)
             self._choice.leave(job_id, self._settings.lease_seconds)
         except ServiceUnavailable as error:  # the store of the dataset or of a vector
             self._pauses.outage.note(error)
@@ -269,16 +261,16 @@ class Drain:
         except DBAPIError:
             raise
         except Exception as error:
-            reason = unforeseen(error, f"while job {job_id} was made ready")
+            reason = unforeseen(error, f"while job {job_id} was prepared")
             with self._database.write() as session:
-                job_control.note_failed_preparation(session, job_id, reason)
+                control.note_failed_preparation(session, job_id, reason)
             if is_device_lost(error):
                 raise
         return None
 
     def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
         """Lease the next batch: samples of the job, or of all chats that can share its batch."""
-        count, seconds = current.units.size(), self._settings.lease_seconds
+        count, seconds = current.batches.generator.size(), self._settings.lease_seconds
         if current.chat is None:
             lines = current.lines
             return samples.claim(
@@ -307,11 +299,11 @@ class Drain:
             held = self._pauses.held_owners(session)
             return self._choice.is_over(session, current, seconds, held)
 
-    def _run_unit(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
+    def _run_batch(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
         """Run and commit a batch. Returns False if the store is away or the job has ended with it."""
         if current.refused is not None:
             refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
-            return self._store_unit(current, refused)
+            return self._store_batch(current, refused)
         keeper = LeaseKeeper(
             self._database,
             leases,
@@ -322,19 +314,19 @@ class Drain:
         )
         with keeper:
             try:
-                outcomes = current.units.run(leases, keeper)
+                outcomes = current.batches.run(leases, keeper)
             except Exception as error:
                 if is_device_lost(error):
                     self._give_up(leases, error)
                 raise
-        self._models.batch_memory = current.units.batch_memory
-        return self._store_unit(current, outcomes)
+        self._models.batch_memory = current.batches.memory
+        return self._store_batch(current, outcomes)
 
     def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
-        """Give the samples of a lost device back. Each runs alone next, so that only a bad one fails."""
+        """Give back the samples of a lost device. Each runs alone next, so only a faulty one fails."""
         reason = DeviceLost(
             f"the device failed while it ran this sample alone ({type(error).__name__}: {error}); the "
-            "worker's process was started anew each time"
+            "worker was restarted each time"
         )
 
         def give_up() -> None:
@@ -343,17 +335,15 @@ class Drain:
 
         last_write(give_up)
 
-    def _store_unit(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
-        """Commit a batch; returns as `_run_unit`."""
-        # time of a load is no sample's
-        before = max(self._measured_to, self._model.changed_at)
-        self._measured_to = time.monotonic()
-        # the slice of one chat goes on to the next
+    def _store_batch(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
+        """Commit a batch. Returns False if the store is away or the job has ended with it."""
+        before, self._measured_to = self._measured_to, time.monotonic()
+        # after a chat the slice may go on with the next one
         idle_model = (self._model.name or "") if current.chat is None else None
         done = commit_each(
             self._database,
             outcomes,
-            current.units.provenance,
+            current.batches.generator.provenance,
             self._measured_to - before,
             worker_id=self._worker_id,
             idle_model=idle_model,
@@ -363,7 +353,7 @@ class Drain:
         self._is_shown_idle = is_end
         for outcome in done.lost:
             if outcome.recorded is not None:
-                # files that cannot be removed now are swept later
+                # the sweep removes files that cannot be removed now
                 with suppress(ServiceUnavailable, OSError):
                     self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
         if done.outage is None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from storage.queue.job_queue import WaitingJob
+from storage.queue.waiting import WaitingJob
 
 
 class Held(NamedTuple):
@@ -22,8 +22,8 @@ class ModelGrouping:
     """Lets a worker go on with the model that it holds, for a bounded time.
 
     Jobs of equal priority have slices in turn. Two jobs of different models, or of one model in two variants,
-    would load a model per slice. So a job of another model waits while equally urgent work for the held model
-    is left, but never longer than `hold_seconds`.
+    would load a model per slice. So a job of another model waits while the held model has equally urgent
+    work, but never longer than `hold_seconds`.
     """
 
     def __init__(self, hold_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Choice of the job to run, and the end of a slice in favour of another job."""
+"""Choice of the next job, and the end of a slice in favour of another job."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat import chat_job
 from actograph.settings import Settings
 from storage.jobs import jobs
-from storage.queue import chat_batches, job_queue, routing, turns, workers
+from storage.queue import chat_batches, routing, turns, waiting, workers
 from storage.tables.models import JobRow
 from worker.drain.chat_share import ChatShare
 from worker.drain.grouping import ModelGrouping
@@ -17,7 +17,7 @@ from worker.drain.slices import Slice
 
 
 class JobChoice:
-    """The choices of one worker."""
+    """Chooses jobs for one worker."""
 
     def __init__(self, settings: Settings, model: JobModels, worker_id: str, may_load: Sequence[str]) -> None:
         self._settings = settings
@@ -26,37 +26,37 @@ class JobChoice:
         self._may_load = may_load
         self._grouping = ModelGrouping(settings.model_hold_seconds)
         self.chats = ChatShare(settings.turn_seconds)
-        #: job -> when it may be looked at again
+        #: job id -> `time.monotonic` before which it is not chosen
         self._left: dict[str, float] = {}
 
-    def next_job(self, session: Session, held: Collection[str]) -> job_queue.WaitingJob | None:
-        """The next job that the index has for this worker."""
+    def next_job(self, session: Session, held: Collection[str]) -> waiting.WaitingJob | None:
+        """The next job in the index for this worker."""
         own = {self._model.name} if self._model.name is not None else set()
         models = routing.within_reach(session, self._model.name, self._may_load)
         moment = time.monotonic()
         self._left = {job_id: until for job_id, until in self._left.items() if until > moment}
-        return job_queue.next_for(
+        return waiting.next_for(
             session, models, own.union(self._may_load), held=held, without=self._left.keys()
         )
 
     def leave(self, job_id: str, seconds: float) -> None:
-        """Do not choose this job for so long."""
+        """Skip this job for so many seconds."""
         self._left[job_id] = max(self._left.get(job_id, 0.0), time.monotonic() + seconds)
 
     def begin(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
-        """Begin the job whose turn it is or, before it, one of the loaded model; returns its id.
+        """Begin this job, or one that runs before it. Returns the id of the begun job.
 
-        Returns None if another worker has come to hold the job's model.
+        Returns None if another worker now holds the job's model.
         """
         chosen, model = row.id, row.model
-        waiting = job_queue.WaitingJob(row.id, row.priority, row.model, row.kind, row.identity_sha256)
-        if self._model.held is not None and not self._model.held.fits(waiting):
+        turn = waiting.WaitingJob(row.id, row.priority, row.model, row.kind, row.identity_sha256)
+        if self._model.held is not None and not self._model.held.fits(turn):
             if self._model.name != row.model and routing.is_held(session, row.model):
                 return None
             chosen = self._grouping.choose(
-                waiting,
+                turn,
                 self._model.held,
-                [job for job in job_queue.claimable(session, held) if job.kind != jobs.LOAD],
+                [job for job in waiting.claimable(session, held) if job.kind != jobs.LOAD],
             )
             if chosen != row.id and self._model.name is not None:
                 model = self._model.name
@@ -72,7 +72,7 @@ class JobChoice:
     def is_over(self, session: Session, current: Slice, seconds: float, held: Collection[str]) -> bool:
         """Whether a slice of this length gives way to a waiting job."""
         near = routing.within_reach(session, current.model, self._may_load)
-        if job_queue.more_urgent_waits(session, current.job_id, current.priority, near, held=held):
+        if waiting.more_urgent_waits(session, current.priority, near, held=held):
             return True
         if current.chat is not None and self._chats_give_way(session, current, held):
             return True
@@ -80,19 +80,19 @@ class JobChoice:
         return late and turns.another_waits(session, current.job_id, held)
 
     def _instead_of_chat(self, session: Session, row: JobRow, held: Collection[str]) -> str | None:
-        """The job that runs in a chat's turn: one that chats kept waiting, or the oldest chat."""
+        """The job to run in a chat's turn: a job delayed by chats, or the oldest chat."""
         if self.chats.is_spent():
-            owed = job_queue.behind_chats(session, row.model, row.priority, held)
+            owed = waiting.behind_chats(session, row.model, row.priority, held)
             if owed is not None:
                 return owed
         first = chat_batches.oldest(session, row.model, held=held)
         return None if first is None else first.job_id
 
     def _chats_give_way(self, session: Session, current: Slice, held: Collection[str]) -> bool:
-        """Whether an older chat waits that cannot share the batch, or a job that is owed a turn."""
+        """Whether an older chat that cannot share the batch waits, or a job that is owed a turn."""
         first = chat_batches.oldest(session, current.model, held=held)
         if first is not None and first.key != current.chat:
             return True
         return self.chats.is_spent() and (
-            job_queue.behind_chats(session, current.model, current.priority, held) is not None
+            waiting.behind_chats(session, current.model, current.priority, held) is not None
         )

@@ -1,16 +1,16 @@
-"""The engine that a job needs: of its model by the options in force, or exactly as the job is pinned.
+"""The engine for a job: its model with the options in force, or the model that the job is pinned to.
 
-`model_holder` loads models; this file decides which one by the index, and notes the result there.
+`model_holder` loads models. This file decides by the index which one to load, and notes the result there.
 """
 
 import logging
-import time
 
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
 from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.models.model_loads import ModelLoadOptions
 from storage.index.database import Database
-from storage.queue import job_pins, model_loads, workers
+from storage.jobs import jobs
+from storage.queue import model_loads, pins, workers
 from storage.tables.models import JobRow
 from worker.drain.grouping import Held
 from worker.drain.model_holder import ModelHolder, is_same
@@ -24,14 +24,12 @@ class HeldElsewhere(Exception):
 
 
 class JobModels:
-    """Changes the held model for a job of another model, or if a client asks for a load."""
+    """Changes the held model for a job, or if a client requests a load."""
 
     def __init__(self, models: ModelHolder, database: Database, worker_id: str) -> None:
         self._models = models
         self._database = database
         self._worker_id = worker_id
-        #: `time.monotonic` of the last change
-        self.changed_at = 0.0
 
     @property
     def held(self) -> Held | None:
@@ -47,36 +45,25 @@ class JobModels:
         """The held model's name."""
         return self.held.model if self.held else None
 
-    def engine_for(self, model: str) -> Engine:
-        """The engine of this model by the options in force, loaded if need be.
-
-        Raises:
-            ActographError: as `ModelHolder.engine_for`.
-        """
-        before = self.held
-        engine = self._models.engine_for(model)
-        self._note_change(before)
-        return engine
-
     def engine_of_job(self, job: JobRow) -> tuple[Engine, PinnedModel | None]:
         """The engine that a job is pinned to, and the pin.
 
-        A job without a pin is pinned to the model by the options in force; the pin stays None for an
-        engine without an identity.
+        A job without a pin is pinned to the model with the options in force. The pin stays None if the engine
+        has no identity.
 
         Raises:
             ActographError: as `ModelHolder.engine_for` and `engine_as`.
             HeldElsewhere: only another worker can run the job.
         """
-        pinned = job_pins.of_job(job)
+        pinned = pins.of_job(job)
         if pinned is None:
-            engine = self.engine_for(job.model)
-            pinned = job_pins.of_structure(engine.structure)
+            engine = self._models.engine_for(job.model)
+            pinned = pins.of_structure(engine.structure)
             if pinned is None:
                 return engine, None
             with self._database.write() as session:
                 # the first of two workers pins the job; the second one loads the model as pinned
-                pinned = job_pins.pin(session, job.id, pinned)
+                pinned = pins.pin(session, job.id, pinned)
         return self._pinned_engine(job, pinned), pinned
 
     def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> Engine:
@@ -86,7 +73,7 @@ class JobModels:
         with self._database.read() as session:
             current = workers.structure(session, job.model)
         if current is not None and is_same(current.identity, identity):
-            engine = self.engine_for(job.model)
+            engine = self._models.engine_for(job.model)
             if is_same(engine.structure.identity, identity):
                 return engine
         engine = self._as_pinned(pinned)
@@ -94,25 +81,18 @@ class JobModels:
         if current is not None and current.identity is not None:
             differences = current.identity.differences(identity)
         with self._database.write() as session:
-            job_pins.note_reload(session, job.id, pinned, differences)
-        logger.info("model %s is loaded as job %s is pinned to it: %s", job.model, job.id, differences)
+            pins.note_reload(session, job.id, pinned, differences)
+        logger.info("model %s was loaded as pinned by job %s: %s", job.model, job.id, differences)
         return engine
 
     def _as_pinned(self, pinned: PinnedModel) -> Engine:
-        before = self.held
         try:
             return self._models.engine_as(pinned.identity)
         except (ModelChanged, ModelRefused):
             with self._database.read() as session:
-                if job_pins.another_holds(session, self._worker_id, pinned):
+                if pins.another_holds(session, self._worker_id, pinned):
                     raise HeldElsewhere from None
             raise
-        finally:
-            self._note_change(before)
-
-    def _note_change(self, before: Held | None) -> None:
-        if self.held not in (None, before):
-            self.changed_at = time.monotonic()
 
     def load_as_asked(self, job: JobRow) -> None:
         """Run a job of kind `load`; if its model is refused, go on with the former one."""
@@ -120,9 +100,8 @@ class JobModels:
         refused: ActographError | None = None
         try:
             self._models.load(job.model, ModelLoadOptions.model_validate(job.spec))
-            self.changed_at = time.monotonic()
         except ActographError as error:
-            # the error's frames refer to the loaded model, which must be freed before the next load
+            # the error's frames hold the loaded model, which must be freed before the next load
             error.__cause__ = error.__context__ = None
             refused = error.with_traceback(None)
         with self._database.write() as session:
@@ -130,12 +109,12 @@ class JobModels:
                 model_loads.complete(session, job.id)
             else:
                 logger.warning("model %s is refused: %s", job.model, refused)
-                model_loads.fail(session, job.id, refused)
+                jobs.fail(session, job.id, refused)
         if refused is not None and previous is not None:
             self._load_again(previous)
 
     def _load_again(self, model: str) -> None:
         try:
-            self.engine_for(model)
+            self._models.engine_for(model)
         except ActographError as error:
             logger.error("the former model %s cannot be loaded again: %s", model, error)

@@ -1,8 +1,8 @@
 """Renewal of the leases of the current batch.
 
-A thread renews them, so that a long decode keeps them, and sees cancelled jobs meanwhile. It renews only
-while the batch reports progress, from its first prompt to its last uploaded file. After `stall_seconds`
-without progress it gives the samples back and ends the process: nothing else frees a stuck device.
+A thread renews them during a long decode, and looks for cancelled jobs. It renews only while the batch
+reports progress, from the first prompt to the last uploaded file. After `stall_seconds` without progress it
+gives the samples back and ends the process: nothing else frees a stuck device.
 """
 
 import logging
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from actograph.contract.errors import WorkerStalled
 from storage import samples
 from storage.index.database import Database
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.samples import LeasedSample
 from worker.signals.attempts import Attempts
 from worker.signals.process_end import STALLED, last_write
@@ -23,7 +23,7 @@ from worker.signals.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-#: time that a batch has to end by itself after a stop
+#: seconds for a batch to end by itself after a stop
 STOP_GRACE_SECONDS = 5.0
 
 
@@ -78,7 +78,7 @@ class LeaseKeeper:
         renewed_at = looked_at = time.monotonic()
         pause = min(POLL_SECONDS, self._lease_seconds / 6)
         while not self._done.wait(pause):
-            # a suspended process is not silent: none of its threads runs
+            # the time of a suspended process does not count
             looked_at, before = time.monotonic(), looked_at
             self._silent_seconds += min(looked_at - before, 4 * pause)
             if self._silent_seconds > self._stall_seconds:
@@ -103,10 +103,10 @@ class LeaseKeeper:
     def _look_for_end(self) -> None:
         """Note jobs that were cancelled, have ended elsewhere or have passed their deadline."""
         with self._database.read() as session:
-            found = job_control.states(session, self._job_ids)
+            found = control.states(session, self._job_ids)
         for job_id in (job_id for job_id, (_, is_overdue) in found.items() if is_overdue):
             with self._database.write() as session:
-                job_control.fail_overdue(session, job_id)
+                control.fail_overdue(session, job_id)
         running = {j for j, (status, late) in found.items() if status in jobs.ACTIVE and not late}
         self._ended = self._job_ids - running
         if not running:
@@ -116,9 +116,9 @@ class LeaseKeeper:
         """Give the samples back, as far as the index answers, and end the process."""
         error = WorkerStalled(
             f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS), also when the sample "
-            "was run alone; the worker ended itself each time"
+            "ran alone; the worker was restarted each time"
         )
-        logger.critical("no progress for %.0f s: the worker ends itself", self._silent_seconds)
+        logger.critical("no progress for %.0f s: the worker process ends", self._silent_seconds)
 
         def give_up() -> None:
             with self._database.write() as session:

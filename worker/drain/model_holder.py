@@ -35,7 +35,7 @@ def _by_the_settings(_model: str) -> ModelLoadOptions:
 
 
 class ModelHolder:
-    """Holds one model at a time. The old one is unloaded before the new one is loaded."""
+    """Holds one model at a time: it unloads the old one before it loads the new one."""
 
     def __init__(
         self,
@@ -43,16 +43,17 @@ class ModelHolder:
         on_loaded: Callable[[ModelStructure], None],
         options_of: Callable[[str], ModelLoadOptions] = _by_the_settings,
     ) -> None:
-        """`options_of` gives the options in force for a model; it is loaded again if they change."""
+        """`options_of` returns the options in force for a model; if they change, it is loaded again."""
         self._settings = settings
         self._on_loaded = on_loaded
         self._options_of = options_of
         self._served = [
             model_names.parse(text) for text in (settings.model, *settings.allowed_models) if text
         ]
-        self._engine: Engine | None = None
+        #: the engine of the held model
+        self.engine: Engine | None = None
         self._options = ModelLoadOptions()
-        #: True if the model was loaded as a job is pinned to it, not by the options in force
+        #: True if the model was loaded for a pinned job, not with the options in force
         self.is_as_pinned = False
         self._resting: dict[str, int] = {}
         #: bytes before and after the last batch
@@ -67,18 +68,18 @@ class ModelHolder:
             UnknownHook: a savepoint refers to an unknown hook.
         """
         options = self._options_of(name)
-        if self._engine is not None and self._engine.structure.model == name and options == self._options:
-            return self._engine
+        if self.engine is not None and self.engine.structure.model == name and options == self._options:
+            return self.engine
         return self.load(name, options)
 
     def engine_as(self, pinned: ModelIdentity) -> Engine:
-        """The engine of exactly this model, loaded again if another one or another variant is held.
+        """The engine of exactly this model variant, loaded if another one is held.
 
         Raises:
             UnknownModel, ModelRefused: as `engine_for`.
             ModelChanged: its files were overwritten, or it loads as another model.
         """
-        held = self._engine
+        held = self.engine
         if held is not None and is_same(held.structure.identity, pinned):
             return held
         files = weight_files.find(self._find(pinned.model).source, pinned.revision)
@@ -90,7 +91,7 @@ class ModelHolder:
                 "dtype": pinned.dtype,
                 "attn_implementation": pinned.attn_implementation,
                 "revision": pinned.revision,
-                "savepoints": [],  # the job has its own
+                "savepoints": [],  # a pinned job has its own
             }
         )
         engine = self.load(pinned.model, options, as_pinned=True)
@@ -109,17 +110,17 @@ class ModelHolder:
         self.is_as_pinned = as_pinned
         logger.info("loading model %s", name)
         try:
-            self._engine = self._load(model, options)
-            self._options, self._resting = options, memory_snapshot(self._engine.model.devices)
-            self._on_loaded(self._engine.structure)
+            self.engine = self._load(model, options)
+            self._options, self._resting = options, memory_snapshot(self.engine.model.devices)
+            self._on_loaded(self.engine.structure)
         except (ActographError, torch.AcceleratorError):
             self.unload()
             raise
         except Exception as error:
             self.unload()
             raise ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-        logger.info("model %s is ready on %s", name, self._engine.structure.device)
-        return self._engine
+        logger.info("model %s is ready on %s", name, self.engine.structure.device)
+        return self.engine
 
     def _find(self, name: str) -> ServedModel:
         model = next((m for m in self._served if m.name == name), None)
@@ -160,16 +161,11 @@ class ModelHolder:
     @property
     def tokenizer_definition(self) -> dict[str, Any] | None:
         """The tokenizer of the loaded model, for the index; None if it cannot be stored."""
-        return chat_template.exported(self._engine.model.tokenizer) if self._engine is not None else None
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine of the held model."""
-        return self._engine
+        return chat_template.exported(self.engine.model.tokenizer) if self.engine is not None else None
 
     def memory(self) -> dict[str, int]:
-        """Memory in use, and memory that a batch may use; for the heartbeat, plans are made by it."""
-        engine = self._engine  # the heartbeat's thread reads it while another thread loads
+        """Memory in use, and memory that a batch may use. The heartbeat sends it; the API plans with it."""
+        engine = self.engine  # another thread may load a model meanwhile
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting)
@@ -180,7 +176,7 @@ class ModelHolder:
         return numbers
 
     def unload(self) -> None:
-        self._engine = None
+        self.engine = None
         gc.unfreeze()
         gc.collect()
         if torch.cuda.is_available():
@@ -194,7 +190,7 @@ def is_same(found: ModelIdentity | None, pinned: ModelIdentity) -> bool:
 
 def _changed(pinned: ModelIdentity, found: ModelIdentity) -> ModelChanged:
     return ModelChanged(
-        f"the job is pinned to {pinned.model} with identity {pinned.sha256}; what can be loaded now has "
+        f"the job is pinned to {pinned.model} with identity {pinned.sha256}; the model on disk now has "
         f"identity {found.sha256}: {pinned.differences(found)}. Put the former files back and retry the job, "
         "or submit it again to run all of it with the model as it is now"
     )
@@ -204,10 +200,10 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
     """Identify a loaded model by its files.
 
     Args:
-        before: stamps of the model's files before the load; empty if they had yet to be downloaded.
+        before: stamps of the model's files before the load; empty if they were downloaded by it.
 
     Raises:
-        ModelRefused: its files were written during the load, or there are no weight files.
+        ModelRefused: its files changed during the load, or there are no weight files.
     """
     commit = getattr(loaded.hf.config, "_commit_hash", None)
     files = weight_files.find(model.source, commit)
@@ -215,7 +211,7 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
         raise ModelRefused(f"{model.name}: {model.source!r} has no weight files that can be fingerprinted")
     fingerprint = weight_files.fingerprint(files)
     if before and before != weight_files.stamps(files):
-        raise ModelRefused(f"{model.name}: its files were written while it was loaded; load it again")
+        raise ModelRefused(f"{model.name}: its files changed during the load; load it again")
     return ModelIdentity(
         model=model.name,
         source=model.source,
@@ -241,5 +237,5 @@ def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:
             raise ModelRefused(
                 f"{loaded.name}: the weights take {weights:,} bytes on "
                 f"{device if device == 'cpu' else f'cuda:{device}'}, max_memory allows {most:,}; "
-                "take a smaller dtype, place less there, or allow more"
+                "use a smaller dtype, place less there, or allow more"
             )

@@ -1,4 +1,4 @@
-"""Reasons to begin no batch: a full disk, an unavailable store, quotas, a pause."""
+"""Reasons to start no batch: a full disk, an unavailable store, quotas, a pause."""
 
 import logging
 
@@ -26,7 +26,7 @@ class Pauses:
         self._said_of_owners: set[str] = set()
 
     def hold(self) -> bool:
-        """Whether no batch may begin now; logs the reason once."""
+        """Whether no batch may start now; logs the reason once."""
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
         if reason is not None:
             return self._say(reason)
@@ -38,7 +38,7 @@ class Pauses:
                 return self._say(full)
             is_held = pause.holds(session)
         if self._has_said:
-            logger.warning("new batches may begin again")
+            logger.warning("batches start again")
         self._has_said = False
         return is_held
 
@@ -54,6 +54,6 @@ class Pauses:
 
     def _say(self, reason: str) -> bool:
         if not self._has_said:
-            logger.warning("no batch may begin: %s", reason)
+            logger.warning("no batch may start: %s", reason)
         self._has_said = True
         return True

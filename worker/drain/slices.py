@@ -23,19 +23,19 @@ from storage.samples import NewSample
 from storage.samples.expansion import evaluation_samples, extract_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
-from worker.drain.datasets_of_job import DatasetReader
 from worker.drain.job_models import JobModels
 from worker.engine.engine import Engine
-from worker.runners.batch import BatchRunner
+from worker.evals.datasets import DatasetReader
+from worker.runners.batch_file import BatchFileRunner
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
+from worker.sample.batch import BatchRunner
 from worker.sample.generation import BatchGenerator
-from worker.sample.recording import Provenance
+from worker.sample.provenance import Provenance
 from worker.sample.segments import markup_of
 from worker.sample.steering import UNSTEERED, Steering, steering_of
-from worker.sample.unit import UnitRunner
 from worker.text.chat_template import template_sha256, tokenizer_sha256
 
 
@@ -47,17 +47,17 @@ class Slice:
     model: str
     priority: int
     owner: str | None
-    units: UnitRunner
+    batches: BatchRunner
     #: properties shared by all chats of a batch; None if the job is no chat
     chat: Mapping[str, Any] | None = None
-    #: properties shared by all lines of a batch file's unit; None if the job is no batch file
+    #: properties shared by all lines of a batch; None if the job is no batch file
     lines: Mapping[str, Any] | None = None
     #: error of these lines, if they cannot run
     refused: ActographError | None = None
 
 
 class Slices:
-    """Prepares jobs."""
+    """Prepares jobs for a slice."""
 
     def __init__(
         self, *, settings: Settings, database: Database, store: ArtifactStore, model: JobModels
@@ -70,9 +70,9 @@ class Slices:
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
 
     def prepare(self, job_id: str) -> Slice:
-        """Load the model if need be, read the data that the spec names, resolve its hooks.
+        """Load the model if necessary, read the job's data, resolve its hooks.
 
-        A batch file is prepared for its next line, and for those that can run with it.
+        A batch file is prepared for its next line and the lines that can share a batch with it.
 
         Raises:
             ActographError: the job cannot be run at all.
@@ -86,7 +86,7 @@ class Slices:
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure
         if pinned is not None and pinned.savepoints != structure.savepoints:
-            # savepoints mean what they meant when the job was submitted
+            # savepoints as they were when the job was submitted
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         runner = self._runner(row, spec, engine)
         steering, provenance, refused = UNSTEERED, None, None
@@ -115,19 +115,19 @@ class Slices:
             model=row.model,
             priority=row.priority,
             owner=row.owner,
-            units=UnitRunner(self._store, generator),
+            batches=BatchRunner(self._store, generator),
             chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.KIND else None,
             lines=None if line is None else batches.unit_key(line),
             refused=refused,
         )
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
-        """The runner for the job's kind; `spec` is the job's, or that of lines of a batch file."""
+        """The runner of the job's kind; `spec` is the spec of the job, or of lines of a batch file."""
         if row.kind == "extract" and row.total is None:
             extract = ExtractSpec.model_validate(row.spec)
             self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
         if row.kind == batches.KIND:
-            return BatchRunner(spec, engine.model.tokenizer, engine.structure)
+            return BatchFileRunner(spec, engine.model.tokenizer, engine.structure)
         if row.kind == chat_job.KIND:
             return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
@@ -141,7 +141,7 @@ class Slices:
         return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)
 
     def _insert_samples(self, row: JobRow, read: Callable[[], Iterator[NewSample]]) -> None:
-        """Insert the samples of a dataset that the API could not read."""
+        """Insert the samples of a dataset that only workers can read."""
         bulk_insert.insert_dataset(self._database, row.id, list(read()))
 
     def _provenance(
@@ -172,4 +172,5 @@ class Slices:
             sampling=runner.sampling,
             markup=markup_of(spec, engine.model.tokenizer),
             steering=steering,
+            takes_turns=runner.takes_turns,
         )

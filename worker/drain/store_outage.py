@@ -1,4 +1,4 @@
-"""Pauses while the store takes no sessions: a full disk, an unavailable S3 server.
+"""Pauses while the store is unavailable: a full disk, an S3 server that does not answer.
 
 Samples whose sessions could not be stored are given back and run again later. Without a pause the device
 would generate them in vain, again and again.
@@ -18,7 +18,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 class StoreOutage:
-    """No batch begins after `note` until a check finds the store working; pauses between checks grow."""
+    """No batch starts after `note` until a check finds the store working. Pauses between checks grow."""
 
     def __init__(self, store: ArtifactStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -30,14 +30,14 @@ class StoreOutage:
         """Note that a session could not be stored."""
         self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
         self._next_look = self._clock() + self._pause
-        logger.warning("samples are given back, and no batch begins for %.0f s: %s", self._pause, reason)
+        logger.warning("samples are given back, and no batch starts for %.0f s: %s", self._pause, reason)
 
     def is_over(self) -> None:
         """Note that sessions were stored."""
         self._pause = 0.0
 
     def holds(self) -> bool:
-        """Whether no batch may begin now."""
+        """Whether no batch may start now."""
         if not self._pause:
             return False
         if self._clock() < self._next_look:

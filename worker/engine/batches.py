@@ -1,8 +1,7 @@
-"""The batches of one call to the engine: run, halved when memory runs out, given up sample by sample.
+"""The batches of one call to the engine, and smaller ones when memory runs out.
 
-A failed batch is never tried again in the same way. There are three rungs, each taken after the failed
-attempt has freed its memory: half the batch; a batch of one whose rows leave the device at once; giving up
-on that sample, with the numbers.
+A failed batch first frees its memory. Then half of it runs. A single sample runs once more with small
+buffers. If it fails again, its error has the numbers.
 """
 
 import gc
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
-    """Rows to capture in every batch of a call, and their way to the sink."""
+    """Rows to capture in every batch of a call, and their sink."""
 
     reads: Sequence[tuple[str, Point]]  # (location, point) in execution order
     positions: Positions
@@ -50,12 +49,12 @@ class Capture:
 
     @property
     def copied(self) -> list[int]:
-        """Points whose tensors must be copied when they are read: the model overwrites them."""
+        """Points whose tensors are copied when they are read, because the model overwrites them."""
         return [i for i, (_, point) in enumerate(self.reads) if point.changed_later]
 
     @property
     def sparing(self) -> Self:
-        """The same capture with the least memory in use; equal to this one if it is as sparing already."""
+        """The same capture with the smallest buffers; equal to this one if they cannot be smaller."""
         return replace(self, options=sparing(self.options))
 
     def stream(
@@ -97,7 +96,7 @@ class Capture:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob(ABC):
-    """One call to the engine: everything that its batches have in common."""
+    """One call to the engine: the data common to its batches."""
 
     hooks: ModelHooks
     requests: Sequence[GenerationRequest]
@@ -107,7 +106,7 @@ class BatchJob(ABC):
 
     @abstractmethod
     def run_batch(self, batch: Sequence[int]) -> dict[int, Generation]:
-        """Run the requests with these indices as one batch, to the last row in the sink."""
+        """Run the requests with these indices as one batch, until the sink has all rows."""
 
     @abstractmethod
     def need(self, batch: Sequence[int]) -> int:
@@ -115,7 +114,7 @@ class BatchJob(ABC):
 
     @abstractmethod
     def describe(self, index: int) -> str:
-        """Name a request in the error for a sample that does not fit even alone."""
+        """Name a request in the error of a sample that does not fit even alone."""
 
     def run(self, batches: Sequence[Sequence[int]]) -> list[Generation]:
         """One `Generation` for each request, in their order.
@@ -198,11 +197,22 @@ class BatchJob(ABC):
         )
 
 
-def sparing(options: BufferOptions) -> BufferOptions:
-    """The same row path with nothing held back.
+@dataclass(frozen=True, kw_only=True)
+class ReadingJob(BatchJob):
+    """A call that only reads texts; batches are compared in padded tokens."""
 
-    Every step leaves the device by itself, a prompt's rows leave before the next layer runs, and the host
-    holds at most one shard of a sample. Equal to `options` if those are as sparing already.
+    def describe(self, index: int) -> str:
+        return f"a text of {len(self.requests[index].prompt_ids)} tokens"
+
+    def need(self, batch: Sequence[int]) -> int:
+        return len(batch) * max(len(self.requests[i].prompt_ids) for i in batch)
+
+
+def sparing(options: BufferOptions) -> BufferOptions:
+    """The smallest buffers.
+
+    Every step leaves the device at once, a prompt's rows leave before the next layer runs, and the host holds
+    at most one shard of a sample.
     """
     return replace(
         options,
@@ -226,12 +236,12 @@ def descend(
     """Run `attempt` on each batch of indices; if memory runs out, on its halves, and so on.
 
     Args:
-        attempt: runs one batch to its end, sparingly if its second argument is True; raises the
+        attempt: runs one batch, with small buffers if its second argument is True; raises the
             allocator's error.
         reset: discards the results of a failed attempt, before its indices are run again.
         observe: memory in use; called while a failed attempt still holds its memory.
         give_up: takes an index that does not fit even alone, and the memory observed then.
-        can_spare: whether a sparing attempt needs less than a usual one.
+        can_spare: whether smaller buffers are possible.
     """
     waiting = [(list(batch), False) for batch in reversed(batches)]
     while waiting:

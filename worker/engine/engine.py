@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.plans.prefill_plan import PrefillPlan, prefill_plan
+from actograph.contract.plans.batch_memory import batch_size, capture_need
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from actograph.contract.structure_checks import check_sampling
@@ -94,13 +94,14 @@ class Engine:
         prompt_tokens: int,
         options: BufferOptions = _NO_OPTIONS,
         most: int = 0,
-    ) -> PrefillPlan:
-        """Texts to read at once: see `contract.prefill_plan`."""
+    ) -> int:
+        """Texts to read at once, at least 1."""
         budget = memory.budget_of(self.model, options.host_buffer_bytes, most)
         learned = self.prefill_limit.most_samples(prompt_tokens)
         if learned is not None:
             budget = replace(budget, cap=min(budget.cap, learned))
-        return prefill_plan(self.structure, hooks, capture, budget, prompt_tokens=prompt_tokens)
+        need = capture_need(self.structure, hooks, capture, prompt_tokens=prompt_tokens, generated_tokens=0)
+        return batch_size(self.structure, 0, need, budget, prompt_tokens=prompt_tokens, max_tokens=0)
 
     def generate(
         self,

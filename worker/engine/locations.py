@@ -39,7 +39,7 @@ def place_of(location: str) -> Place:
     """
     match = _LOCATION.fullmatch(location)
     if match is None:
-        raise ValueError(f"{location} is not a module location")
+        raise ValueError(f"{location!r} is not a module location")
     return Place(match["path"], cast(Literal["input", "output"], match["side"]), int(match["part"] or 0))
 
 

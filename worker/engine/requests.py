@@ -81,7 +81,7 @@ class GenerationRequest:
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
     chooser: RowChooser | None = (
-        None  # of rows to keep, instead of the shaping's; all requests of a batch or none
+        None  # of rows to keep, instead of the shaping's; all requests of a batch have one, or none
     )
     earlier: "EarlierRows | None" = None  # summaries of earlier turns
 
@@ -122,11 +122,9 @@ class Generation:
     """One continued prompt.
 
     `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time
-    limit; the rows so far are delivered), "cancelled"
-    (should_stop; the ids so far are kept), "dropped" (should_drop: this one alone was ended; the same) or
-    "error" (see `error`; no ids).
-    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not: none
-    of this sample's rows may be kept.
+    limit; the rows so far are delivered), "cancelled" (should_stop; the ids so far are kept), "dropped"
+    (should_drop ended this one alone; the ids so far are kept) or "error" (see `error`; no ids).
+    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not.
     """
 
     key: str
@@ -134,8 +132,8 @@ class Generation:
     generated_ids: tuple[int, ...]  # as sampled, with the end token that ended it
     finish_reason: FinishReason
     error: BaseException | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None where not asked for
-    # of each id of the prompt, the first of which has none; None where not asked for
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None if not requested
+    # of each id of the prompt, None for the first; None if not requested
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 

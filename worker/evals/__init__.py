@@ -1,1 +1,1 @@
-"""Evaluations: datasets, tools, and dialogues with tools."""
+"""Evaluations: datasets and tools."""

@@ -1,50 +1,80 @@
-"""Rows of a dataset on the Hugging Face Hub."""
+"""Datasets of a job: uploads, files of the data folders, the Hugging Face Hub."""
 
+from collections.abc import Sequence
 from pathlib import Path
-
-import datasets
+from typing import Any
 
 from actograph.contract.errors import InvalidDataset
-from actograph.contract.specs import HubDataset
-from actograph.datasets.dataset_rows import DatasetRow, RowReader, TextRow, check_rows, check_texts
+from actograph.contract.specs import DatasetRef, EvaluationSpec, ExtractSpec, HubDataset
+from actograph.datasets.dataset_rows import DatasetRow, TextRow, check_rows, check_texts
+from actograph.tasks.rows import row_form
+from storage.files import dataset_sources
+from storage.files.dataset_sources import Uploads
 
 
-def load_hub_rows(
-    dataset: HubDataset,
-    *,
-    limit: int | None = None,
-    offset: int = 0,
-    require_gold: bool = True,
-    reader: RowReader | None = None,
-) -> list[DatasetRow]:
-    """Rows of a split, from the Hub or from the cache of an earlier download.
+class DatasetReader:
+    """Reads datasets. Its methods raise InvalidDataset if a dataset cannot be read."""
+
+    def __init__(self, uploads: Uploads, data_roots: Sequence[str]) -> None:
+        self._uploads = uploads
+        self._data_roots = data_roots
+        #: the last pool; slices of one job often follow each other
+        self._pool: tuple[DatasetRef, object, list[DatasetRow]] | None = None
+
+    def rows(
+        self, ref: DatasetRef, task: object, *, limit: int | None = None, offset: int = 0
+    ) -> list[DatasetRow]:
+        """Rows as read by `task` of the job's spec."""
+        reader = row_form(task)
+        if isinstance(ref, HubDataset):
+            return check_rows(hub_split(ref), limit=limit, offset=offset, reader=reader)
+        return list(
+            dataset_sources.read(
+                ref, self._uploads, self._data_roots, limit=limit, offset=offset, reader=reader
+            )
+        )
+
+    def texts(self, spec: ExtractSpec) -> list[TextRow]:
+        """Texts of an extract job."""
+        ref, field, limit, offset = spec.dataset, spec.text_field, spec.limit, spec.offset
+        assert ref is not None
+        if isinstance(ref, HubDataset):
+            return check_texts(hub_split(ref), field, limit=limit, offset=offset)
+        return list(
+            dataset_sources.read_text_rows(
+                ref, field, self._uploads, self._data_roots, limit=limit, offset=offset
+            )
+        )
+
+    def fewshot_pool(self, spec: EvaluationSpec) -> list[DatasetRow]:
+        """All rows that few-shot examples are drawn from; empty if the task has its own examples."""
+        if spec.num_fewshot == 0 or spec.own_examples:
+            return []
+        ref = spec.fewshot_dataset or spec.dataset
+        if self._pool is None or self._pool[:2] != (ref, spec.task):
+            self._pool = (ref, spec.task, self.rows(ref, spec.task))
+        return self._pool[2]
+
+
+def hub_split(dataset: HubDataset) -> Any:
+    """A split of a dataset on the Hub, or in the cache of an earlier download.
 
     Raises:
-        InvalidDataset: if the name is not a Hub id, the Hub cannot be reached, it has no such
-            dataset, config or split, or a row is not what the task reads.
+        InvalidDataset: the name is not a Hub id, the Hub cannot be reached, or it has no such dataset,
+            config or split.
     """
-    rows = _split(dataset)
-    return check_rows(rows, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
+    import datasets  # takes a second
 
-
-def load_hub_texts(
-    dataset: HubDataset, field: str, *, limit: int | None = None, offset: int = 0
-) -> list[TextRow]:
-    """`field` of rows of a split.
-
-    Raises:
-        InvalidDataset: as `load_hub_rows` does, or if a row has no such text.
-    """
-    return check_texts(_split(dataset), field, limit=limit, offset=offset)
-
-
-def _split(dataset: HubDataset) -> datasets.Dataset:
-    _check_hub_id(dataset.hub)
+    if Path(dataset.hub).exists():  # `load_dataset` would read it
+        raise InvalidDataset(
+            f"{dataset.hub!r} is also a folder in the worker's working directory; start the worker elsewhere",
+            param="dataset",
+        )
     name = f"{dataset.hub} (config {dataset.config or 'default'}, split {dataset.split})"
     try:
         rows = datasets.load_dataset(dataset.hub, dataset.config, split=dataset.split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        # ConnectionError and FileNotFoundError are OSErrors, as are the Hub's HTTP errors.
+        # ConnectionError, FileNotFoundError and the Hub's HTTP errors are OSErrors
         raise InvalidDataset(
             f"dataset {name} cannot be loaded: {error}; check name, config and split and that the worker "
             "reaches huggingface.co, or upload the rows through /v1/files and name them by file_id",
@@ -53,12 +83,3 @@ def _split(dataset: HubDataset) -> datasets.Dataset:
     if not isinstance(rows, datasets.Dataset):
         raise InvalidDataset(f"dataset {name} is not one split of rows", param="dataset")
     return rows
-
-
-def _check_hub_id(name: str) -> None:
-    """Refuse a name that `load_dataset` would read as a local folder."""
-    if Path(name).exists():
-        raise InvalidDataset(
-            f"{name!r} is also a folder in the worker's working directory; start the worker elsewhere",
-            param="dataset",
-        )

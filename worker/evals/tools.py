@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actograph.contract.chat.tool_calls import MalformedCall, ToolCall
+from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.scoring.calculator import CalculatorError, calculate
 
 #: longest result that goes back to the model, in characters
@@ -38,6 +39,7 @@ class ToolResult:
 
     content: str
     error: bool = False
+    malformed: bool = False  # the call could not be read
 
 
 def _calculator(arguments: Mapping[str, Any]) -> str:
@@ -68,7 +70,7 @@ TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (CALCULATOR,)}
 def run_call(call: ToolCall | MalformedCall, tools: Sequence[Tool]) -> ToolResult:
     """Run one call. Never raises: an error is the result of its call."""
     if isinstance(call, MalformedCall):
-        return _failed(call.reason)
+        return replace(_failed(call.reason), malformed=True)
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         known = ", ".join(tool.name for tool in tools)
@@ -83,3 +85,28 @@ def run_call(call: ToolCall | MalformedCall, tools: Sequence[Tool]) -> ToolResul
 
 def _failed(reason: str) -> ToolResult:
     return ToolResult(f"Error: {reason}"[:MAX_RESULT_CHARS], error=True)
+
+
+def record_of(
+    turns: Sequence[str], results: Sequence[Sequence[ToolResult]], ended: ToolUseEnd
+) -> tuple[ToolUse, list[ToolMessage]]:
+    """The record of a finished conversation, and its messages.
+
+    Args:
+        turns: text of each turn.
+        results: results of each turn's calls; those of the last turn were not given to the model.
+    """
+    given = [*results[:-1], []]
+    messages: list[ToolMessage] = []
+    for said, own in zip(turns, given, strict=True):
+        messages.append(ToolMessage(role="assistant", content=said))
+        messages += [ToolMessage(role="tool", content=r.content, error=r.error) for r in own]
+    calls = [result for own in given for result in own]
+    use = ToolUse(
+        turns=len(turns),
+        calls=len(calls),
+        errors=sum(result.error for result in calls),
+        malformed=sum(result.malformed for result in calls),
+        ended=ended,
+    )
+    return use, messages

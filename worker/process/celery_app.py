@@ -1,7 +1,7 @@
-"""The worker's Celery app: one child process that holds the model, one task.
+"""The worker's Celery app: one task, and one child process with the model.
 
-The parent imports neither torch nor the engine. The child is spawned, loads the model before its first task,
-and runs one task at a time.
+The parent imports neither torch nor the engine. The child loads the model before its first task and runs one
+task at a time.
 """
 
 import logging
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from actograph import redaction
-from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.errors import ActographError
 from actograph.contract.models import model_names
 from actograph.settings import Settings
 from storage.broker.broker import WAKE_TASK, celery_app
-from worker.process.setup_attempts import MOST, SetupAttempts
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -70,16 +69,9 @@ def _start(**_: Any) -> None:
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a log file is no terminal
     stop = StopSignal.inherited()
-    attempts = SetupAttempts(stop.folder / "setup-attempts")
     try:
-        if not attempts.begin():
-            raise ModelRefused(
-                f"the process died {MOST} times while it loaded the model, most likely for want of memory; "
-                "take a smaller model or dtype"
-            )
         _process = WorkerProcess(Settings(), stop, _served)
         _process.start()
-        attempts.succeeded()
     except Exception as error:  # Celery would only log it and go on without a model
         if not isinstance(error, ActographError):
             logger.exception("the worker could not be set up")

@@ -19,13 +19,14 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import deployment
-from storage.index.database import Database, Pool
+from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import model_loads, model_tokenizers, workers
 from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.process.periodic import Periodic, heartbeat, idle_look
+from worker.process.setup_attempts import SetupAttempts
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class WorkerProcess:
         self._stop = stop
         self._served = list(served)
         self.worker_id = new_worker_id()
-        self._database = Database(settings.effective_database_url, Pool.of(settings))
+        self._database = Database.of(settings)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._heartbeat = heartbeat(
             self._database,
@@ -75,7 +76,9 @@ class WorkerProcess:
 
         self._database.insist(register, give_up=self._stop.is_set)
         self._heartbeat.start()
+        attempts = SetupAttempts(self._stop.folder / "setup-attempts")
         try:
+            attempts.begin()
             if not settings.model:
                 raise ModelRefused("no model is set; set ACTOGRAPH_MODEL or use `up --model`")
             if settings.threads:
@@ -83,6 +86,7 @@ class WorkerProcess:
 
                 torch.set_num_threads(settings.threads)
             self.drain.load(name)
+            attempts.succeeded()
             self._idle_look.start()
             self._healing.start()
         except ActographError as error:

@@ -1,4 +1,4 @@
-"""Threads of an idle or busy worker that repeat their work: the heartbeat, and the look for jobs."""
+"""Threads that repeat their work: the heartbeat, and the look for jobs."""
 
 import random
 import threading

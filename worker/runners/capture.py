@@ -1,24 +1,19 @@
-"""Jobs over prompts and conversations: captures generate from them or only read them, extractions read."""
+"""Capture and extract jobs: prompts and conversations, continued or only read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.resources import Score
-from actograph.contract.resources.tool_use import ToolUseEnd
 from actograph.contract.specs import CaptureInput, SamplingSpec
 from storage.samples import LeasedSample
-from worker.engine.requests import Generation
 from worker.runners import text
-from worker.runners.runner import Prompt
+from worker.runners.runner import Prompt, Runner
 from worker.text.chat_template import render_chat
 
 
-class CaptureRunner:
-    """One prompt or conversation to each sample; nothing is scored."""
-
-    may_score = False
+class CaptureRunner(Runner):
+    """One prompt or conversation per sample; nothing is scored."""
 
     def __init__(
         self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, context_length: int
@@ -39,32 +34,10 @@ class CaptureRunner:
             self._tokenizer,
             messages,
             enable_thinking=self._enable_thinking,
-            # an answer that is there already is read; else the text is what a generation would begin with
+            # an existing answer is read; without one the text ends where a generation would begin
             add_generation_prompt=self.sampling is not None or messages[-1]["role"] != "assistant",
         )
         return text.encode(self._tokenizer, rendered, is_chat=True, most_tokens=self._most_tokens)
 
-    @property
-    def takes_turns(self) -> bool:
-        return False
-
-    def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
-        return self.sampling
-
-    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> ToolUseEnd:
-        return "answer"
-
-    def tools_of(self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> None:
-        return None
-
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop if self.sampling else ())
-
-    def live_text(self, token_ids: Sequence[int]) -> str:
-        return text.decode(self._tokenizer, token_ids, ())
-
-    def logprobs(self, sample: LeasedSample, generation: Generation) -> None:
-        return None
-
-    def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        return {}

@@ -8,29 +8,28 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.chat.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import ModelStructure, Score
-from actograph.contract.resources.tool_use import ToolUseEnd
+from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation, TokenLogprobs
 from worker.runners import text
-from worker.runners.runner import Prompt
+from worker.runners.runner import Prompt, Runner
 from worker.runners.token_names import TokenNames
 from worker.text.chat_template import render_chat
 from worker.text.forced_call import begin_call
 
 
-class ChatRunner:
-    """One choice of a request to each sample; nothing is scored."""
+class ChatRunner(Runner):
+    """One choice of a request per sample; nothing is scored."""
 
-    takes_turns = False
+    sampling: SamplingSpec
     may_score = True
 
     def __init__(
         self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, structure: ModelStructure
     ) -> None:
-        """`spec` is the stored spec of one of the jobs; their samples hold the differences."""
+        """`spec` is the stored spec of one of the jobs; their samples have the differences."""
         self.sampling = SamplingSpec.model_validate(spec["sampling"])
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
@@ -44,7 +43,7 @@ class ChatRunner:
         room = self._structure.context_length - len(prompt.token_ids)
         most = given.max_tokens
         if most is None:
-            # one more than there is room for is refused further on, with the numbers
+            # if there is no room, the check of the context refuses the sample with the numbers
             most = max(1, min(given.default_max_tokens, room))
         return replace(
             prompt,
@@ -57,7 +56,7 @@ class ChatRunner:
         if given.prompt_token_ids is not None:
             ids = tuple(given.prompt_token_ids)
             if not ids or max(ids) >= self._structure.vocab_size:
-                # checked here: in the batch it would fail other requests
+                # the engine would fail the whole batch
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
@@ -84,14 +83,8 @@ class ChatRunner:
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):
             return None
-        # the seed that its own request said: the spec is that of one of the jobs of the batch
+        # the seed of its own request: `spec` may be another request's
         return self.sampling.model_copy(update={"seed": (sample.seed - sample.epoch) % 2**63})
-
-    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> ToolUseEnd:
-        return "answer"
-
-    def tools_of(self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> None:
-        return None
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         sampling = self.sampling_of(sample)
@@ -101,11 +94,8 @@ class ChatRunner:
         said = self._spoken.further(token_ids) if goes_on else self._spoken.of(token_ids)
         return cut_at_stop(said, sampling.stop)
 
-    def live_text(self, token_ids: Sequence[int]) -> str:
-        return self._spoken.of(token_ids)
-
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Log probabilities: a chat's without the end token, a text's as `chat_answers.TextToken`."""
+        """Log probabilities: a chat's without end tokens, a text's as `chat_answers.TextToken`."""
         if sample.input.get("messages") is None:
             return self._of_text(sample, generation)
         if generation.logprobs is None:
@@ -130,7 +120,7 @@ class ChatRunner:
         ]
 
     def _likeliest(self, of: TokenLogprobs) -> dict[str, float]:
-        """Log probabilities by token name, the token itself included; of two equal names the likelier."""
+        """Log probabilities by token name, with the chosen token; the likelier one if two names are equal."""
         found: dict[str, float] = {}
         for token_id, logprob in (*of.top, (of.token_id, of.logprob)):
             found.setdefault(self._names.of(token_id)[0], logprob)
@@ -139,6 +129,3 @@ class ChatRunner:
     def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
         token, spelled = self._names.of(token_id)
         return {"token": token, "logprob": logprob, "bytes": spelled}
-
-    def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        return {}

@@ -11,17 +11,15 @@ from actograph.datasets.dataset_rows import DatasetRow
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
 from storage.samples import LeasedSample
-from worker.engine.requests import Generation
-from worker.evals.tools import TOOLS
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
-from worker.runners.runner import FurtherTurn, Prompt
+from worker.runners.runner import FurtherTurn, Prompt, Runner
 from worker.runners.tool_turns import ToolTurns
-from worker.text.chat_template import is_chat_prompt, render_chat
+from worker.text.chat_template import is_chat_prompt
 
 
-class EvaluationRunner:
-    may_score = False
+class EvaluationRunner(Runner):
+    sampling: SamplingSpec
 
     def __init__(
         self,
@@ -46,58 +44,37 @@ class EvaluationRunner:
         )
         self._scoring = JobScoring(spec)
         stop = self._task.stop_strings(spec.sampling.stop)
-        self.sampling: SamplingSpec = spec.sampling.model_copy(update={"stop": stop})
-        self._tools: ToolTurns | None = None
-        self._annotations: AnnotationTurns | None = None
-        if spec.uses_tools and spec.tool_format == "annotations":
-            self._annotations = AnnotationTurns(spec, tokenizer, TOOLS)
-        elif spec.uses_tools:
-            self._tools = ToolTurns(spec, tokenizer)
-
-    @property
-    def takes_turns(self) -> bool:
-        return self._spec.uses_tools
+        self.sampling = spec.sampling.model_copy(update={"stop": stop})
+        self.takes_turns = spec.uses_tools
+        self._turns: ToolTurns | AnnotationTurns | None = None
+        if spec.uses_tools:
+            is_annotated = spec.tool_format == "annotations"
+            self._turns = AnnotationTurns(spec, tokenizer) if is_annotated else ToolTurns(spec, tokenizer)
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
         changes = self._conditions[sample.condition].sampling
         return self.sampling if changes is None else changes.applied(self.sampling)
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        if self._tools is not None and self._has_tools(sample):
-            return self._tools.first(self._messages(sample))
-        prompt = self._plain(sample)
-        if self._annotations is not None and self._has_tools(sample):
-            return self._annotations.first(prompt)
-        return prompt
+        turns, built = self._turns_of(sample), self._built(sample)
+        if turns is not None:
+            return turns.first(built)
+        return text.encode_built(self._tokenizer, built, enable_thinking=self._spec.enable_thinking)
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        if not self._has_tools(sample):
-            return "answer"
-        if self._annotations is not None:
-            return self._annotations.further(self._plain(sample), turns)
-        return "answer" if self._tools is None else self._tools.further(self._messages(sample), turns)
+        tools = self._turns_of(sample)
+        return "answer" if tools is None else tools.further(self._built(sample), turns)
 
     def tools_of(
         self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
     ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
-        used = self._annotations or self._tools
-        return used.record(turns, ended) if used is not None and self._has_tools(sample) else None
+        tools = self._turns_of(sample)
+        return None if tools is None else tools.record(turns, ended)
 
-    def _has_tools(self, sample: LeasedSample) -> bool:
-        return self._spec.mode_of(self._conditions[sample.condition]) == "with_tools"
-
-    def _plain(self, sample: LeasedSample) -> Prompt:
-        """The prompt without tools."""
-        built = self._built(sample)
-        if isinstance(built, str):
-            return text.encode(self._tokenizer, built, is_chat=False)
-        rendered = render_chat(self._tokenizer, built, enable_thinking=self._spec.enable_thinking)
-        return text.encode(self._tokenizer, rendered, is_chat=True)
-
-    def _messages(self, sample: LeasedSample) -> ChatMessages:
-        built = self._built(sample)
-        assert not isinstance(built, str)  # tools of a chat template, so the prompt is a chat
-        return built
+    def _turns_of(self, sample: LeasedSample) -> ToolTurns | AnnotationTurns | None:
+        """The turns of a sample; None without tools."""
+        with_tools = self._spec.mode_of(self._conditions[sample.condition]) == "with_tools"
+        return self._turns if with_tools else None
 
     def _built(self, sample: LeasedSample) -> str | ChatMessages:
         """The task's prompt: plain text, or the messages of a chat."""
@@ -114,12 +91,6 @@ class EvaluationRunner:
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
-
-    def live_text(self, token_ids: Sequence[int]) -> str:
-        return text.decode(self._tokenizer, token_ids, ())
-
-    def logprobs(self, sample: LeasedSample, generation: Generation) -> None:
-        return None
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
         return self._scoring.score(sample.input, completion, generated_tokens)

@@ -1,8 +1,9 @@
 """Interface between the drain and a job kind."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from actograph.contract.resources import Score
 from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
@@ -40,60 +41,48 @@ class FurtherTurn:
     continues: bool = False
 
 
-class Runner(Protocol):
-    """Made once per time slice for one job."""
+class Runner(ABC):
+    """Prompts, completions and scores of one job, during one slice."""
 
-    @property
-    def sampling(self) -> SamplingSpec | None:
-        """The job's sampling, with the stop strings of its task; None if nothing is generated."""
-        ...
+    #: the job's sampling, with the stop strings of its task; None if nothing is generated
+    sampling: SamplingSpec | None
+    #: whether requests may ask for log probabilities of prompts
+    may_score = False
+    #: whether a sample may have several turns
+    takes_turns = False
 
-    @property
-    def may_score(self) -> bool:
-        """Whether requests may ask for log probabilities of prompts."""
-        ...
-
+    @abstractmethod
     def prompt(self, sample: LeasedSample) -> Prompt:
         """The prompt of a sample. Raises ActographError for a faulty sample; the others go on."""
-        ...
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a sample may have several turns."""
-        ...
+    @abstractmethod
+    def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
+        """The text of generated tokens, cut before the first stop string."""
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
-        """The job's sampling with the changes of the sample's condition; None if it is only read."""
-        ...
+        """The sampling of one sample; None if its prompt is only read."""
+        return self.sampling
 
     def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """Next prompt after the given turns, or the reason for the end.
+        """Next prompt after these turns, or the reason for the end.
 
         Raises ActographError if this sample cannot be prompted again; the others go on.
         """
-        ...
+        return "answer"
 
     def tools_of(
         self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
     ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
         """The record of a finished sample's tool use; None if it had no tools."""
-        ...
-
-    def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
-        """The text of generated tokens, cut before the first stop string."""
-        ...
-
-    def live_text(self, token_ids: Sequence[int]) -> str:
-        """The text of some of the generated tokens, for live text; stop strings are not cut."""
-        ...
+        return None
 
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
         """Log probabilities in OpenAI's form; None if not requested."""
-        ...
+        return None
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        """Verdicts by metric key; empty if the job kind scores nothing.
+        """Verdicts by metric key; empty if the job kind has no scorers.
 
-        Raises ActographError if this sample cannot be judged; the others go on.
+        Raises ActographError if this sample cannot be scored; the others go on.
         """
-        ...
+        return {}

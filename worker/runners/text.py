@@ -1,4 +1,4 @@
-"""Between prompts, tokens and completions, for every job kind."""
+"""Prompts from text, and text from tokens, for every job kind."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,16 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
 from actograph.scoring.completions import cut_at_stop
+from actograph.tasks.prompts import ChatMessages
 from worker.runners.runner import Prompt
-from worker.text.chat_template import encode_prompt
+from worker.text.chat_template import encode_prompt, render_chat
 from worker.text.text_stream import REPLACEMENT
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool, most_tokens: int | None = None
 ) -> Prompt:
-    """The text's tokens, no more than `most_tokens` of them. Raises InvalidRequest if it has none."""
+    """Prompt of a text, cut to `most_tokens`. Raises InvalidRequest if the text has no tokens."""
     ids = encode_prompt(tokenizer, text, is_chat=is_chat)
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
@@ -22,11 +23,19 @@ def encode(
     return Prompt(text=text, token_ids=tuple(ids[:most_tokens]), truncated_from=len(ids) if cut else None)
 
 
+def encode_built(
+    tokenizer: PreTrainedTokenizerBase, built: str | ChatMessages, *, enable_thinking: bool
+) -> Prompt:
+    """A task's prompt: plain text, or the messages of a chat."""
+    if isinstance(built, str):
+        return encode(tokenizer, built, is_chat=False)
+    return encode(tokenizer, render_chat(tokenizer, built, enable_thinking=enable_thinking), is_chat=True)
+
+
 def shown(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, with_special: bool) -> str:
     """The tokens' text as it is stored and sent.
 
-    A NUL, which Postgres cannot hold, becomes the mark of an unreadable character. The token ids, which
-    sessions hold, have it as it is.
+    Postgres cannot hold a NUL, so it becomes the replacement character. Stored token ids keep it.
     """
     text = tokenizer.decode(list(token_ids), skip_special_tokens=not with_special)
     assert isinstance(text, str)
@@ -34,8 +43,10 @@ def shown(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, with_
 
 
 class SpokenText:
-    """Text without special tokens, but with the marks of thoughts and tool calls, which some tokenizers
-    count among them."""
+    """Text without special tokens, but with the marks of thoughts and tool calls.
+
+    Some tokenizers count these marks among the special tokens.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -49,7 +60,7 @@ class SpokenText:
         return self._decode(kept)
 
     def further(self, token_ids: Sequence[int]) -> str:
-        """As `decode`, for tokens that continue a text and keep their leading white space."""
+        """Text of tokens that continue a text: leading white space is kept."""
         kept = [i for i in token_ids if i not in self._left_out]
         before = self._decode(self._anchor)
         return self._decode([*self._anchor, *kept])[len(before) :]

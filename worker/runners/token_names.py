@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from worker.engine.tokens.stopping import decode_exactly
 from worker.text.text_stream import REPLACEMENT
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -16,8 +17,8 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenNames:
     """Names a tokenizer's tokens: their text in the middle of other text, and their bytes.
 
-    A token that is a part of a character has no text; as at OpenAI it is called by its bytes,
-    `bytes:\\xe2\\x80`, so that no two tokens of a character have one name.
+    A token that is a part of a character has no text. As in OpenAI's API its name is its bytes,
+    `bytes:\\xe2\\x80`, so two tokens of a character have different names.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -33,7 +34,7 @@ class TokenNames:
         self._known: dict[int, tuple[str, list[int] | None]] = {}
 
     def of(self, token_id: int) -> tuple[str, list[int] | None]:
-        """Name and bytes of a token; None for bytes that the tokenizer does not give."""
+        """Name and bytes of a token; the bytes are None if the tokenizer does not give them."""
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._find(token_id)
@@ -54,9 +55,7 @@ class TokenNames:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled), spelled
 
     def _decode(self, ids: list[int]) -> str:
-        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return decode_exactly(self._tokenizer, ids)
 
 
 def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:

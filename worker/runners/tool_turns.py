@@ -1,58 +1,145 @@
-"""Turns of evaluation samples that may call tools."""
+"""Turns of evaluation samples that may call tools, in the form of the model's chat template.
 
-from collections.abc import Sequence
+A turn with calls is followed by their results; a turn without calls is the answer. Before each turn the chat
+template renders the whole conversation anew, as chat services do.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from actograph.contract.chat.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec
-from worker.evals.tool_dialogue import Messages, ToolFormat, tool_use
-from worker.evals.tools import TOOLS
+from actograph.tasks.prompts import ChatMessages
+from worker.evals.tools import TOOLS, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
+from worker.text.chat_template import render_chat
+
+Messages = list[dict[str, Any]]
 
 
 class ToolTurns:
     """Prompts of further turns, for one job."""
 
     def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises InvalidRequest if the model's chat template offers no tools."""
-        tools = [TOOLS[name] for name in spec.tools]
-        self._form = ToolFormat(tokenizer, tools, enable_thinking=spec.enable_thinking)
+        """Raises InvalidRequest if the chat template does not offer tools in the `<tool_call>` form."""
+        self._tools = [TOOLS[name] for name in spec.tools]
+        self._enable_thinking = spec.enable_thinking
+        self._max_turns = spec.max_turns
         self._tokenizer = tokenizer
         self._text = text.SpokenText(tokenizer)
-        self._max_turns = spec.max_turns
+        question = [{"role": "user", "content": "?"}]
+        offered = self.render(question)
+        without = render_chat(tokenizer, question, enable_thinking=spec.enable_thinking)
+        if OPEN not in offered or offered == without:
+            raise InvalidRequest(
+                f"the model's chat template does not offer tools in the {OPEN} form (Qwen2.5, Qwen3 and "
+                "Hermes models do); run the task without tools or with such a model",
+                param="mode",
+            )
 
-    def first(self, messages: Sequence[Any]) -> Prompt:
+    def first(self, built: str | ChatMessages) -> Prompt:
         """The question, with the tools' descriptions."""
-        return text.encode(self._tokenizer, self._form.render(messages), is_chat=True)
+        return self.prompt(_messages(built))
 
-    def further(self, messages: Sequence[Any], turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """Next prompt after the given turns, or the reason for the end.
-
-        Args:
-            messages: the conversation before the first turn.
+    def further(self, built: str | ChatMessages, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
+        """Next prompt after these turns, or the reason for the end.
 
         Raises:
             InvalidRequest: the chat template refuses what the model wrote.
         """
-        added: Messages = []
-        before: Messages = []
+        messages: Messages = [*_messages(built)]
+        without_results = messages
         for turn in turns:
-            said, results = self._form.after_turn(self._text.of(turn))
+            said, results = self.after_turn(self._text.of(turn))
             if not said:
                 return "answer"
-            before = [*added, *said]
-            added += [*said, *results]
+            without_results = [*messages, *said]
+            messages = [*without_results, *results]
         if len(turns) >= self._max_turns:
             return "max_turns"
-        prompt = self.first([*messages, *added])
-        return FurtherTurn(
-            prompt=prompt,
-            results_from=self._form.results_from(prompt.token_ids, [*messages, *before]),
-        )
+        prompt = self.prompt(messages)
+        return FurtherTurn(prompt=prompt, results_from=self.results_from(prompt.token_ids, without_results))
 
     def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
         """The record of the tools' use, and the turns and results as text."""
-        return tool_use(self._form, [self._text.of(turn) for turn in turns], ended=ended)
+        texts = [self._text.of(turn) for turn in turns]
+        called = [[run_call(call, self._tools) for call in parse_calls(said)] for said in texts]
+        return record_of(texts, called, ended)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The prompt of the next turn."""
+        return text.encode(self._tokenizer, self.render(messages), is_chat=True)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The conversation with the tools' descriptions."""
+        return render_chat(
+            self._tokenizer,
+            messages,
+            enable_thinking=self._enable_thinking,
+            add_generation_prompt=add_generation_prompt,
+            tools=[tool.definition for tool in self._tools],
+        )
+
+    def results_from(self, prompt_ids: Sequence[int], before: Sequence[Mapping[str, Any]]) -> int:
+        """The place in a prompt where the results of the last turn begin.
+
+        It is found by end tokens: a template may write a turn differently once another message follows, but
+        ends it in the same way.
+
+        Args:
+            before: the conversation without those results.
+        """
+        rendered = self.render(before, add_generation_prompt=False)
+        written = text.encode(self._tokenizer, rendered, is_chat=True).token_ids
+        end = self._tokenizer.eos_token_id
+        turns = written.count(end)
+        ends = [place for place, token in enumerate(prompt_ids) if token == end]
+        if 0 < turns <= len(ends):
+            return ends[turns - 1] + 1
+        # a template without end tokens: up to the first difference
+        pairs = zip(written, prompt_ids, strict=False)
+        return next((place for place, (a, b) in enumerate(pairs) if a != b), len(written))
+
+    def after_turn(self, said: str) -> tuple[Messages, Messages]:
+        """Messages added by a turn: the turn itself, and the results of its calls.
+
+        Both are empty if the turn calls no tool and so is the answer.
+
+        Args:
+            said: text of the turn with its marks, without the end token.
+        """
+        calls = parse_calls(said)
+        if not calls:
+            return [], []
+        results: Messages = [
+            {"role": "tool", "content": run_call(call, self._tools).content} for call in calls
+        ]
+        return [_assistant(said, calls)], results
+
+
+def _messages(built: str | ChatMessages) -> ChatMessages:
+    assert not isinstance(built, str)  # tools need a chat template, so the prompt is a chat
+    return built
+
+
+def _assistant(said: str, calls: Sequence[ToolCall | MalformedCall]) -> dict[str, Any]:
+    """A turn as a message; a turn with an unreadable call stays as it was written."""
+    readable = [call for call in calls if isinstance(call, ToolCall)]
+    if len(readable) < len(calls):
+        return {"role": "assistant", "content": said}
+    # templates leave out the thought where they must
+    thought, mark, rest = said.rpartition("</think>")
+    content = thought + mark + rest.partition(OPEN)[0].rstrip()
+    return {
+        "role": "assistant",
+        "content": content if mark else content.strip(),
+        "tool_calls": [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in readable
+        ],
+    }

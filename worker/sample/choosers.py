@@ -1,6 +1,6 @@
-"""Choosers: they tell the engine, token by token, which tokens of a sample `positions` selects.
+"""Choosers: which tokens of a sample `positions` selects, for the engine, token by token.
 
-`SampleTokens` serves samples of one turn, `TurnTokens` one turn of a conversation.
+`SampleTokens` serves first turns, `TurnTokens` further turns of a conversation.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def chooser(positions: Positions, markup: Markup) -> RowChooser | None:
 
 @dataclass(frozen=True, slots=True)
 class SampleTokens:
-    """Selected tokens of a sample of one turn."""
+    """Selected tokens of a sample's first turn."""
 
     positions: Positions = field(hash=False)  # may be a list
     markup: Markup
@@ -53,13 +53,13 @@ class SampleTokens:
 
 @dataclass(frozen=True, eq=False)
 class TurnTokens:
-    """Tokens of one turn of a conversation.
+    """Selected tokens of one turn of a conversation.
 
     Numbers and strides count in the sample's sequence of tokens (see `conversation`). `last_prompt` and
-    negative numbers refer to the end of the first prompt. A token run in several turns is one token.
+    negative numbers count from the end of the first prompt. A token that runs in several turns is one token.
 
     Attributes:
-        from_place: places of the prompt before this one are left out.
+        from_place: earlier places of the prompt are left out.
     """
 
     conversation: Conversation

@@ -1,14 +1,17 @@
 """Live text: the text of samples, sent while they are generated.
 
-A thread reads the tokens as they come, so that the decode loop waits for neither tokenizer nor network.
+A thread decodes and sends it, so the decode loop waits for neither tokenizer nor network.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from storage.broker.live_text import LiveTextWriter
 from storage.samples import LeasedSample
+from worker.runners.text import SpokenText
 from worker.text.text_stream import TextStream
 
 logger = logging.getLogger(__name__)
@@ -17,19 +20,19 @@ PERIOD_SECONDS = 0.025
 
 
 class LiveText:
-    """Use as a context manager around the generation of one batch; `on_batch` is for the engine."""
+    """Sends the text of one batch. Use it as a context manager around the engine's call."""
 
     def __init__(
         self,
         writer: LiveTextWriter,
         leases: Sequence[LeasedSample],
-        decode: Callable[[Sequence[int]], str],
+        tokenizer: PreTrainedTokenizerBase,
         stops: Sequence[str],
     ) -> None:
-        """`leases` belong to the engine's requests; only samples with `live` in their input are sent."""
+        """`leases` are those of the engine's requests; only samples with `live` in their input are sent."""
         self._writer = writer
         self._ids = {i: lease.id for i, lease in enumerate(leases) if lease.input.get("live")}
-        self._decode = decode
+        self._decode = SpokenText(tokenizer).of
         self._stops = stops
         self._rows: dict[int, _Row] = {}
         self._lock = threading.Lock()
@@ -48,7 +51,7 @@ class LiveText:
             self._writer.fade(self._ids.values())
 
     def on_batch(self, batch: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Follow requests that begin, or begin again; `tokens` grow from now on."""
+        """Follow requests that begin or begin again; the engine appends to their `tokens`."""
         with self._lock:
             for index, growing in zip(batch, tokens, strict=True):
                 if index in self._ids:
@@ -59,7 +62,7 @@ class LiveText:
             while not self._done.wait(PERIOD_SECONDS):
                 self._send()
         except Exception:
-            logger.exception("text is not sent while it is generated")
+            logger.exception("live text stopped; answers are sent when they are complete")
 
     def _send(self) -> None:
         with self._lock:

@@ -1,33 +1,27 @@
-"""From captured rows to session files: one `UnitRecorder` per unit, one session per sample."""
+"""From captured rows to session files: one `BatchRecorder` per batch, one session per sample."""
 
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed, ServiceUnavailable
-from actograph.contract.plans.estimate import is_tail_only
-from actograph.contract.row_selection import FirstFeatures
-from actograph.contract.specs import CaptureSpec, SamplingSpec
+from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.samples import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows
-from worker.engine.requests import Generation, Positions, RowChunk, RowShaping, StatisticsOptions
-from worker.engine.rows.statistics import STATISTICS
-from worker.sample import choosers
+from worker.engine.requests import RowChunk
 from worker.sample.conversation import Conversation
-from worker.sample.finished_sample import FinishedSample, RowsWanted, of_conversation, of_generation
-from worker.sample.segments import Markup
-from worker.sample.steering import UNSTEERED, Steering
+from worker.sample.provenance import Provenance
 from worker.sample.unforeseen import unforeseen
 
 #: safetensors names
@@ -42,59 +36,9 @@ DTYPE_NAMES = {
 WRITERS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Data common to all sessions of a slice."""
-
-    structure: resources.ModelStructure
-    tokenizer_sha256: str
-    template_sha256: str | None
-    capture: CaptureSpec
-    hooks: Sequence[str]
-    #: each name that the capture spec lists -> the hook that it stands for
-    resolved: Mapping[str, str] = field(default_factory=dict)
-    sampling: SamplingSpec | None  # None where nothing is generated
-    markup: Markup
-    steering: Steering = UNSTEERED
-
-    @cached_property
-    def tail_only(self) -> frozenset[str]:
-        """Hooks that have rows from the last prompt token on."""
-        return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, hook))
-
-    @property
-    def identity_sha256(self) -> str | None:
-        identity = self.structure.identity
-        return None if identity is None else identity.sha256
-
-    @property
-    def positions(self) -> Positions:
-        """Positions for the engine; "all" beside a chooser."""
-        return choosers.named(self.capture.positions)
-
-    @property
-    def shaping(self) -> RowShaping:
-        """Reduction and statistics computed on the device."""
-        features = self.capture.features
-        columns: slice | tuple[int, ...] | None = None
-        if isinstance(features, FirstFeatures):
-            columns = slice(features.first)
-        elif features is not None:
-            columns = tuple(features.indices)
-        stats = self.capture.stats
-        return RowShaping(
-            columns=columns,
-            chooser=choosers.chooser(self.capture.positions, self.markup),
-            reduce=self.capture.reduce,
-            statistics=None
-            if stats is None
-            else StatisticsOptions(threshold=stats.threshold, rows=stats.tensors),
-        )
-
-
 @dataclass(frozen=True, slots=True)
-class _Came:
-    """Rows delivered by the engine under one name."""
+class _Delivered:
+    """Kind of the rows that the engine delivered under one name."""
 
     width: int
     dtype: str
@@ -129,17 +73,16 @@ class Recorded:
             files=self.files,
             correct=correct,
             identity_sha256=provenance.identity_sha256,
-            # which a line of a batch brings along
+            # set by lines of batch files
             tags=sample.input.get("tags", ()),
             expires_after=sample.input.get("expires_after"),
         )
 
 
-class UnitRecorder:
+class BatchRecorder:
     """The engine's `RowSink`: writes each sample's chunks as shards of its session.
 
-    Every attempt gets a session id of its own, so that an attempt that is fenced off can be
-    removed without touching the one that was kept.
+    Every attempt has its own session id, so an attempt that lost its lease can be removed safely.
     """
 
     def __init__(
@@ -152,8 +95,8 @@ class UnitRecorder:
     ) -> None:
         """
         Args:
-            truncated_from: tokens that a sample's text had before it was cut, by its place in `samples`.
-            samplings: of each sample; None: the provenance's for all.
+            truncated_from: place in `samples` -> number of tokens before the text was cut.
+            samplings: sampling of each sample; None: the provenance's for all.
         """
         self._store = store
         self._samplings = samplings or [provenance.sampling] * len(samples)
@@ -161,8 +104,8 @@ class UnitRecorder:
         self._samples = samples
         self._provenance = provenance
         self._writers: dict[int, SessionWriter] = {}
-        self._came: dict[int, dict[str, _Came]] = {}
-        #: the store's error, once it takes no more
+        self._delivered: dict[int, dict[str, _Delivered]] = {}
+        #: error of a store that is unavailable
         self._away: ServiceUnavailable | None = None
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
@@ -170,9 +113,9 @@ class UnitRecorder:
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
         if index not in self._writers:
             self._writers[index] = SessionWriter(self._store, new_session_id())
-            self._came[index] = {}
-        self._came[index] |= {
-            part.name: _Came(part.shape[1], part.dtype, rows[part.name].over) for part in shard
+            self._delivered[index] = {}
+        self._delivered[index] |= {
+            part.name: _Delivered(part.shape[1], part.dtype, rows[part.name].over) for part in shard
         }
         self._writers[index].write_shard(shard)
 
@@ -181,23 +124,23 @@ class UnitRecorder:
         if writer is not None:
             writer.discard()
 
-    def finish(self, made: Mapping[int, Generation | Conversation]) -> dict[int, Recorded | ActographError]:
-        """Close the sessions of these samples, several at once; the others are discarded.
+    def finish(self, finished: Mapping[int, Conversation]) -> dict[int, Recorded | ActographError]:
+        """Close the sessions of finished samples, several at once; discard the others.
 
         The result holds an error for each session that could not be stored.
         """
-        for index in [i for i in self._writers if i not in made]:
+        for index in [i for i in self._writers if i not in finished]:
             self.reset(index)
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer") as pool:
-            outcomes = pool.map(lambda item: self._finish_one(*item), made.items())
-        return dict(zip(made, outcomes, strict=True))
+            outcomes = pool.map(lambda item: self._finish_one(*item), finished.items())
+        return dict(zip(finished, outcomes, strict=True))
 
     def discard(self) -> None:
         """Remove unfinished sessions."""
         for index in list(self._writers):
             self.reset(index)
 
-    def _finish_one(self, index: int, made: Generation | Conversation) -> Recorded | ActographError:
+    def _finish_one(self, index: int, finished: Conversation) -> Recorded | ActographError:
         if self._away is not None:  # each would wait for the store in vain
             self.reset(index)
             return self._away
@@ -205,7 +148,6 @@ class UnitRecorder:
         if writer is None:
             return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
         try:
-            finished = self._finished(made)
             manifest, positions = self._manifest(index, finished, writer.session_id)
             files = writer.finish(manifest, finished.token_ids, positions)
         except ActographError as error:
@@ -221,7 +163,7 @@ class UnitRecorder:
         return Recorded(
             session_id=manifest.session_id,
             prompt_tokens=finished.prompt_tokens,
-            generated_tokens=finished.generated_tokens,
+            generated_tokens=manifest.generated_tokens,
             rows=finished.rows,
             tensors={
                 name: resources.TensorInfo(
@@ -238,40 +180,13 @@ class UnitRecorder:
             files=files,
         )
 
-    def _finished(self, made: Generation | Conversation) -> FinishedSample:
-        origin = self._provenance
-        wanted = RowsWanted(origin.capture.positions, origin.tail_only)
-        if isinstance(made, Conversation):
-            return of_conversation(made, wanted)
-        return of_generation(made, wanted, origin.markup)
-
     def _manifest(
-        self, index: int, finished: FinishedSample, session_id: str
+        self, index: int, finished: Conversation, session_id: str
     ) -> tuple[SessionManifest, list[int] | None]:
-        """Expected rows, and the tokens of rows that are not consecutive."""
+        """The manifest with the expected rows, and the tokens of rows that are not consecutive."""
         sample, origin, sampling = self._samples[index], self._provenance, self._samplings[index]
-        due = {hook: finished.due(hook) for hook in origin.hooks}
-        positions = RowPositions()
-        tensors = {}
-        for hook, tokens in sorted(due.items(), key=lambda item: -len(item[1])):
-            offset = None if isinstance(tokens, range) else positions.place(tokens)
-            first = tokens.start if isinstance(tokens, range) else next(iter(tokens), 0)
-            for name, summary in tensor_names(hook, origin.capture):
-                came = self._came[index].get(name)
-                if came is None:
-                    raise CaptureFailed(f"{name}: nothing was captured")
-                if summary is not None and came.over != len(tokens):
-                    raise CaptureFailed(
-                        f"{name}: {came.over} rows were summed up where {len(tokens)} were due"
-                    )
-                tensors[name] = StoredTensor(
-                    shape=(len(tokens) if summary is None else min(len(tokens), 1), came.width),
-                    dtype=came.dtype,
-                    first_row=first,
-                    position_offset=offset,
-                    summary=summary,
-                    over=came.over,
-                )
+        tensors, positions = self._tensors(index, finished)
+        reason = finished.generations[-1].finish_reason
         manifest = SessionManifest(
             session_id=session_id,
             job_id=sample.job_id,
@@ -290,33 +205,60 @@ class UnitRecorder:
             capture_sha256=origin.capture.digest(),
             dtype=origin.capture.dtype,
             prompt_tokens=finished.prompt_tokens,
-            generated_tokens=finished.generated_tokens,
+            generated_tokens=len(finished.token_ids) - finished.prompt_tokens,
             truncated_from=self._truncated_from.get(index),
             turns=list(finished.turns),
-            segments=list(finished.segments),
+            segments=finished.segments,
             sampling=sampling.model_dump(mode="json") if sampling else {},
             interventions=list(origin.steering.records(sample.condition)),
             seed=sample.seed,
-            finish_reason=finished.manifest_reason,
+            finish_reason=reason if reason in ("stop", "length") else None,
             versions=library_versions(),
             created_at=int(time.time()),
-            tensors={
-                name: tensors[name] for hook in origin.hooks for name, _ in tensor_names(hook, origin.capture)
-            },
+            tensors=tensors,
         )
-        return manifest, positions.tokens
+        return manifest, positions
+
+    def _tensors(
+        self, index: int, finished: Conversation
+    ) -> tuple[dict[str, StoredTensor], list[int] | None]:
+        """The expected tensors of a session, and the tokens of rows that are not consecutive."""
+        origin, positions, tensors = self._provenance, RowPositions(), dict[str, StoredTensor]()
+        wanted, is_consecutive = origin.capture.positions, origin.is_consecutive
+        whole = finished.due_tokens(wanted, tail_only=False)
+        tail = finished.due_tokens(wanted, tail_only=True) if origin.tail_only else []
+        due = {hook: tail if hook in origin.tail_only else whole for hook in origin.hooks}
+        for hook, tokens in sorted(due.items(), key=lambda item: -len(item[1])):
+            offset = None if is_consecutive else positions.place(tokens)
+            first = next(iter(tokens), finished.prompt_tokens if is_consecutive else 0)
+            for name, summary in origin.tensor_names(hook):
+                found = self._delivered[index].get(name)
+                if found is None:
+                    raise CaptureFailed(f"{name}: nothing was captured")
+                if summary is not None and found.over != len(tokens):
+                    raise CaptureFailed(f"{name}: {found.over} rows were summed up, {len(tokens)} expected")
+                tensors[name] = StoredTensor(
+                    shape=(len(tokens) if summary is None else min(len(tokens), 1), found.width),
+                    dtype=found.dtype,
+                    first_row=first,
+                    position_offset=offset,
+                    summary=summary,
+                    over=found.over,
+                )
+        names = [name for hook in origin.hooks for name, _ in origin.tensor_names(hook)]
+        return {name: tensors[name] for name in names}, positions.tokens
 
 
 class RowPositions:
-    """The tokens of rows that are not consecutive, each list stored once."""
+    """Tokens of rows that are not consecutive, each list stored once."""
 
     def __init__(self) -> None:
         self.tokens: list[int] | None = None
 
     def place(self, tokens: Sequence[int]) -> int:
-        """Offsets of `tokens` in the stored tensor; the longest lists must come first.
+        """Offset of `tokens` in the stored tensor. Call it for the longest lists first.
 
-        A hook that lacks the first rows of a turn (logits) often has the last tokens of a longer list.
+        A shorter list is often the end of a longer one: logits lack the first rows of a turn.
         """
         have = self.tokens = self.tokens or []
         start = len(have) - len(tokens)
@@ -324,17 +266,6 @@ class RowPositions:
             start = len(have)
             have += tokens
         return start
-
-
-def tensor_names(hook: str, capture: CaptureSpec) -> list[tuple[str, str | None]]:
-    """The tensors that are stored for a hook: name, and what its single row is or None for plain rows."""
-    names: list[tuple[str, str | None]] = []
-    if capture.stats is None or capture.stats.tensors:
-        names.append((hook, None if capture.reduce == "none" else capture.reduce))
-    if capture.stats is not None:
-        kinds = STATISTICS if capture.stats.threshold is not None else STATISTICS[:-1]
-        names += [(f"{hook}.{kind}", kind) for kind in kinds]
-    return names
 
 
 @cache
@@ -347,7 +278,7 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
     tensor = chunk.tensor
     undefined = chunk.over is not None and hook.endswith(".kurtosis")  # NaN where a channel does not vary
     if tensor.is_floating_point() and not undefined and not torch.isfinite(tensor.sum(dtype=torch.float32)):
-        # the sum of finite values may overflow, so this is only a reason to look
+        # the sum of finite values may overflow, so check each value
         bad = (~torch.isfinite(tensor)).any(dim=1).nonzero()
         if bad.numel():
             if chunk.over is not None:
@@ -366,7 +297,7 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory without a copy; numpy knows no bfloat16, so bytes are what is shown."""
+    """The tensor's memory without a copy, as bytes: numpy knows no bfloat16."""
     if not tensor.numel():
         return memoryview(b"")  # an empty array's memory cannot be cast
     array: Any = tensor.contiguous().view(torch.uint8).numpy()

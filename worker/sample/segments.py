@@ -1,14 +1,13 @@
 """Segments of a generation: thought, answer, tool call.
 
-Qwen3, DeepSeek-R1 and others mark a thought with `<think>` and `</think>` and a call with
-`<tool_call>` and `</tool_call>`, as tokens of their own. Where a tokenizer spells a mark with
-several tokens, the token that completes its text counts as the mark.
+Qwen3, DeepSeek-R1 and others mark a thought with `<think>` and `</think>` and a call with `<tool_call>` and
+`</tool_call>`, usually as single tokens. If a tokenizer spells a mark with several tokens, the last of them
+counts as the mark.
 
-A token is judged by what came before it alone, so that rows can be chosen while they are made:
-a mark belongs to the segment that it opens or closes; a thought that is never closed lasts to the
-end; a closing mark without an opening one is part of the answer. A prompt that ends in an opening
-mark (a template that starts the thought), or in a call that is begun (`<tool_call>` and `{`), leaves the
-generation inside that segment.
+A token's segment depends on earlier tokens only, so rows can be selected during generation. A mark belongs to
+the segment that it opens or closes. An unclosed thought lasts to the end. A closing mark without an opening
+one is part of the answer. If a prompt ends in an opening mark (the template starts the thought) or in a begun
+call (`<tool_call>` and `{`), the generation begins inside that segment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from storage.sessions.manifest import Segment
+from worker.engine.tokens.stopping import decode_exactly
 
 ANSWER = "answer"
 _NAMES = ("think", "tool_call")
@@ -28,8 +28,7 @@ class Markup:
     """Marks of segments, as a tokenizer spells them.
 
     Args:
-        annotations: GSM8K's calculations, `<<48/2=24>>`, are tool calls; one that is not closed ends with
-            its line.
+        annotations: GSM8K's calculations, `<<48/2=24>>`, are tool calls; an unclosed one ends with its line.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, annotations: bool = False) -> None:
@@ -46,7 +45,7 @@ class Markup:
                 self._tokens[ids[0]] = mark
             else:
                 self._texts[text] = mark
-        if annotations:  # by text alone: tokens such as ` <<` have it in many forms
+        if annotations:  # by text only: many tokens contain them
             self._texts |= _ANNOTATION_MARKS
         self._endings = {text[-1] for text in self._texts}
         #: between turns
@@ -67,9 +66,9 @@ class Markup:
         return self._texts[max(completed, key=now.rfind)] if completed else None
 
     def open_at_end(self, prompt_ids: Sequence[int]) -> str | None:
-        """The segment that a prompt leaves open: it ends in the opening mark, or in a call that has begun.
+        """The segment that a prompt leaves open: its last mark opens one, or it ends in a begun call.
 
-        A turn before the last, which follows a special token that is no mark, opens nothing.
+        The search stops at the special token before the last turn.
         """
         for stop in range(len(prompt_ids), 0, -1):
             found = self.mark(prompt_ids[max(0, stop - self._window - 8) : stop])
@@ -83,18 +82,13 @@ class Markup:
         return None
 
     def _ends_a_mark(self, token: int) -> bool:
-        known = self._may_end.get(token)
-        if known is None:
+        if token not in self._may_end:
             text = self._decode([token])
-            known = self._may_end[token] = any(ending in text for ending in self._endings)
-        return known
+            self._may_end[token] = any(ending in text for ending in self._endings)
+        return self._may_end[token]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        return decode_exactly(self._tokenizer, ids)
 
 
 def markup_of(spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Markup:

@@ -73,11 +73,11 @@ def steering_of(
     """Resolve the interventions of a stored job spec.
 
     Args:
-        structure: the table that hooks are looked up in; None: the engine's.
+        structure: table of hooks; None: the engine's.
 
     Raises:
-        InvalidRequest: a hook that the model does not have or that cannot be changed, a vector that
-            is not as wide as its hook, or a stored vector that is gone or not for this model.
+        InvalidRequest: an unknown hook or one that cannot be changed, a vector of another width than its
+            hook, or a stored vector that was deleted or is for another model.
     """
     job = [Intervention.model_validate(value) for value in spec.get("interventions") or ()]
     conditions = [_Condition.model_validate(value) for value in spec.get("conditions") or ()]

@@ -21,5 +21,5 @@ class _WatchedStore:
 
 
 def watched(store: ArtifactStore, on_progress: Callable[[], None]) -> ArtifactStore:
-    """The same store; `on_progress` is called for every piece of the files that are staged."""
+    """The same store; it calls `on_progress` for every written piece of a file."""
     return cast(ArtifactStore, _WatchedStore(store, on_progress))

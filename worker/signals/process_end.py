@@ -1,4 +1,4 @@
-"""The end of a worker's child process by itself: exit statuses, and its last write to the index."""
+"""The end of a worker's child process after a failure: exit statuses, and its last write to the index."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Between text and tokens: chat templates, prompt encoding, and the digests that identify both."""
+"""Chat templates, prompt encoding, and the digests that identify both."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ def render_chat(
     Templates that know no `enable_thinking` ignore it.
 
     Raises:
-        InvalidRequest: if there is no template, or the template refuses these messages
-            (some refuse a system message, or roles that do not alternate).
+        InvalidRequest: there is no template, or it refuses these messages (a system message, or roles that
+            do not alternate).
     """
     if not has_chat_template(tokenizer):
         raise _no_template("messages")
@@ -68,7 +68,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: boo
     with the BOS already.
 
     Raises:
-        InvalidRequest: if no token comes out.
+        InvalidRequest: the text has no tokens.
     """
     bos = tokenizer.bos_token
     complete = is_chat or (isinstance(bos, str) and bool(bos) and text.startswith(bos))

@@ -1,8 +1,7 @@
-"""The beginning of a turn that calls a tool, written for the model in its own form.
+"""The beginning of a turn that must call a tool, in the model's own form.
 
-No table of models says how a call looks: the chat template renders an assistant's message that has one, and
-what it writes before the tool's name, or up to the arguments, is the beginning. The model goes on
-from there, so that what it writes is the rest of a call.
+The chat template renders an assistant's message with a call. The text before the tool's name, or up to the
+arguments, is the beginning. The model continues it and so writes the rest of a call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from actograph.contract.chat.tool_calls import OPEN, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
 from worker.text.chat_template import render_chat
 
-#: stand for a tool and an argument, and for nothing else in any conversation
+#: placeholders for a tool and an argument that occur in no conversation
 _NAME, _KEY = "x9q_the_tool_q9x", "x9q_the_argument_q9x"
 _CALL = ToolCall(_NAME, {_KEY: 1})
 
@@ -26,7 +25,7 @@ class ForcedCall:
 
     Attributes:
         text: all of it.
-        begun: the end of the text that is the call's beginning, `<tool_call>` and what follows.
+        begun: the last part of `text`, from `<tool_call>` on.
     """
 
     text: str
@@ -41,9 +40,9 @@ def begin_call(
     enable_thinking: bool,
     name: str | None,
 ) -> ForcedCall:
-    """The conversation with a call begun: of the tool `name`, or of one that the model chooses.
+    """The conversation with a begun call of the tool `name`; None: the model chooses the tool.
 
-    A thought is left empty, as the template writes it.
+    A thought stays empty, as the template writes it.
 
     Raises:
         InvalidRequest: there is no chat template, or it writes calls otherwise than `<tool_call>`.
@@ -61,7 +60,7 @@ def begin_call(
     function = {"name": _NAME, "arguments": dict(_CALL.arguments)}
     call = {"id": "call_000000000", "type": "function", "function": function}
     written = render([{"role": "assistant", "content": "", "tool_calls": [call]}])
-    # the turn begins where the text of a conversation that waits for it ends, or sooner
+    # the turn begins where the conversation without it ends, or sooner
     waiting = render()
     pairs = enumerate(zip(waiting, written, strict=False))
     turn = next((place for place, (a, b) in pairs if a != b), len(waiting))
@@ -69,7 +68,7 @@ def begin_call(
     if not 0 <= start < at or parse_calls(written[start:]) != [_CALL]:
         raise InvalidRequest(
             f"the model's chat template does not write calls in the {OPEN} form (Qwen2.5, Qwen3 and Hermes "
-            "models do), so that none can be begun for it; leave tool_choice out or say auto",
+            "models do), so the call cannot be begun; leave tool_choice out or set it to auto",
             param="tool_choice",
         )
     stop = at

@@ -1,4 +1,4 @@
-"""The text of tokens as they come: only what no further token can change or cut off."""
+"""Text of growing token ids, as far as further tokens cannot change it or cut it off."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,9 +8,9 @@ REPLACEMENT = "\ufffd"  # what decoders put for an incomplete character
 class TextStream:
     """Turns growing token ids into pieces of text; together they are the beginning of the final text.
 
-    Tokens are decoded with a few before them, since some decoders treat the first one otherwise. Text that
-    ends in a character of which bytes are missing waits for them, and so does what may be the beginning of
-    a stop string; from a whole stop string on nothing is given.
+    Tokens are decoded with a few earlier ones, since some decoders treat the first one differently. An
+    incomplete character waits for its bytes, and a possible beginning of a stop string for more text. After a
+    stop string there is no more text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ class TextStream:
         self._stopped = False
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain with these further tokens; may be empty."""
+        """The further text that is now certain; may be empty."""
         self._ids += token_ids
         before = self._decode(self._ids[self._context : self._read])
         now = self._decode(self._ids[self._context :])

@@ -11,7 +11,7 @@ JobArgument = Annotated[
 ]
 JobArguments = Annotated[
     list[str],
-    typer.Argument(metavar="JOB...", help="Ids, or unique prefixes.", autocompletion=completion.jobs),
+    typer.Argument(metavar="JOB", help="Ids, or unique prefixes.", autocompletion=completion.jobs),
 ]
 SessionArgument = Annotated[
     str,
@@ -19,9 +19,7 @@ SessionArgument = Annotated[
 ]
 SessionArguments = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[SESSION...]", help="Ids, or unique prefixes.", autocompletion=completion.sessions
-    ),
+    typer.Argument(metavar="SESSION", help="Ids, or unique prefixes.", autocompletion=completion.sessions),
 ]
 BatchArgument = Annotated[
     str, typer.Argument(metavar="BATCH", help="Id, or a unique prefix.", autocompletion=completion.batches)

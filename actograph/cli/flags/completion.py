@@ -1,7 +1,7 @@
-"""Completions for Tab: ids of jobs and sessions and names of models, from the service.
+"""Tab completion of ids and model names, from the service.
 
-A shell waits for it with the cursor standing still, so it takes a second at most; without a service, or
-without a key that it accepts, nothing is offered.
+The shell waits for it, so it takes a second at most. Without a service or a valid key there are no
+completions.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from actograph.client import Client
 
 SECONDS = 1.0
-#: the newest so many are offered
+#: maximum number of completions
 SHOWN = 50
 
 
 def jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Ids of jobs, with what they are."""
+    """Ids of jobs, with kind, model and status."""
 
     def found(client: "Client") -> Iterator[tuple[str, str]]:
         for job in islice(client.jobs.list(page_size=SHOWN), SHOWN):
@@ -42,7 +42,7 @@ def sessions(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def batches(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Ids of batches, with how they stand."""
+    """Ids of batches, with endpoint and status."""
 
     def found(client: "Client") -> Iterator[tuple[str, str]]:
         for batch in islice(client.batches.list(), SHOWN):

@@ -1,4 +1,4 @@
-"""Conditions of an evaluation as command lines name them."""
+"""Conditions of an evaluation, from `--condition` and `--conditions`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +14,16 @@ BASELINE = "baseline"
 
 
 def conditions_of(given: Sequence[str], file: Path | None) -> list[dict[str, Any]] | None:
-    """The conditions of `--condition` and then those of `--conditions`; None where there are none.
+    """Return the conditions of `--condition`, then those of `--conditions`; None if there are none.
 
-    A `--condition` is `NAME`, `NAME:FIELD=VALUE` with everything after the first = as the value (of
-    system, prefix, suffix, mode, temperature, top_p or top_k), or a JSON object. The same name again
-    adds a field. The file is JSON: a list of condition objects, `{"conditions": [...]}`, or `{"stimuli":
-    {NAME: SUFFIX}}`, before which comes a plain `baseline` where no `--condition` says otherwise.
+    A `--condition` is `NAME`, `NAME:FIELD=VALUE`, or a JSON object. FIELD is system, prefix, suffix, mode,
+    temperature, top_p or top_k; VALUE is everything after the first `=`. Repeating a name adds a field.
+
+    The file is JSON: a list of condition objects, `{"conditions": [...]}`, or `{"stimuli": {NAME: SUFFIX}}`.
+    Without a `--condition`, a plain `baseline` precedes the stimuli.
 
     Raises:
-        InvalidRequest: one cannot be read, or has a field twice.
+        InvalidRequest: a condition is invalid, or repeats a field.
     """
     if not given and file is None:
         return None
@@ -32,7 +33,7 @@ def conditions_of(given: Sequence[str], file: Path | None) -> list[dict[str, Any
     if file is not None:
         for condition in _read(file, needs_baseline=not given):
             if condition["name"] in found:
-                raise InvalidRequest(f"{file}: condition {condition['name']} is there twice")
+                raise InvalidRequest(f"{file}: condition {condition['name']!r} occurs twice; rename one")
             found[condition["name"]] = condition
     return list(found.values())
 
@@ -42,43 +43,43 @@ def _parse(text: str) -> dict[str, Any]:
         try:
             return _condition(json.loads(text), "--condition")
         except ValueError as error:
-            raise InvalidRequest(f"--condition: not JSON: {error}") from error
+            raise InvalidRequest(f"--condition is not valid JSON: {error}") from error
     name, colon, rest = text.partition(":")
     field, equals, value = rest.partition("=")
     if not name or (colon and not equals):
-        raise InvalidRequest(f"--condition {text}: say {_FORMS}")
+        raise InvalidRequest(f"--condition {text!r} is not valid; use {_FORMS}")
     if not colon:
         return {"name": name}
     if field in _TEXTS:
         return {"name": name, field: value}
     if field not in _NUMBERS:
         known = ", ".join([*_TEXTS, *_NUMBERS])
-        raise InvalidRequest(f"--condition {text}: no field {field!r}; there are {known}")
+        raise InvalidRequest(f"--condition {text}: unknown field {field!r}; use one of {known}")
     try:
         return {"name": name, "sampling": {field: _NUMBERS[field](value)}}
     except ValueError:
-        raise InvalidRequest(f"--condition {text}: {value!r} is no number") from None
+        raise InvalidRequest(f"--condition {text}: {value!r} is not a number") from None
 
 
-def _add(found: dict[str, dict[str, Any]], condition: dict[str, Any], said: str) -> None:
-    """A new condition, or more fields of one that was named before."""
+def _add(found: dict[str, dict[str, Any]], condition: dict[str, Any], source: str) -> None:
+    """Add a condition, or add fields to an earlier one of the same name."""
     name = condition.pop("name")
     if name not in found:
         found[name] = {"name": name, **condition}
         return
     known = found[name]
     if not condition:
-        raise InvalidRequest(f"{said}: condition {name} is there twice")
+        raise InvalidRequest(f"{source}: condition {name!r} occurs twice; rename one")
     sampling = condition.pop("sampling", None)
-    _merge(known, condition, said)
+    _merge(known, condition, source)
     if sampling:
-        _merge(known.setdefault("sampling", {}), sampling, said)
+        _merge(known.setdefault("sampling", {}), sampling, source)
 
 
-def _merge(known: dict[str, Any], new: Mapping[str, Any], said: str) -> None:
+def _merge(known: dict[str, Any], new: Mapping[str, Any], source: str) -> None:
     for field, value in new.items():
         if field in known:
-            raise InvalidRequest(f"{said}: {field} is given twice")
+            raise InvalidRequest(f"{source}: {field} occurs twice")
         known[field] = value
 
 
@@ -99,13 +100,14 @@ def _read(file: Path, *, needs_baseline: bool) -> Iterator[dict[str, Any]]:
     listed = content.get("conditions") if isinstance(content, dict) else content
     if not isinstance(listed, list):
         raise InvalidRequest(
-            f'{file}: say [{{"name": ...}}, ...], {{"conditions": [...]}} or {{"stimuli": {{NAME: SUFFIX}}}}'
+            f'{file} is not a list of conditions; use [{{"name": ...}}, ...], {{"conditions": [...]}} or '
+            '{"stimuli": {NAME: SUFFIX}}'
         )
     for condition in listed:
         yield _condition(condition, str(file))
 
 
-def _condition(value: Any, said: str) -> dict[str, Any]:
+def _condition(value: Any, source: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise InvalidRequest(f"{said}: a condition is an object with a name")
+        raise InvalidRequest(f"{source}: a condition must be an object with a name")
     return value

@@ -1,24 +1,24 @@
-"""Datasets as command lines name them: a file to upload, one that the service has, or one of the Hub."""
+"""`--dataset` and `--fewshot-dataset`: a file to upload, a file of the service, or a dataset of the Hub."""
 
 from pathlib import Path
 from typing import Any, get_args
 
 from actograph.contract.errors import InvalidRequest
 
-#: stands in for an upload while the rest of a spec is checked
+#: placeholder of an upload while the rest of a spec is checked
 _UNSENT_FILE = "file_" + "0" * 32
 HELP = (
-    "File to upload (JSONL, CSV or Parquet), file_... that was uploaded, path:... under a data root of the "
-    "service, or hub:OWNER/NAME[:CONFIG[:SPLIT]]."
+    "File to upload (JSONL, CSV or Parquet), id of an uploaded file (file_...), path:... under a data root "
+    "of the service, or hub:OWNER/NAME[:CONFIG[:SPLIT]]."
 )
 METAVAR = "FILE|REF"
 
 
 def reference(typed: str, flag: str) -> tuple[dict[str, Any], Path | None]:
-    """The dataset as a job names it, and the file to upload first, if any.
+    """Return the dataset of a job spec, and the file to upload first, if any.
 
     Raises:
-        InvalidRequest: a file that is not there, or a reference that cannot be read.
+        InvalidRequest: the file does not exist, or the reference is invalid.
     """
     scheme, _, rest = typed.partition(":")
     if typed.startswith("file_"):
@@ -28,16 +28,16 @@ def reference(typed: str, flag: str) -> tuple[dict[str, Any], Path | None]:
     if scheme == "hub" and rest:
         name, config, split, *more = (*rest.split(":"), "", "")
         if more[2:] or not name:
-            raise InvalidRequest(f"{flag} {typed}: say hub:OWNER/NAME[:CONFIG[:SPLIT]]")
+            raise InvalidRequest(f"{flag} {typed!r} is not valid; use hub:OWNER/NAME[:CONFIG[:SPLIT]]")
         found: dict[str, Any] = {"hub": name}
         return found | ({"config": config} if config else {}) | ({"split": split} if split else {}), None
     if not Path(typed).is_file():
-        raise InvalidRequest(f"{flag} {typed}: there is no such file")
+        raise InvalidRequest(f"{flag}: no file {typed!r}")
     return {"file_id": _UNSENT_FILE}, Path(typed)
 
 
 def of_builtin(task: str | None, *, fewshot: bool) -> dict[str, Any]:
-    """lm-eval's dataset for a built-in task; {} for other tasks."""
+    """Return lm-eval's datasets for a built-in task; {} for other tasks."""
     from actograph.contract.tasks import TaskName
 
     if task not in get_args(TaskName):

@@ -32,10 +32,10 @@ def _flag(
 
 
 def parse_layers(text: str) -> list[int] | str:
-    """`all`, a slice such as `8:20:4`, or a list such as `8,12,16`.
+    """Parse `all`, a slice such as `8:20:4`, or a list such as `8,12,16`.
 
     Raises:
-        InvalidRequest: neither.
+        InvalidRequest: `text` is none of these.
     """
     if text == "all" or ":" in text:
         return text
@@ -43,12 +43,12 @@ def parse_layers(text: str) -> list[int] | str:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequest(
-            f"--layers {text}: say all, a slice such as 8:20:4, or numbers such as 8,12,16"
+            f"--layers {text!r} is not valid; use all, a slice such as 8:20:4, or numbers such as 8,12,16"
         ) from None
 
 
 def names(values: Sequence[str]) -> list[str] | None:
-    """Values given once each or with commas; None where there are none."""
+    """Split values at commas; None if there are none."""
     found = [part.strip() for value in values for part in value.split(",") if part.strip()]
     return found or None
 
@@ -57,7 +57,7 @@ def _expiry(typed: str) -> dict[str, int] | str:
     return typed if typed == NEVER else {"seconds": seconds_of(typed, "--expires-after")}
 
 
-_SPEC = Annotated[str | None, typer.Argument(metavar="[SPEC.json|-]", help="Job as JSON; - reads stdin.")]
+_SPEC = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as JSON; - reads stdin.")]
 
 #: parameter -> flag, in the order of `--help`
 JOB_FLAGS: dict[str, Flag] = {

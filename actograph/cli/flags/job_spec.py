@@ -1,4 +1,4 @@
-"""A job spec from a file and from flags; a flag wins over the file."""
+"""A job spec from a file and from flags, which override the file."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
 
 
 def upload(client: "Client", body: dict[str, Any], uploads: Mapping[str, Path]) -> list[str]:
-    """Send files and name them in the job; returns their ids."""
+    """Upload files and put their ids into the job. Returns the ids."""
     sent = []
     for field, path in uploads.items():
         sent.append(client.files.upload(path, progress=True).id)
@@ -63,10 +63,10 @@ def upload(client: "Client", body: dict[str, Any], uploads: Mapping[str, Path]) 
 
 
 def read_spec(source: str) -> dict[str, Any]:
-    """The JSON object in a file, or on standard input for `-`.
+    """Read the JSON object in a file, or on standard input for `-`.
 
     Raises:
-        InvalidRequest: no such file, or no JSON object in it.
+        InvalidRequest: the file cannot be read, or is not a JSON object.
     """
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
@@ -76,15 +76,15 @@ def read_spec(source: str) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidRequest(f"{source} is not JSON: {error}") from error
     if not isinstance(spec, dict):
-        raise InvalidRequest(f"{source} holds no JSON object")
+        raise InvalidRequest(f"{source} is not a JSON object")
     return spec
 
 
 def read_task(path: Path) -> tuple[dict[str, Any], Any]:
-    """A task file's task, and the dataset that it names, if any (a path beside it, or a reference).
+    """Return the task of a task file, and its dataset, if any (a path beside the file, or a reference).
 
     Raises:
-        InvalidRequest: no such file, or no task in it.
+        InvalidRequest: the file cannot be read, or is not a task.
     """
     from actograph.tasks.files import read_task_file, task_from
 
@@ -100,10 +100,10 @@ def read_task(path: Path) -> tuple[dict[str, Any], Any]:
 
 
 def merge(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`spec` with every change that is not None; a dot in a name leads into a nested object.
+    """Return `spec` with all changes that are not None; a dot in a name leads into a nested object.
 
     Raises:
-        InvalidRequest: the file has something else where an object must be.
+        InvalidRequest: a field of the file is not an object, but a flag sets a field in it.
     """
     merged = json.loads(json.dumps(spec))
     for name, value in changes.items():
@@ -123,27 +123,29 @@ def merge(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def split_capture(text: str) -> tuple[list[str], str | None, list[str]]:
-    """Points, layers and hooks of `points@layers`, such as `attn_in,mlp_in@8,12,16` or `resid_post@all`.
+    """Split `points@layers`, such as `attn_in,mlp_in@8,12,16`, into points, layers and hooks.
 
-    What has a dot or a bracket is a hook by name (`mlp_in.3`).
+    A name with a dot or a bracket is a hook (`mlp_in.3`).
 
     Raises:
-        InvalidRequest: nothing stands before the @.
+        InvalidRequest: there are no points before the @.
     """
     before, _, layers = text.partition("@")
     found = names([before]) or []
     hooks = [name for name in found if "." in name or "[" in name]
     points = [name for name in found if name not in hooks]
     if not found or (layers and not points):
-        raise InvalidRequest(f"--capture {text}: say points@layers, such as attn_in,mlp_in@8,12,16")
+        raise InvalidRequest(
+            f"--capture {text!r} is not valid; use points@layers, such as attn_in,mlp_in@8,12,16"
+        )
     return points, layers.strip() or None, hooks
 
 
 def check(spec: Mapping[str, Any]) -> None:
-    """Find mistakes before anything is sent.
+    """Check a job before it is sent.
 
     Raises:
-        InvalidRequest: naming every field at fault.
+        InvalidRequest: the message lists every invalid field.
     """
     from pydantic import ValidationError
 

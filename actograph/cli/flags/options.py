@@ -1,4 +1,4 @@
-"""Options that every command shares, and the client that follows from them."""
+"""Options shared by all commands, and the client for them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +35,7 @@ class GlobalOptions:
 
 
 def client_of(ctx: typer.Context) -> "Client":
-    """A client for the service that the options or the environment name; close it after use."""
+    """Return a client for the service of the options or the environment; close it after use."""
     from actograph.client import Client
 
     options = ctx.find_object(GlobalOptions) or GlobalOptions()
@@ -44,10 +44,10 @@ def client_of(ctx: typer.Context) -> "Client":
 
 
 def load_settings(**overrides: Any) -> "Settings":
-    """The settings of the environment, with what the command line says in their place.
+    """Return the settings of the environment, overridden by the command line.
 
     Raises:
-        InvalidRequest: a value that a setting cannot have.
+        InvalidRequest: a value is invalid.
     """
     from pydantic import ValidationError
 

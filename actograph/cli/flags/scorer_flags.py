@@ -1,4 +1,4 @@
-"""Scorers as command lines name them."""
+"""The option `--scorer`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,10 +20,10 @@ ScorerOption = Annotated[
 
 
 def parse_scorers(texts: Sequence[str]) -> "list[AnyScorer]":
-    """Scorers as `--scorer` names them.
+    """Parse the values of `--scorer`.
 
     Raises:
-        InvalidRequest: no such scorer, or one without a parameter that it needs.
+        InvalidRequest: a scorer is unknown, or its parameters are invalid.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -32,10 +32,10 @@ def parse_scorers(texts: Sequence[str]) -> "list[AnyScorer]":
     try:
         given = [read_scorer_argument(text) for text in texts]
     except ValueError as error:
-        raise InvalidRequest(f"--scorer: not JSON: {error}") from error
+        raise InvalidRequest(f"--scorer is not valid JSON: {error}") from error
     unknown = [text for text in given if isinstance(text, str) and text not in SCORER_NAMES]
     if unknown:
-        raise InvalidRequest(f"--scorer {unknown[0]}: there are {', '.join(SCORER_NAMES)}")
+        raise InvalidRequest(f"--scorer: unknown scorer {unknown[0]!r}; use one of {', '.join(SCORER_NAMES)}")
     adapter: TypeAdapter[list[AnyScorer]] = TypeAdapter(ScorerList)
     try:
         return adapter.validate_python(given)
@@ -46,7 +46,7 @@ def parse_scorers(texts: Sequence[str]) -> "list[AnyScorer]":
 
 
 def as_sent(texts: Sequence[str]) -> list[Any]:
-    """Scorers as a job names them, only what was typed. Raises InvalidRequest as `parse_scorers` does."""
+    """Return the scorers as a job spec, without defaults. Raises the errors of `parse_scorers`."""
     from actograph.contract.scorers import read_scorer_argument
 
     parse_scorers(texts)

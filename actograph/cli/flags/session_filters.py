@@ -1,4 +1,4 @@
-"""The options by which `actograph sessions` chooses sessions, and what they ask of the service."""
+"""Options of `actograph sessions` that select sessions."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,16 +24,18 @@ FILTERS: dict[str, Any] = {
     "condition": Annotated[str | None, typer.Option(help="Sessions of this condition.")],
     "sample_index": Annotated[int | None, typer.Option(help="Sessions of this dataset row.")],
     "correct": Annotated[
-        bool | None, typer.Option("--correct/--incorrect", help="By the first scorer's verdict.")
+        bool | None, typer.Option("--correct/--incorrect", help="Verdict of the first scorer.")
     ],
     "tag": Annotated[str | None, typer.Option("--tag", help="Sessions with this tag.")],
     "owner": Annotated[str | None, typer.Option(help="Sessions of this owner.")],
-    "pinned": Annotated[bool | None, typer.Option("--pinned/--not-pinned", help="By their pin.")],
+    "pinned": Annotated[
+        bool | None, typer.Option("--pinned/--not-pinned", help="Pinned sessions, or those without a pin.")
+    ],
 }
 
 
 def query(client: "Client", filters: Mapping[str, Any]) -> "SessionQuery":
-    """Return the filters of `FILTERS` that are set, with the whole id of the job."""
+    """Return the filters of `FILTERS`, with the full id of the job."""
     wanted: SessionQuery = {
         "job_id": None if filters["job"] is None else identifiers.job(client, filters["job"]),
         "model": filters["model"],

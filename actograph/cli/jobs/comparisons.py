@@ -1,13 +1,13 @@
 """`actograph jobs compare`: conditions of a job on the same problems."""
 
-from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import JobArgument
+from actograph.cli.flags.job_flags import names
 from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
 from actograph.cli.output.output import Format, emit
 from actograph.contract.errors import InvalidRequest
@@ -20,7 +20,7 @@ def compare(
     ctx: typer.Context,
     job: JobArgument,
     *,
-    baseline: Annotated[str | None, typer.Option(help="Default: the first condition.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Baseline condition. Default: the first.")] = None,
     level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     activations: Annotated[
         str | None,
@@ -49,37 +49,19 @@ def compare(
             if hooks or store_as or limit:
                 raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
             found = client.jobs.comparison(
-                identifiers.job(client, job),
-                baseline=baseline,
-                level=level,
-                mixed_identities=mixed_identities,
+                job_id, baseline=baseline, level=level, mixed_identities=mixed_identities
             )
             table = comparison_tables.render(found)
         else:
-            wanted = _request(
-                {
-                    "baseline": baseline,
-                    "condition": activations,
-                    "hooks": [name for text in hooks or () for name in text.split(",") if name],
-                    "rows": rows,
-                    "limit": limit,
-                    "store_as": store_as,
-                    "mixed_identities": mixed_identities,
-                }
+            found = client.jobs.compare_activations(
+                job_id,
+                activations,
+                baseline=baseline,
+                hooks=names(hooks or ()) or [],
+                rows=rows,
+                limit=limit,
+                store_as=store_as,
+                mixed_identities=mixed_identities,
             )
-            options = wanted.model_dump(exclude={"condition"})
-            found = client.jobs.compare_activations(job_id, activations, **options)
             table = comparison_tables.render_activations(found)
     emit(found.model_dump_json() if output is Format.JSON else table)
-
-
-def _request(fields: Mapping[str, Any]) -> Any:
-    from pydantic import ValidationError
-
-    from actograph.contract.comparison import ActivationComparisonRequest
-
-    try:
-        return ActivationComparisonRequest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InvalidRequest(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None

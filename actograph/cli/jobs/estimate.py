@@ -27,7 +27,7 @@ def estimate(
     output: FormatOption = Format.TABLE,
     **flags: Any,
 ) -> None:
-    """Estimate the memory and disk of a job without submitting it. Exit status 1: it does not fit."""
+    """Estimate the memory and disk of a job. Exit status 1: it does not fit."""
     body, uploads = job_spec.body_of(**flags)
     with closing(client_of(ctx)) as client:
         job_spec.complete(client, body)
@@ -44,7 +44,7 @@ def estimate(
 
 
 def describe(found: "Estimate") -> str:
-    """The estimate as lines and a table of needs."""
+    """Describe an estimate: its fields, then a table of needs."""
     facts = {
         "model": found.model,
         "samples": _number(found.samples),

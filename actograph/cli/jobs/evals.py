@@ -1,13 +1,13 @@
-"""`actograph eval`: score recorded completions, and score a job's anew."""
+"""`actograph eval`: run a task, score recorded completions, rescore a job."""
 
 import os
 import shutil
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,7 +38,7 @@ class _RunByDefault(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Run a task, rescore a job, or score recorded completions.",
+    help="Run a task (`eval TASK`), rescore a job, or score recorded completions.",
 )
 
 #: flags of `jobs submit` for other kinds of jobs
@@ -48,7 +48,7 @@ HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
 
 
 class Form(StrEnum):
-    """How a task's answers end."""
+    """Answer format of a task."""
 
     GSM8K = "gsm8k"
     GSM8K_COT = "gsm8k_cot"
@@ -58,7 +58,7 @@ class Form(StrEnum):
 @add_flags(job_options(without=("spec", "kind", "task", *_OTHER_KINDS)))
 def run(
     ctx: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name, or file.")],
+    task: Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name of a task, or a YAML file.")],
     *,
     watch: Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")] = True,
     output: FormatOption = Format.TABLE,
@@ -95,11 +95,11 @@ def score(
     chosen = parse_scorers(scorer) if scorer else list(GSM8K_SCORERS)
     names = {one.key: one.label or one.name for one in chosen}
     if len(set(names.values())) < len(names):
-        raise InvalidRequest("--scorer: two scorers have the same name; give them labels of their own")
+        raise InvalidRequest("--scorer: two scorers have the same name; give them different labels")
     recorded = RecordedScores(ScorerSet(chosen, form=form.value), names)
-    # nothing is half-written: lines wait on disk until the last one is known to be good
+    # an invalid line must leave no output, so the lines are kept until the last one is valid
     with tempfile.TemporaryFile("w+", encoding="ascii", dir=output.parent if output else None) as waiting:
-        with _opened(file) as stream:
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
             try:
                 for line in recorded.lines(stream):
                     waiting.write(line + "\n")
@@ -115,7 +115,7 @@ def score(
             _replace(output, waiting)
     note(_table(recorded.tallies))
     if recorded.repeated_ids:
-        note(f"note: ids that stand in several lines: {recorded.repeated_ids}; each line is scored by itself")
+        note(f"{recorded.repeated_ids} ids occur on several lines; each line is scored by itself")
 
 
 @app.command()
@@ -133,7 +133,7 @@ def rescore(
     from actograph.cli.output import job_tables
 
     if not scorer:
-        raise InvalidRequest("say with --scorer how to score, for example --scorer numeric")
+        raise InvalidRequest("--scorer is missing; for example --scorer numeric")
     chosen = parse_scorers(scorer)
     with closing(client_of(ctx)) as client:
         job_id = identifiers.job(client, job)
@@ -144,39 +144,26 @@ def rescore(
         emit(job_tables.render_results(results, client.jobs.get(job_id).spec.get("num_fewshot")))
 
 
-def _opened(file: str) -> Any:
-    if file == "-":
-        return closing(_StandardInput())
-    return Path(file).open("rb")
-
-
-class _StandardInput:
-    """Standard input, which stays open."""
-
-    def __iter__(self) -> BinaryIO:
-        return sys.stdin.buffer
-
-    def close(self) -> None: ...
-
-
 def _replace(output: Path, waiting: Any) -> None:
-    """Write beside the file and rename, so that readers see all of it or what was there before."""
-    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    """Write a file beside `output` and rename it, so that readers see the old or the new one."""
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as target:
+        with part.open("w", encoding="ascii") as target:
             shutil.copyfileobj(waiting, target)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(output)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _table(tallies: "dict[str, Tally]") -> str:
     rows = [
-        [name, tables.figure(tally.mean), tables.figure(tally.stderr), str(tally.unparsed), str(tally.count)]
+        [
+            name,
+            tables.figure(tally.moments.mean),
+            tables.figure(tally.moments.stderr),
+            str(tally.unparsed),
+            str(tally.count),
+        ]
         for name, tally in tallies.items()
     ]
     return tables.render(HEADERS, rows, right=HEADERS[1:])

@@ -1,7 +1,7 @@
 """`actograph jobs`: submit, list, show, watch, cancel, retry, remove."""
 
 from contextlib import closing
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ from actograph.cli.flags.options import (
 )
 from actograph.cli.output import tables
 from actograph.cli.output.each import each
-from actograph.cli.output.output import Format, emit, note
+from actograph.cli.output.output import Format, emit, emit_list, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -54,8 +54,12 @@ def submit(
 def list_jobs(
     ctx: typer.Context,
     *,
-    status: Annotated[str | None, typer.Option(help="queued, in_progress, completed, failed, ...")] = None,
-    kind: Annotated[str | None, typer.Option(help="evaluation, capture or extract.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Jobs of this status: queued, in_progress, completed, ...")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Jobs of this kind: evaluation, capture, extract, ...")
+    ] = None,
     tag: Annotated[str | None, typer.Option(help="Jobs with this tag.")] = None,
     limit: LimitOption = 20,
     everything: AllOption = False,
@@ -69,17 +73,8 @@ def list_jobs(
     with closing(client_of(ctx)) as client:
         page_size = 100 if everything else min(100, limit + 1)
         found = client.jobs.list(status=status, kind=kind, tag=tag, page_size=page_size)
-        jobs = list(found if everything else islice(found, limit))
-        if quiet:
-            for job in jobs:
-                emit(tables.shorten(job.id, full=no_trunc))
-        elif output is Format.JSON:
-            for job in jobs:
-                emit(job.model_dump_json())
-        else:
-            emit(job_tables.render_jobs(jobs, full=no_trunc))
-            if not everything and next(found, None) is not None:
-                note(f"the newest {limit}; more with --all or --limit")
+        table = partial(job_tables.render_jobs, full=no_trunc)
+        emit_list(found, table, output, quiet=quiet, full=no_trunc, limit=None if everything else limit)
 
 
 @app.command()
@@ -156,10 +151,9 @@ def _watch(client: "Client", job_id: str, output: Format = Format.TABLE) -> None
     from actograph.cli.jobs import watching
 
     try:
-        watching.follow(client, client.jobs.get(job_id))
+        code = watching.watch(client, job_id, output)
     except KeyboardInterrupt:
-        note(f"job {job_id} goes on; follow it with: actograph jobs watch {tables.shorten(job_id)}")
+        note(f"job {job_id} continues; follow it with: actograph jobs watch {tables.shorten(job_id)}")
         raise exit_codes.Ended(exit_codes.INTERRUPTED) from None
-    code = watching.conclude(client, job_id, output)
     if code:
         raise exit_codes.Ended(code)

@@ -1,9 +1,9 @@
-"""`actograph jobs samples`: what the model was asked, what it said, and how that was judged."""
+"""`actograph jobs samples`: a job's samples with texts, verdicts and errors."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,13 +12,13 @@ from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import JobArgument
 from actograph.cli.flags.options import AllOption, FormatOption, LimitOption, client_of
 from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, note
+from actograph.cli.output.output import Format, emit_list
 
 if TYPE_CHECKING:
     from actograph.contract.resources import Sample
 
 HEADERS = ("INDEX", "CONDITION", "EPOCH", "STATUS", "CORRECT", "TOKENS", "SESSION ID", "COMPLETION OR ERROR")
-#: of a completion at least, however narrow the terminal is
+#: minimum width of a completion, however narrow the terminal is
 _LEAST_TEXT = 20
 
 
@@ -27,11 +27,12 @@ def samples(
     job: JobArgument,
     *,
     status: Annotated[
-        str | None, typer.Option(help="pending, leased, completed, failed or cancelled.")
+        str | None,
+        typer.Option(help="Samples of this status: pending, leased, completed, failed or cancelled."),
     ] = None,
     condition: Annotated[str | None, typer.Option(help="Samples of this condition.")] = None,
     correct: Annotated[
-        bool | None, typer.Option("--correct/--incorrect", help="By the first scorer's verdict.")
+        bool | None, typer.Option("--correct/--incorrect", help="Verdict of the first scorer.")
     ] = None,
     limit: LimitOption = 20,
     everything: AllOption = False,
@@ -40,19 +41,13 @@ def samples(
     """List a job's samples: texts, verdicts and errors. JSON includes all fields."""
     with closing(client_of(ctx)) as client:
         found = client.jobs.samples(identifiers.job(client, job), status=status, condition=condition)
-        wanted = _judged(found, correct)
-        shown = list(wanted if everything else islice(wanted, limit))
-        if output is Format.JSON:
-            for sample in shown:
-                emit(sample.model_dump_json())
-            return
-        emit(render(shown, shutil.get_terminal_size((120, 24)).columns))
-        if not everything and next(wanted, None) is not None:
-            note(f"the first {limit}; more with --all or --limit")
+        matching = (sample for sample in found if correct is None or verdict(sample) is correct)
+        table = partial(render, columns=shutil.get_terminal_size((120, 24)).columns)
+        emit_list(matching, table, output, limit=None if everything else limit)
 
 
 def render(samples: Sequence["Sample"], columns: int) -> str:
-    """A line for each sample, the text cut where the terminal ends."""
+    """Render one line per sample; completions are cut at the width of the terminal."""
     rows = [_row(sample) for sample in samples]
     before = tables.render(HEADERS[:-1], rows).splitlines()[0]
     room = max(_LEAST_TEXT, columns - len(before) - len(tables.GAP))
@@ -64,12 +59,8 @@ def render(samples: Sequence["Sample"], columns: int) -> str:
     )
 
 
-def _judged(samples: Iterable["Sample"], correct: bool | None) -> Iterator["Sample"]:
-    return (sample for sample in samples if correct is None or verdict(sample) is correct)
-
-
 def verdict(sample: "Sample") -> bool | None:
-    """The first scorer's; None where nothing was scored."""
+    """Return the first scorer's verdict; None if the sample has no score."""
     first = next(iter(sample.scores.values()), None)
     return None if first is None else first.value == 1.0
 

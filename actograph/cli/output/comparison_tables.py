@@ -9,7 +9,7 @@ _WORDS = ("Condition", "Metric", "Interval", "Hook", "Vector")
 
 
 def render(found: JobComparison) -> str:
-    """One row per condition and metric."""
+    """Render one row per condition and metric."""
     rows = []
     for name, condition in found.conditions.items():
         for key, metric in condition.metrics.items():
@@ -38,7 +38,7 @@ def _figures(found: PairedDifference, digits: int) -> list[str]:
 
 
 def render_activations(found: ActivationComparison) -> str:
-    """One row per hook: norms of the means and of their difference, and the stored vector."""
+    """Render one row per hook: norms of the means and of their difference, and the stored vector."""
     rows = []
     for hook, difference in found.hooks.items():
         norms = [difference.baseline_norm, difference.condition_norm, difference.difference_norm]

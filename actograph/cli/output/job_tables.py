@@ -34,10 +34,10 @@ def status_text(job: Job) -> str:
 
 
 def render_results(results: JobResults, num_fewshot: int | None) -> str:
-    """One row per condition, metric and filter, under the column names that lm-eval prints.
+    """Render one row per condition, metric and filter, with lm-eval's column names.
 
-    A condition without scores has one row with its numbers of samples; where no condition has any, as in a
-    capture job, that is all there is to show.
+    A condition without scores has one row with its numbers of samples. If no condition has scores, as in a
+    capture job, the columns for scores are left out.
     """
     if not any(condition.metrics for condition in results.conditions.values()):
         bare = [[name, str(one.samples), str(one.failed)] for name, one in results.conditions.items()]
@@ -58,7 +58,7 @@ def render_results(results: JobResults, num_fewshot: int | None) -> str:
 
 
 def describe(job: Job) -> str:
-    """The job, one field per line; fields of the spec that are empty are left out."""
+    """Describe a job, one field per line; default fields of the spec are left out."""
     fields = {
         "id": job.id,
         "kind": job.kind,
@@ -77,8 +77,7 @@ def describe(job: Job) -> str:
         "error": f"{job.error.type}: {job.error.message}" if job.error else "",
         "metadata": ", ".join(f"{key}={value}" for key, value in job.metadata.items()),
     }
-    lines = [f"{name + ':':<10} {tables.clean(text)}" for name, text in fields.items() if text]
-    lines.append("spec:       (fields that are not the default)")
+    lines = [tables.fields(fields, 10), "spec:       (fields that are not the default)"]
     lines += [
         f"  {key}: {tables.clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
         for key, value in _stated(job.spec).items()

@@ -1,10 +1,12 @@
 """Output of the command line: results to stdout, notes to stderr."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from actograph.cli.output import tables
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,25 +19,25 @@ class Format(StrEnum):
 
 
 def emit(text: str) -> None:
-    """One line or block of results, at once visible to whoever reads the pipe."""
+    """Write results to stdout and flush, so that a pipe gets each line at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """A remark for the person at the terminal."""
+    """Write a remark to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def ask(question: str) -> None:
-    """Have the person at the terminal agree.
+    """Ask for a yes at the terminal.
 
     Raises:
-        InvalidRequest: there is nobody to ask, or they do not agree.
+        InvalidRequest: there is no terminal, or the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidRequest(f"{question} Say --yes to agree where there is no terminal")
+        raise InvalidRequest(f"{question} Without a terminal, use --yes")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -43,6 +45,35 @@ def ask(question: str) -> None:
 
 
 def emit_json_lines(items: "Iterable[BaseModel]") -> None:
-    """One JSON object per line."""
+    """Print one JSON object per line."""
     for item in items:
         emit(item.model_dump_json())
+
+
+def emit_list(
+    items: Iterable[Any],
+    table: Callable[[Sequence[Any]], str],
+    output: Format,
+    *,
+    quiet: bool = False,
+    full: bool = True,
+    limit: int | None = None,
+) -> None:
+    """Print the first `limit` items as a table, as JSON lines, or as ids if `quiet`.
+
+    Args:
+        table: renders the items.
+        full: print ids in full.
+        limit: None prints all items. If there are more, a note below the table says so.
+    """
+    rest = iter(items)
+    shown = list(islice(rest, limit))
+    if quiet:
+        for item in shown:
+            emit(tables.shorten(item.id, full=full))
+    elif output is Format.JSON:
+        emit_json_lines(shown)
+    else:
+        emit(table(shown))
+        if limit is not None and next(rest, None) is not None:
+            note(f"only the first {limit}; show more with --limit")

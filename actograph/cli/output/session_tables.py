@@ -19,7 +19,7 @@ def render_sessions(sessions: Sequence[Session], *, full: bool) -> str:
 
 
 def describe(session: Session) -> str:
-    """The session in full: fields, then hooks, then files."""
+    """Describe a session: fields, hooks and files."""
     tokens = f"{session.prompt_tokens} prompt + {session.generated_tokens} generated"
     fields = {
         "id": session.id,
@@ -36,18 +36,17 @@ def describe(session: Session) -> str:
         "pinned": "yes" if session.pinned else "",
         "expires": _expiry(session),
     }
-    lines = [f"{name + ':':<10} {tables.clean(text)}" for name, text in fields.items() if text]
     hooks = [
         [name, "x".join(map(str, info.shape)), info.dtype, str(info.first_row), tables.size(info.nbytes)]
         for name, info in session.hooks.items()
     ]
     files = [[file.name, tables.size(file.bytes), file.sha256] for file in session.files]
-    lines += [
-        "",
+    parts = [
+        tables.fields(fields, 10),
         tables.render(("HOOK", "SHAPE", "DTYPE", "FIRST ROW", "SIZE"), hooks, right=("FIRST ROW", "SIZE")),
+        tables.render(("FILE", "SIZE", "SHA256"), files, right=("SIZE",)),
     ]
-    lines += ["", tables.render(("FILE", "SIZE", "SHA256"), files, right=("SIZE",))]
-    return "\n".join(lines)
+    return "\n\n".join(parts)
 
 
 def _row(session: Session, *, full: bool) -> list[str]:

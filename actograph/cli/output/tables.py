@@ -1,8 +1,8 @@
-"""Plain tables like those of `docker ps`, and the short forms of what stands in them."""
+"""Plain tables like those of `docker ps`, and short forms of ids, sizes and times."""
 
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 GAP = "   "
 SHORT_ID_DIGITS = 12
@@ -10,7 +10,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def render(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """Columns as wide as their widest cell; those named in `right` are set flush right."""
+    """Render a table; the columns in `right` are right-aligned."""
     cells = [[clean(cell) for cell in row] for row in rows]
     lines = [list(headers), *cells]
     widths = [max(_width(line[i]) for line in lines) for i in range(len(headers))]
@@ -24,13 +24,18 @@ def render(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequ
     return "\n".join(out)
 
 
+def fields(values: Mapping[str, str], width: int) -> str:
+    """Render one `name: value` per line, without empty values; names take `width` columns."""
+    return "\n".join(f"{name + ':':<{width}} {clean(text)}" for name, text in values.items() if text)
+
+
 def clean(text: str) -> str:
-    """One line without control characters: text of others must not steer the terminal."""
+    """Replace control characters by spaces: text from elsewhere must not control the terminal."""
     return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """The text in one line of at most so many columns, which says so where it is cut."""
+    """Shorten a text to one line of `columns`; an ellipsis marks the cut."""
     line = clean(text)
     while _width(line) > columns:
         line = line[: max(0, min(len(line) - 2, columns - 1))] + "…"
@@ -38,13 +43,13 @@ def cut(text: str, columns: int) -> str:
 
 
 def shorten(identifier: str, *, full: bool = False) -> str:
-    """`job_0123456789ab` for a whole id."""
+    """Shorten an id to `job_0123456789ab`."""
     prefix, separator, digits = identifier.partition("_")
     return identifier if full else f"{prefix}{separator}{digits[:SHORT_ID_DIGITS]}"
 
 
 def size(count: int) -> str:
-    """`1.5 MB`; powers of 1000, as disks are sold."""
+    """Return a size such as `1.5 MB`, in powers of 1000."""
     value, unit = float(count), 0
     # 999.95 would be rounded to a thousand of its unit
     while value >= (999.5 if unit == 0 else 999.95) and unit < len(_UNITS) - 1:
@@ -53,7 +58,7 @@ def size(count: int) -> str:
 
 
 def age(created_at: float, now: float | None = None) -> str:
-    """Time since then, in its largest unit: `3m`, `2h`, `5d`."""
+    """Return the time since `created_at` in its largest unit: `3m`, `2h`, `5d`."""
     seconds = max(0.0, (time.time() if now is None else now) - created_at)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
@@ -62,12 +67,12 @@ def age(created_at: float, now: float | None = None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A score or its error as lm-eval prints it."""
+    """Format a score or its error like lm-eval."""
     return "N/A" if value is None else f"{value:.4f}"
 
 
 def _width(text: str) -> int:
-    """Terminal columns: wide characters take two, combining ones none."""
+    """Return the terminal columns of a text: wide characters take two, combining ones none."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
     )

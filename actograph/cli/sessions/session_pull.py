@@ -40,7 +40,7 @@ def pull(
     ctx: typer.Context,
     sessions: SessionArguments = None,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder; each session gets a subfolder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder; each session gets a folder in it.")],
     everything: EveryOption = False,
     parallel: Annotated[
         int, typer.Option("--jobs", "-j", min=1, max=64, help="Sessions downloaded at once.")

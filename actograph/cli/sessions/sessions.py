@@ -2,7 +2,7 @@
 
 import time
 from contextlib import closing
-from itertools import islice
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from actograph.cli.flags.options import (
 from actograph.cli.flags.session_filters import FILTERS, EveryOption, check_choice, query
 from actograph.cli.output import tables
 from actograph.cli.output.each import each
-from actograph.cli.output.output import Format, ask, emit, note
+from actograph.cli.output.output import Format, ask, emit, emit_list, note
 from actograph.cli.sessions.session_pull import pull
 from actograph.contract.errors import InvalidRequest
 
@@ -48,17 +48,8 @@ def list_sessions(
     with closing(client_of(ctx)) as client:
         wanted = query(client, filters)
         found = client.sessions.list(page_size=100 if everything else min(100, limit + 1), **wanted)
-        sessions = list(found if everything else islice(found, limit))
-        if quiet:
-            for session in sessions:
-                emit(tables.shorten(session.id, full=no_trunc))
-        elif output is Format.JSON:
-            for session in sessions:
-                emit(session.model_dump_json())
-        else:
-            emit(session_tables.render_sessions(sessions, full=no_trunc))
-            if not everything and next(found, None) is not None:
-                note(f"the newest {limit}; more with --all or --limit")
+        table = partial(session_tables.render_sessions, full=no_trunc)
+        emit_list(found, table, output, quiet=quiet, full=no_trunc, limit=None if everything else limit)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from actograph.client.aio.runtime import aside, whole
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of
 from actograph.client.errors import UnexpectedAnswer
-from actograph.client.tensors import SessionTensors
+from actograph.client.tensors import IndexedRows, SessionTensors
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array
 
@@ -72,7 +72,7 @@ class StoredRows:
         return self._tensors.stored(hook).read_bytes(start, stop)
 
 
-class RowTensor:
+class RowTensor(IndexedRows):
     """Rows `[rows, width]` of one hook, read when they are indexed.
 
     Index with an int (one row) or a slice (rows), as in numpy. bfloat16 is converted to float32, which is
@@ -80,29 +80,15 @@ class RowTensor:
     """
 
     def __init__(self, hook: str, info: TensorInfo, source: RowSource) -> None:
+        super().__init__(info.dtype, info.shape)
         self.hook = hook
         self.info = info
-        self.stored_dtype = info.dtype
-        self.shape: tuple[int, ...] = tuple(info.shape)
         self._source = source
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of returned arrays."""
-        bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
-        return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
     @property
     def row_bytes(self) -> int:
         """Stored size of one row."""
         return int(np.prod(self.shape[1:])) * tensor_files.itemsize(self.stored_dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         return f"RowTensor({self.hook}, shape={list(self.shape)}, stored as {self.stored_dtype})"
@@ -122,7 +108,7 @@ class RowTensor:
         Raises:
             IndexError: the tensor has no such row.
         """
-        low, high, then = self._rows(index)
+        low, high, then = self.rows_of(index)
         array = await self.read(low, high)
         found: Array = array[then]
         return found
@@ -133,7 +119,7 @@ class RowTensor:
         Raises:
             PackageMissing: torch is not installed.
         """
-        low, high, then = self._rows(index)
+        low, high, then = self.rows_of(index)
         data = await self._source.read(self.hook, low, high, self.row_bytes) if high > low else b""
         tensor = torch_tensors.tensor(self.stored_dtype, (high - low, *self.shape[1:]), data)
         if isinstance(then, slice) and then.step is not None and then.step < 0:
@@ -149,13 +135,3 @@ class RowTensor:
         tensor_files.check_rows(start, stop, len(self))
         data = await self._source.read(self.hook, start, stop, self.row_bytes) if stop > start else b""
         return tensor_files.value_array(self.stored_dtype, (stop - start, *self.shape[1:]), data)
-
-    def _rows(self, index: int | slice) -> tuple[int, int, Any]:
-        """Return the rows [low, high) to read, and the index to apply to them."""
-        wanted = range(len(self))[index]
-        if isinstance(wanted, int):
-            return wanted, wanted + 1, 0
-        if not wanted:
-            return 0, 0, slice(None)
-        low, high = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1
-        return low, high, slice(None, None, wanted.step)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from actograph.client.aio.runtime import sleep
 from actograph.client.answers import read, validate
-from actograph.client.errors import from_response, unreachable
+from actograph.client.errors import ServiceUnreachable, from_response, unreachable
 from actograph.client.transport import (
     CONNECT_SECONDS,
     IN_FLIGHT,
@@ -51,7 +51,7 @@ class Transport:
         """Send a request and return its answer as a `form`. Takes the options of `request`.
 
         Raises:
-            UnexpectedAnswer: the answer is no `form`; and the errors of `request`.
+            UnexpectedAnswer: the answer is not a `form`; and the errors of `request`.
         """
         return read(form, await self.request(method, path, **options))
 
@@ -124,6 +124,28 @@ class Transport:
             tries += 1
             await sleep(delay)
 
+    async def resume(self, work: Callable[[], Awaitable[None]], arrived: Callable[[], int]) -> None:
+        """Call `work` until it succeeds. Tries that made progress do not count as retries.
+
+        Args:
+            arrived: amount of data so far.
+
+        Raises:
+            ServiceUnreachable: the connection was lost too often without progress.
+        """
+        failures = 0
+        while True:
+            before = arrived()
+            try:
+                await work()
+                return
+            except ServiceUnreachable:
+                failures = 0 if arrived() > before else failures
+                if failures >= self.retries:
+                    raise
+                await sleep(backoff(failures))
+                failures += 1
+
     @asynccontextmanager
     async def stream(
         self,
@@ -163,3 +185,10 @@ class Transport:
         return await self.attempt(
             lambda: self._http.post(path, data=dict(data), files=dict(files())), repeatable=False
         )
+
+
+class Resource:
+    """A group of calls of the client, such as `client.jobs`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport

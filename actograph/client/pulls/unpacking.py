@@ -11,7 +11,7 @@ from typing import BinaryIO, Self
 
 from actograph.client.errors import DownloadDamaged
 
-#: tarfile's errors for an incomplete archive, which is no damage: the caller misses its last file
+#: tarfile's errors for an incomplete archive. It is not damaged: the caller notices the missing last file
 _CUT_OFF = ("unexpected end of data", "truncated header", "empty file")
 
 
@@ -19,7 +19,7 @@ class Unpacker:
     """Unpacks the files of an archive with the top folder `top` into `folder`, each completely or not at all.
 
     Raises on exit:
-        DownloadDamaged: the data is no such archive, or a name leads out of the folder.
+        DownloadDamaged: the data is not such an archive, or a name leads out of the folder.
     """
 
     def __init__(self, folder: Path, top: str, on_file: Callable[[str], None]) -> None:
@@ -62,13 +62,13 @@ class Unpacker:
                     self._extract(archive, member)
         except tarfile.TarError as error:
             if str(error) not in _CUT_OFF:
-                raise DownloadDamaged(f"the export is no tar.gz: {error}") from error
+                raise DownloadDamaged(f"the export is not a tar.gz: {error}") from error
 
     def _extract(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         top, _, name = member.name.partition("/")
         # data_filter would strip a leading slash; here it is refused
         if not member.isreg() or top != self._top or not name or name.startswith("/"):
-            raise DownloadDamaged(f"{member.name!r} in the export is no file of {self._top}")
+            raise DownloadDamaged(f"{member.name!r} in the export is not a file of {self._top}")
         try:
             name = tarfile.data_filter(member.replace(name=name, deep=False), str(self._folder)).name
         except tarfile.FilterError as error:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from actograph.contract.base import Metadata
 from actograph.contract.chat.accepted import OpenAISpec, fault_of, only
 from actograph.contract.chat.chat_messages import ChatMessage, NamedTool, ToolDefinition
 from actograph.contract.chat.tool_calls import CLOSE
@@ -163,9 +164,7 @@ class ChatCompletionRequest(CompletionBase):
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
-        Field(None, max_length=16, description="Metadata of the job.")
-    )
+    metadata: Metadata | None = Field(None, description="Metadata of the job.")
 
     modalities: Annotated[list[str] | None, only(["text"], why="answers are text")] = None
     reasoning_effort: Annotated[

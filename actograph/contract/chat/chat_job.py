@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.specs import GeneratingSpec, InputJobSpec, SampleTimeout, Spec
+from actograph.contract.specs import GeneratingSpec, InputJobSpec, Spec
 
 KIND = "chat"
 
@@ -59,7 +59,6 @@ class ChatJobSpec(InputJobSpec, GeneratingSpec):
     kind: Literal["chat"] = "chat"
     inputs: list[ChatInput] = Field(min_length=1)
     priority: int = Field(0, ge=0, le=9)
-    sample_timeout_seconds: SampleTimeout = None
 
     @property
     def is_prefill(self) -> bool:

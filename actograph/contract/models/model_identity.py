@@ -4,7 +4,9 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from actograph.contract.base import Resource
 
 #: the fields that change the activations, in the order of messages
 _DECISIVE = (
@@ -13,11 +15,7 @@ _DECISIVE = (
 _SHORT = 12
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class ModelIdentity(_Stored):
+class ModelIdentity(Resource):
     """A model as a worker has loaded it.
 
     `model`, `source` and `revision` are not part of `sha256`: the same weights under another path or revision
@@ -52,7 +50,7 @@ class ModelIdentity(_Stored):
         return ", ".join(changed)
 
 
-class PinnedModel(_Stored):
+class PinnedModel(Resource):
     """The model of a job, fixed at its submission or first claim."""
 
     identity: ModelIdentity

@@ -1,6 +1,6 @@
 """Memory of one batch by part, and the largest batch that fits. No torch, no I/O.
 
-The worker chooses its batches by it and the API answers and refuses by it, so that both say the same.
+The worker plans its batches with it, and the API estimates and refuses jobs with it.
 Sizes are bytes, lengths are tokens.
 """
 
@@ -49,7 +49,7 @@ _REDUCED_HELD = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Memory of a worker for batches; `cap` is the maximum of samples in a batch."""
+    """Memory of a worker for batches, and the largest number of samples in a batch."""
 
     #: free bytes on the model's device
     device_bytes: int
@@ -87,7 +87,7 @@ class CaptureNeed:
     summaries: int = 0
 
     def in_flight(self, samples: int) -> int:
-        """Bytes on the way to the host's buffer, at most: strips of the prompts, then blocks of steps."""
+        """Most bytes on the way to the host's buffer: strips of the prompts, then blocks of steps."""
         strips = min(self.prompt_rows, _ROWS_IN_FLIGHT * self.largest_strip)
         step = samples * self.step
         block = max(step, min(DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS * step))
@@ -96,7 +96,7 @@ class CaptureNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMemory:
-    """Bytes of one batch by part; all but `rows` are where the model is."""
+    """Bytes of one batch by part, on the model's device."""
 
     #: keys and values of prompt and continuation
     cache: int = 0
@@ -112,12 +112,10 @@ class BatchMemory:
     in_flight: int = 0
     #: logits of scored prompt tokens
     scored: int = 0
-    #: captured rows in host memory that are not yet written
-    rows: int = 0
 
     @property
     def certain(self) -> int:
-        """Least memory of the batch on the model's device, in bytes; rows may leave as they come."""
+        """Least bytes of the batch on the model's device, without rows on their way to the host."""
         return self.cache + self.logits + self.activations + self.attention + self.summaries + self.scored
 
     @property
@@ -138,18 +136,18 @@ def attention_bytes(structure: ModelStructure, *, prompt_tokens: int, samples: i
 
 
 def activation_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
-    """Tensors that reading one prompt makes in passing; each token goes to several experts."""
+    """Size of the temporary tensors while one prompt is read; each token goes to several experts."""
     tensors = _PREFILL_TENSORS + _EXPERT_TENSORS * (structure.experts_per_token or 0)
     return prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * tensors
 
 
 def scored_token_bytes(vocab_size: int) -> int:
-    """Memory of one token while its probability is taken: logits as computed, and float32 copies."""
+    """Memory to score one token: its logits, and float32 copies of them."""
     return (_LOGITS_COPIES + 1) * 4 * vocab_size
 
 
 def scored_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
-    """Memory that taking the probabilities of one prompt's tokens needs at most at a time."""
+    """Most memory to score the tokens of one prompt."""
     return min(SCORED_PIECE_BYTES, prompt_tokens * scored_token_bytes(structure.vocab_size))
 
 
@@ -161,7 +159,7 @@ def capture_need(
     prompt_tokens: int,
     generated_tokens: int = 1,
 ) -> CaptureNeed:
-    """Memory that capturing these hooks adds to a sample with a prompt of so many tokens.
+    """Memory that capturing these hooks adds to one sample.
 
     Args:
         generated_tokens: 0 if the prompt is only read, and logits have rows for all of it.
@@ -183,7 +181,7 @@ def capture_need(
 
 
 def _summary_bytes(capture: CaptureSpec) -> int:
-    """Bytes per channel that summing up rows takes on the device, at the moment when it takes most."""
+    """Most bytes per channel on the device to reduce rows and to compute statistics."""
     total = 0 if capture.reduce == "none" else 4 * _REDUCED_HELD
     if capture.stats is not None:
         held = _STATISTICS_HELD + (capture.stats.threshold is not None)
@@ -200,35 +198,33 @@ def batch_memory(
     prompt_tokens: int,
     max_tokens: int,
     scored: int = 0,
-    rows: int = 0,
 ) -> BatchMemory:
-    """Memory of so many samples that are generated at once.
+    """Memory of samples that run at once.
 
     Args:
-        kv_bytes: of one token in the key-value cache.
-        capture: of the longest prompt, see `capture_need`.
-        prompt_tokens: of the longest prompt.
-        scored: for prompts' logits, whatever the size of the batch.
-        rows: that are held in host memory.
+        kv_bytes: bytes of one token in the key-value cache.
+        capture: need of the longest prompt, see `capture_need`.
+        prompt_tokens: length of the longest prompt.
+        max_tokens: 0 if prompts are only read, without a cache and without a step's logits.
+        scored: bytes for prompts' logits, whatever the size of the batch.
     """
     tokens = min(prompt_tokens + max_tokens, structure.context_length)
     return BatchMemory(
-        cache=samples * tokens * kv_bytes,
-        logits=samples * _LOGITS_COPIES * 4 * structure.vocab_size,
+        cache=samples * tokens * kv_bytes if max_tokens else 0,
+        logits=samples * _LOGITS_COPIES * 4 * structure.vocab_size if max_tokens else 0,
         activations=samples * activation_bytes(structure, prompt_tokens=prompt_tokens),
         attention=attention_bytes(structure, prompt_tokens=prompt_tokens, samples=samples),
         summaries=samples * capture.summaries,
         in_flight=capture.in_flight(samples),
         scored=scored,
-        rows=rows,
     )
 
 
 def held_rows_bytes(budget: Budget, capture: CaptureNeed, sample_bytes: int, *, samples: int) -> int:
-    """Host memory that captured rows of a batch take at most before they are written.
+    """Most host memory of a batch's captured rows before they are written.
 
     Args:
-        sample_bytes: of all rows of one sample that are captured before any must have been written.
+        sample_bytes: bytes of all captured rows of one sample.
     """
     return min(budget.host_buffer_bytes + capture.in_flight(samples), sample_bytes * samples)
 

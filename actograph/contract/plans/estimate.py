@@ -29,8 +29,7 @@ def hook_bytes(
 ) -> int:
     """Bytes of one stored row of a hook.
 
-    Integers (expert indices) are stored as they are, whatever `dtype` says. A location that the
-    structure tells nothing of counts as wide as the hidden state.
+    Integers, such as expert indices, keep their dtype. An unknown location has the width of the hidden state.
     """
     info = structure.tensor_of(hook)
     own = structure.dtype if info is None else info.dtype
@@ -55,26 +54,8 @@ def bytes_per_token(
 
 
 def weights_bytes(structure: ModelStructure) -> int:
-    """Bytes of the parameters, in the dtype that the model was loaded in."""
+    """Bytes of the parameters, in the dtype of the loaded model."""
     return structure.num_parameters * item_bytes(structure.dtype)
-
-
-def kept_rows(capture: CaptureSpec, prompt_tokens: int, generated_tokens: int, *, tail_only: bool) -> int:
-    """Rows that are stored of a hook: at most P+G-1, or P if nothing is generated; see `Selection.rows`.
-
-    Args:
-        tail_only: the model computes this tensor from the last prompt token on (logits), see `is_tail_only`.
-    """
-    first = prompt_tokens - 1 if tail_only and generated_tokens else 0
-    stop = prompt_tokens + max(0, generated_tokens - 1)
-    selection = Selection.of(capture.positions, prompt_tokens)
-    return len(selection.rows(first, prompt_tokens, stop))
-
-
-def is_tail_only(structure: ModelStructure, hook: str) -> bool:
-    """True if generation computes this tensor only from the last prompt token on."""
-    info = structure.tensor_of(hook)
-    return info is not None and info.tail_only
 
 
 def tensor_bytes(
@@ -87,7 +68,7 @@ def tensor_bytes(
 ) -> int:
     """Bytes of the tensors of one session: rows, reduced rows and statistics of every hook.
 
-    Exact where it is known before which rows there will be, see `kept_rows`.
+    This is exact if the number of rows is known before the generation, see `Selection.rows`.
     """
     total, per_channel = 0, sum(_statistics_bytes(capture))
     for hook in hooks:
@@ -127,11 +108,21 @@ def stored_bytes(
     )
 
 
+def is_tail_only(structure: ModelStructure, hook: str) -> bool:
+    """True if generation computes this tensor only from the last prompt token on."""
+    info = structure.tensor_of(hook)
+    return info is not None and info.tail_only
+
+
 def rows_of(
     structure: ModelStructure, hook: str, capture: CaptureSpec, prompt_tokens: int, generated_tokens: int
 ) -> int:
+    """Most stored rows of a hook: P+G-1, or P if nothing is generated; see `Selection.rows`."""
     tail_only = is_tail_only(structure, hook)
-    return kept_rows(capture, prompt_tokens, generated_tokens, tail_only=tail_only)
+    first = prompt_tokens - 1 if tail_only and generated_tokens else 0
+    stop = prompt_tokens + max(0, generated_tokens - 1)
+    selection = Selection.of(capture.positions, prompt_tokens)
+    return len(selection.rows(first, prompt_tokens, stop))
 
 
 def keeps_tensors(capture: CaptureSpec) -> bool:

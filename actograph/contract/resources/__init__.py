@@ -1,5 +1,6 @@
 """Resources: the answers of the service. Times are Unix seconds (UTC), sizes are bytes."""
 
+from actograph.contract.base import Resource
 from actograph.contract.resources.base import (
     Deleted,
     ErrorRecord,
@@ -7,7 +8,6 @@ from actograph.contract.resources.base import (
     OpenAIError,
     Problem,
     ProblemItem,
-    Resource,
 )
 from actograph.contract.resources.estimates import Estimate, Need
 from actograph.contract.resources.jobs import ConditionResults, Event, Job, JobResults, JobStatus, Progress

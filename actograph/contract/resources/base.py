@@ -2,13 +2,11 @@
 
 from typing import Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from actograph.contract.base import Resource
 
 T = TypeVar("T")
-
-
-class Resource(BaseModel):
-    model_config = ConfigDict(frozen=True)
 
 
 class ErrorRecord(Resource):

@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from actograph.contract.base import Resource
 from actograph.contract.models.model_identity import PinnedModel
-from actograph.contract.resources.base import ErrorRecord, Resource
+from actograph.contract.resources.base import ErrorRecord
 from actograph.contract.resources.tool_use import ToolTotals
 
 

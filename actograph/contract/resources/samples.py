@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.resources.base import ErrorRecord, Resource
+from actograph.contract.base import Resource
+from actograph.contract.resources.base import ErrorRecord
 from actograph.contract.resources.tool_use import ToolMessage, ToolUse
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from actograph.contract.resources.base import Resource
+from actograph.contract.base import Resource
 
 
 class Usage(Resource):

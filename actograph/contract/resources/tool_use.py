@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from actograph.contract.base import Resource
 
 #: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
 #: possible; `length`: a turn reached max_tokens
 ToolUseEnd = Literal["answer", "max_turns", "context_length", "length"]
 
 
-class ToolMessage(BaseModel):
+class ToolMessage(Resource):
     """A turn of the model, or the result of one call."""
-
-    model_config = ConfigDict(frozen=True)
 
     role: Literal["assistant", "tool"]
     content: str
@@ -24,10 +24,8 @@ class ToolMessage(BaseModel):
     )
 
 
-class ToolUse(BaseModel):
+class ToolUse(Resource):
     """Numbers of turns and tool calls of a sample."""
-
-    model_config = ConfigDict(frozen=True)
 
     turns: int = Field(description="Turns of the model.")
     calls: int = Field(description="Calls with a result, including failed ones.")
@@ -36,10 +34,8 @@ class ToolUse(BaseModel):
     ended: ToolUseEnd
 
 
-class ToolTotals(BaseModel):
+class ToolTotals(Resource):
     """Totals of the tool use of a condition's samples."""
-
-    model_config = ConfigDict(frozen=True)
 
     samples: int = Field(description="Samples with tools.")
     calling: int = Field(description="Samples with at least one call.")
@@ -63,15 +59,3 @@ def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
         malformed=sum(use.malformed for use in uses),
         ended={end: count for end in get_args(ToolUseEnd) if (count := sum(u.ended == end for u in uses))},
     )
-
-
-def joined(one: ToolTotals | None, other: ToolTotals | None) -> ToolTotals | None:
-    """The sum of the totals of two groups of samples."""
-    if one is None or other is None:
-        return one or other
-    added = {
-        name: getattr(one, name) + getattr(other, name)
-        for name in ("samples", "calling", "turns", "calls", "errors", "malformed")
-    }
-    counts = {end: one.ended.get(end, 0) + other.ended.get(end, 0) for end in get_args(ToolUseEnd)}
-    return ToolTotals(**added, ended={end: count for end, count in counts.items() if count})

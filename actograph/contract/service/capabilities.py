@@ -1,9 +1,8 @@
 """Capabilities of a service, derived from the contract."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from actograph.contract import hooks, interventions, row_selection, scorers, specs, tasks
 from actograph.contract.resources import Model, Resource
@@ -72,45 +71,26 @@ class Capabilities(Resource):
 
 def of_contract() -> dict[str, Any]:
     """The capabilities that all services of this version share."""
-    capture, evaluation = specs.CaptureSpec.model_fields, specs.EvaluationSpec.model_fields
+    capture = specs.CaptureSpec.model_fields
     return {
         "job_kinds": list(specs.JOB_KINDS),
         "capture": CaptureCapabilities(
             points=list(hooks.POINTS),
-            positions=names(row_selection.NamedRows),
-            segments=names(row_selection.Segment),
-            reduce=names(capture["reduce"].annotation),
-            dtypes=names(capture["dtype"].annotation),
-            modes=names(capture["mode"].annotation),
+            positions=list(get_args(row_selection.NamedRows)),
+            segments=list(get_args(row_selection.Segment)),
+            reduce=list(get_args(row_selection.Reduce)),
+            dtypes=list(get_args(specs.Dtype)),
+            modes=list(get_args(capture["mode"].annotation)),
             fields=list(capture),
         ),
         "interventions": InterventionCapabilities(
-            ops=names(interventions.Op), positions=names(interventions.NamedPositions)
+            ops=list(get_args(interventions.Op)), positions=list(get_args(interventions.NamedPositions))
         ),
         "evaluation": EvaluationCapabilities(
-            tasks=names(tasks.TaskName),
-            scorers=[name for scorer in get_args(scorers.AnyScorer) for name in _scorer_names(scorer)],
-            modes=names(evaluation["mode"].annotation),
-            tools=names(evaluation["tools"].annotation),
-            tool_formats=names(evaluation["tool_format"].annotation),
+            tasks=list(get_args(tasks.TaskName)),
+            scorers=list(scorers.SCORER_NAMES),
+            modes=list(get_args(specs.Mode)),
+            tools=list(get_args(specs.ToolName)),
+            tool_formats=list(get_args(specs.ToolForm)),
         ),
     }
-
-
-def names(annotation: Any) -> list[str]:
-    """All strings of a Literal type, also within other types."""
-    return list(dict.fromkeys(_names(annotation)))
-
-
-def _names(annotation: Any) -> Iterator[str]:
-    if get_origin(annotation) is Literal:
-        yield from (value for value in get_args(annotation) if isinstance(value, str))
-        return
-    # the rest of an Annotated is validators
-    members = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
-    for member in members:
-        yield from _names(member)
-
-
-def _scorer_names(scorer: type[BaseModel]) -> list[str]:
-    return names(scorer.model_fields["name"].annotation)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from actograph.contract.specs.base import (
+from actograph.contract.base import (
     MAX_PROMPT_CHARS,
     MAX_TAGS,
     Name,
@@ -29,7 +29,7 @@ from actograph.contract.specs.datasets import (
     HubDataset,
     PathDataset,
 )
-from actograph.contract.specs.evaluation import EvaluationSpec, ToolName
+from actograph.contract.specs.evaluation import EvaluationSpec, ToolForm, ToolName
 from actograph.contract.specs.input_jobs import (
     MAX_INPUTS,
     CaptureInput,
@@ -43,7 +43,6 @@ from actograph.contract.specs.job_base import (
     ExpiresAfter,
     GeneratingSpec,
     JobSpecBase,
-    SampleTimeout,
 )
 from actograph.contract.specs.sampling import LogitBias, Penalty, SamplingChange, SamplingSpec, sample_seed
 
@@ -89,13 +88,13 @@ __all__ = [
     "PauseRequest",
     "Penalty",
     "PromptText",
-    "SampleTimeout",
     "SamplingChange",
     "SamplingSpec",
     "SessionUpdate",
     "Spec",
     "Tag",
     "Text",
+    "ToolForm",
     "ToolName",
     "canonical_digest",
     "job_spec_adapter",

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from actograph.contract import hooks
+from actograph.contract.base import Spec, canonical_digest
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
-from actograph.contract.specs.base import Spec, canonical_digest
 
 Dtype = Literal["model", "float32", "float16", "bfloat16"]
 LayerIndex = Annotated[int, Field(ge=0)]

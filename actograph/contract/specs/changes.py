@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from actograph.contract.specs.base import MAX_TAGS, Spec, Tag
+from actograph.contract.base import MAX_TAGS, Spec, Tag
 
 
 class SessionUpdate(Spec):

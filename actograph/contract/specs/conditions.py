@@ -4,25 +4,11 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
+from actograph.contract.base import Name, Spec, Text
 from actograph.contract.interventions import InterventionList
-from actograph.contract.specs.base import Name, Spec, Text
 from actograph.contract.specs.sampling import SamplingChange
 
 Mode = Literal["no_tools", "with_tools"]
-
-
-class Condition(Spec):
-    """A named variant of the prompt; all conditions of a job have the same problems and seeds."""
-
-    name: Name = Field(description="Name in the results.")
-    system: Text | None = Field(None, description="System message (chat template only).")
-    prefix: Text = Field("", description="Text before the question.")
-    suffix: Text = Field("", description="Text after the question, separated by a space.")
-    mode: Mode | None = Field(None, description="With or without tools; null uses the job's mode.")
-    sampling: SamplingChange | None = Field(None, description="Changes of the job's sampling.")
-    interventions: InterventionList = Field(
-        default_factory=list, description="Applied after the job's, to the samples of this condition alone."
-    )
 
 
 class CaptureCondition(Spec):
@@ -34,7 +20,17 @@ class CaptureCondition(Spec):
     )
 
 
-C = TypeVar("C", Condition, CaptureCondition)
+class Condition(CaptureCondition):
+    """A named variant of the prompt; all conditions of a job have the same problems and seeds."""
+
+    system: Text | None = Field(None, description="System message (chat template only).")
+    prefix: Text = Field("", description="Text before the question.")
+    suffix: Text = Field("", description="Text after the question, separated by a space.")
+    mode: Mode | None = Field(None, description="With or without tools; null uses the job's mode.")
+    sampling: SamplingChange | None = Field(None, description="Changes of the job's sampling.")
+
+
+C = TypeVar("C", bound=CaptureCondition)
 
 
 def distinct_names(value: list[C]) -> list[C]:

@@ -1,10 +1,10 @@
 """Datasets: an uploaded file, a path on the server, or a dataset on the Hub."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from actograph.contract.specs.base import Spec
+from actograph.contract.base import Spec
 
 DatasetFormat = Literal["jsonl", "csv", "parquet"]
 Format = Annotated[
@@ -37,4 +37,24 @@ class HubDataset(Spec):
     split: str = Field("test", max_length=256, description="Split of the dataset.")
 
 
-DatasetRef = FileDataset | PathDataset | HubDataset
+_KINDS = {"file_id": "FileDataset", "path": "PathDataset", "hub": "HubDataset"}
+
+
+def _kind(value: Any) -> str | None:
+    """The class of a dataset, by the one field that names it."""
+    if not isinstance(value, dict):
+        return type(value).__name__
+    named = [kind for field, kind in _KINDS.items() if field in value]
+    return named[0] if len(named) == 1 else None
+
+
+DatasetRef = Annotated[
+    Annotated[FileDataset, Tag("FileDataset")]
+    | Annotated[PathDataset, Tag("PathDataset")]
+    | Annotated[HubDataset, Tag("HubDataset")],
+    Discriminator(
+        _kind,
+        custom_error_type="dataset_kind",
+        custom_error_message=f"give exactly one of {', '.join(_KINDS)}",
+    ),
+]

@@ -8,7 +8,7 @@ from actograph.contract.scorers import ScorerList
 from actograph.contract.specs.capture import CaptureSpec
 from actograph.contract.specs.conditions import Condition, Mode, distinct_names
 from actograph.contract.specs.datasets import DatasetRef
-from actograph.contract.specs.job_base import GeneratingSpec, SampleTimeout
+from actograph.contract.specs.job_base import GeneratingSpec
 from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
 
 ToolName = Literal["calculator"]
@@ -60,7 +60,6 @@ class EvaluationSpec(GeneratingSpec):
     fewshot_as_multiturn: bool = Field(
         True, description="True to give few-shot examples as turns of the chat."
     )
-    sample_timeout_seconds: SampleTimeout = None
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
     scorers: ScorerList | None = Field(
         None,
@@ -121,7 +120,7 @@ class EvaluationSpec(GeneratingSpec):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether any condition has tools."""
+        """True if a condition has tools."""
         return any(self.mode_of(condition) == "with_tools" for condition in self.conditions)
 
     def mode_of(self, condition: Condition) -> Mode:

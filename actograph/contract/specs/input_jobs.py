@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from actograph.contract.base import PromptText, Spec, Text
 from actograph.contract.interventions import each
 from actograph.contract.row_selection import needs_generation
-from actograph.contract.specs.base import PromptText, Spec, Text
 from actograph.contract.specs.capture import ExtractCaptureSpec
 from actograph.contract.specs.conditions import CaptureCondition, distinct_names
 from actograph.contract.specs.datasets import DatasetRef
-from actograph.contract.specs.job_base import GeneratingSpec, JobSpecBase, SampleTimeout
+from actograph.contract.specs.job_base import GeneratingSpec, JobSpecBase
 
 MAX_INPUTS = 100_000
 
@@ -66,7 +66,6 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     inputs: list[CaptureInput] = Field(
         min_length=1, max_length=MAX_INPUTS, description="Prompts or conversations."
     )
-    sample_timeout_seconds: SampleTimeout = None
 
 
 class ExtractSpec(InputJobSpec):

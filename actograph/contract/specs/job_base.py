@@ -1,26 +1,14 @@
 """Fields of all jobs, and of all jobs that generate."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from actograph.contract.base import MAX_TAGS, Metadata, Spec, Tag
 from actograph.contract.interventions import InterventionList
-from actograph.contract.specs.base import MAX_TAGS, Spec, Tag
 from actograph.contract.specs.capture import CaptureSpec
 from actograph.contract.specs.sampling import SamplingSpec
 from actograph.contract.webhooks import WebhookSpec
-
-SampleTimeout = Annotated[
-    float | None,
-    Field(
-        ge=0,
-        le=366 * 86400.0,
-        allow_inf_nan=False,
-        description="Maximum decoding time of a sample; null uses the service's default, 0 is no limit. All "
-        "samples of a batch are decoded at the same time.",
-    ),
-]
-
 
 MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 
@@ -63,9 +51,7 @@ class JobSpecBase(Spec):
     expires_after: ExpiresAfter | Literal["never"] | None = Field(
         None, description="Expiry of its sessions; null uses the service's default."
     )
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
-        default_factory=dict, max_length=16, description="Your own keys and values."
-    )
+    metadata: Metadata = Field(default_factory=dict, description="Your own keys and values.")
     webhook: WebhookSpec | None = Field(
         None,
         description="Receiver of a notice when it ends; null uses the service's default. See "
@@ -88,6 +74,14 @@ class GeneratingSpec(JobSpecBase):
 
     sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
     epochs: int = Field(1, ge=1, le=1000, description="Number of runs of each sample.")
+    sample_timeout_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=366 * 86400.0,
+        allow_inf_nan=False,
+        description="Maximum decoding time of a sample; null uses the service's default, 0 is no limit. All "
+        "samples of a batch are decoded at the same time.",
+    )
 
     @property
     def max_tokens(self) -> int:

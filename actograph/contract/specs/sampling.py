@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actograph.contract.specs.base import Spec
+from actograph.contract.base import Spec
 
 #: maximum number of entries in `logit_bias`
 MAX_BIASED = 1024

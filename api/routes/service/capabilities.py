@@ -7,7 +7,7 @@ from actograph.contract.service.capabilities import Capabilities, Features, Limi
 from api.dependencies import RingDep, Services, ServicesDep
 from api.routes.models import list_models
 from api.routing import READ, Routes
-from api.submission.steps import MAX_SAMPLES
+from api.submission.expand import MAX_SAMPLES
 from storage.accounts import quotas
 
 router = Routes(tags=["models"])
@@ -24,7 +24,7 @@ def get_capabilities(services: ServicesDep, ring: RingDep, request: Request) -> 
         version=__version__,
         models=list_models(services).data,
         limits=_limits(services),
-        features=_features(services, needs_key=ring.ask_whether_needed(services.database)),
+        features=_features(services, needs_key=ring.is_needed),
         openai_endpoints=[path for path in OPENAI_PATHS if path in paths],
         endpoints=[f"{method.upper()} {path}" for path, methods in paths.items() for method in methods],
         **of_contract(),

@@ -68,7 +68,7 @@ _UNAVAILABLE = {
     "GET",
     "/livez",
     READ,
-    "The process answers",
+    "The process runs",
     response_class=PlainTextResponse,
     responses={200: {"content": {"text/plain": {"example": "ok\n"}}}},
 )

@@ -34,7 +34,7 @@ def create_key(services: ServicesDep, ring: RingDep, body: JsonBody) -> CreatedK
 @router.add("GET", "", ADMIN, "List keys, including revoked and expired ones")
 def list_keys(services: ServicesDep, page: PageDep) -> ListPage[ApiKey]:
     with services.database.read() as session:
-        rows, has_more = api_keys.find(session, after=page.after, limit=page.limit, order=page.order)
+        rows, has_more = api_keys.find(session, **page)
         return pages.page(rows, has_more, api_keys.resource)
 
 

@@ -14,7 +14,7 @@ from api.security.auth import Caller
 from api.submission import pauses
 from storage.accounts import quotas
 from storage.index import pages
-from storage.queue import job_queue, pause, workers
+from storage.queue import pause, waiting, workers
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def get_queue(services: ServicesDep) -> Queue:
     return _queue(services)
 
 
-@router.add("POST", "/queue/pause", ADMIN, "Start no new batch", body=PAUSE)
+@router.add("POST", "/queue/pause", ADMIN, "Pause the queue", body=PAUSE)
 def pause_queue(
     services: ServicesDep,
     by: Caller,
@@ -49,7 +49,7 @@ def pause_queue(
     return _queue(services)
 
 
-@router.add("POST", "/queue/resume", ADMIN, "End a pause requested by an admin")
+@router.add("POST", "/queue/resume", ADMIN, "Resume the queue")
 def resume_queue(services: ServicesDep, by: Caller) -> Queue:
     """Resume the queue and wake waiting jobs. A pause for lack of disk space stays."""
     with services.database.write() as session:
@@ -73,8 +73,8 @@ def _wake_waiting(services: Services) -> None:
     """Wake workers at once. Without a broker they find the jobs in the index."""
     with services.database.read() as session:
         held = quotas.read(session, services.settings).paused_owners()
-        waiting = job_queue.claimable(session, held)[:MOST_WOKEN]
-    for job in waiting:
+        claimable = waiting.claimable(session, held)[:MOST_WOKEN]
+    for job in claimable:
         if not services.broker.wake(job.model):
             return
 
@@ -88,9 +88,9 @@ def _queue(services: Services) -> Queue:
             paused=bool(held),
             paused_reason=pauses.in_words(held),
             pauses=held,
-            jobs={str(status): count for status, count in job_queue.counts(session).items()},
-            samples={str(status): count for status, count in job_queue.open_samples(session).items()},
-            next=job_queue.next_of_own(session)[:SHOWN_JOBS],
+            jobs={str(status): count for status, count in waiting.counts(session).items()},
+            samples={str(status): count for status, count in waiting.open_samples(session).items()},
+            next=list(waiting.queued(session, SHOWN_JOBS)),
             messages=messages,
             workers={str(status): statuses[status] for status in WorkerStatus},
         )

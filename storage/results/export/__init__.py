@@ -1,1 +1,1 @@
-"""The results folder of a job: everything that its samples were asked, said and scored, as files."""
+"""The results folder of a job: prompts, answers, scores and activations as files."""

@@ -1,4 +1,4 @@
-"""The results folder of a job as a stream of tar.gz; docs/guides/results.md says what is in it."""
+"""The results folder of a job as a stream of tar.gz; docs/guides/results.md describes the files."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -47,9 +47,8 @@ class Totals:
     session_bytes: int = 0
     #: unreadable session -> reason
     unreadable_sessions: dict[str, str] = field(default_factory=dict)
-    revision: str | None = None
-    template_sha256: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
+    #: of the first session
+    origin: Origin = field(default_factory=Origin)
 
     def count(self, sample: Sample, held: "Held") -> None:
         self.samples += 1
@@ -61,14 +60,9 @@ class Totals:
             self.session_bytes += held.session.bytes
         if held.error is not None and held.session is not None:
             self.unreadable_sessions[held.session.id] = held.error.message
-        if held.manifest is not None and not self.versions:
-            self.versions = dict(held.manifest.versions)
-            self.revision = held.manifest.revision
-            self.template_sha256 = held.manifest.template_sha256
-
-    @property
-    def origin(self) -> Origin:
-        return Origin(revision=self.revision, template_sha256=self.template_sha256, versions=self.versions)
+        if held.manifest is not None and not self.origin.versions:
+            first = held.manifest
+            self.origin = Origin(first.revision, first.template_sha256, first.versions)
 
 
 @dataclass(kw_only=True)
@@ -150,7 +144,7 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
         "status": job.status,
         "task": plan.results.task,
         "model": job.model,
-        "revision": totals.revision,
+        "revision": totals.origin.revision,
         "conditions": {name: found.model_dump() for name, found in plan.results.conditions.items()},
         "counts": counts,
         "rates": _rates(counts, seconds),
@@ -168,7 +162,7 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
         "error": job.error.model_dump(exclude_none=True) if job.error else None,
         # the URL of a webhook is often secret, and folders are shared
         "spec": {name: value for name, value in job.spec.items() if name != "webhook"},
-        "versions": {"actograph": __version__, **totals.versions},
+        "versions": {"actograph": __version__, **totals.origin.versions},
     }
 
 

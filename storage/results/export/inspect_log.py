@@ -1,7 +1,7 @@
 """A log that `inspect view` and `inspect_ai.log.read_eval_log` open, one for each condition.
 
-An `.eval` file is a zip of JSON: `header.json`, `summaries.json`, `samples/<id>_epoch_<n>.json`, and under
-`_journal` what a log begins with (https://inspect.aisi.org.uk/eval-logs.html and inspect_ai's log/_log.py,
+An `.eval` file is a zip of JSON: `header.json`, `summaries.json`, `samples/<id>_epoch_<n>.json`, and the
+begin of the log under `_journal` (https://inspect.aisi.org.uk/eval-logs.html and inspect_ai's log/_log.py,
 log schema 2). A score has the name of its scorer's filter (`strict-match`), or of its metric without a
 filter.
 """
@@ -86,7 +86,7 @@ class InspectLog:
         return self._path(), self._spool
 
     def _path(self) -> str:
-        """`<time>_<task>_<id>.eval`, by which Inspect lists logs; neither part has an underscore."""
+        """`<time>_<task>_<id>.eval`, as Inspect expects it: no part has an underscore."""
         created = _iso(self._run.job.created_at).replace(":", "-").replace("+", "-")
         task = safe_part(self._run.task, "task").replace("_", "-")
         if self._run.is_one_of_several:
@@ -97,10 +97,10 @@ class InspectLog:
         return sha256(f"{what}:{self._run.job.id}:{self._run.condition.name}".encode()).hexdigest()
 
     def _write(self, name: str, value: Any) -> None:
-        self._zip.writestr(self._entry(name), _json(value), compresslevel=1)
+        self._zip.writestr(self._entry(name), _json(value))
 
     def _entry(self, name: str) -> zipfile.ZipInfo:
-        """An entry that carries the time of the job, so that an export can be made again byte by byte."""
+        """An entry with the time of the job, so that a repeated export has the same bytes."""
         entry = zipfile.ZipInfo(name, time.gmtime(self._run.job.created_at)[:6])
         entry.compress_type = zipfile.ZIP_DEFLATED
         return entry
@@ -243,7 +243,7 @@ class InspectLog:
 
 
 def _messages(sample: Sample, model: str) -> Iterator[dict[str, Any]]:
-    """The prompt as the model was given it, then the turns, with calls and results in pairs."""
+    """The rendered prompt, then the turns, with calls and results in pairs."""
     if sample.prompt is not None:
         yield {"id": f"{sample.id}-0", "role": "user", "source": "input", "content": sample.prompt}
     if not sample.messages:
@@ -309,7 +309,7 @@ def _summary(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(metrics: Iterable[str]) -> dict[str, str]:
-    """Metric key of a scorer -> name of its score: its filter, or its metric where there is no filter.
+    """Metric key of a scorer -> name of its score: its filter, or its metric without a filter.
 
     If two names are equal (a label is another scorer's metric), all scores keep their whole keys.
     """
@@ -322,7 +322,7 @@ def _names(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def _base(key: str) -> str:
-    """The metric that a key sums up: `exact_match` for its own, `exact_match_stderr` and `pass@2`."""
+    """The metric behind a key: `exact_match` for `exact_match`, `exact_match_stderr` and `pass@2`."""
     metric = key.partition(",")[0].removesuffix("_stderr")
     for mark in ("pass@", "maj@"):
         before, found, _ = metric.partition(mark)
@@ -332,7 +332,7 @@ def _base(key: str) -> str:
 
 
 def _metric_name(metric: str, base: str) -> str:
-    """`mean` and `stderr` as in Inspect; what stands for several epochs keeps its name."""
+    """`mean` and `stderr` as in Inspect; metrics of several epochs keep their names."""
     if metric == base:
         return "mean"
     return "stderr" if metric == f"{base}_stderr" else metric

@@ -1,9 +1,9 @@
 """lm-eval's own files: `results_<date>.json` and `samples_<task>_<date>.jsonl`.
 
-They have the form in which `EvaluationTracker` of lm-eval 0.4.13 writes them
+They have the format of `EvaluationTracker` in lm-eval 0.4.13
 (https://github.com/EleutherAI/lm-evaluation-harness, loggers/evaluation_tracker.py, evaluator.py). A line of
-samples is one problem under one filter, all problems of a filter together; several epochs of a problem
-are its repeats, and its value is their mean.
+samples is one problem under one filter. All problems of a filter are consecutive. The epochs of a problem are
+its repeats, and its value is their mean.
 """
 
 import json
@@ -22,7 +22,7 @@ from storage.results.export.names import safe_part
 from storage.results.export.of_condition import ConditionRun, Origin, dataset_name
 from storage.results.export.records import json_line
 
-#: what lm-eval's filters give where they find nothing
+#: result of lm-eval's filters that find nothing
 NOT_FOUND = "[invalid]"
 
 
@@ -199,7 +199,7 @@ class LmEvalFiles:
 
 
 def spec_version(task: Any) -> float | None:
-    """lm-eval's version of a task that comes along; a task of one's own has none."""
+    """lm-eval's version of a built-in task; other tasks have none."""
     return LM_EVAL_VERSION if isinstance(task, str) else None
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-#: what every part of a path is checked against, wherever it comes from
+#: characters that no part of a path may have
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]+")
 MIN_DIGITS = 4
 
@@ -10,8 +10,8 @@ MIN_DIGITS = 4
 def safe_part(text: str, otherwise: str) -> str:
     """`text` as one part of a path.
 
-    Characters are replaced as in lm-eval (`sanitize_model_name`), and so are all that a file system or a
-    shell could misread. Leading dots are removed.
+    Replaces the characters that lm-eval replaces (`sanitize_model_name`), and all that a file system or a
+    shell could misread. Removes leading dots.
     """
     return _UNSAFE.sub("__", text).lstrip(".")[:128] or otherwise
 

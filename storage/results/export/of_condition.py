@@ -1,7 +1,7 @@
 """Data of one condition for the files of evaluation frameworks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actograph.contract.resources import ConditionResults, Job
@@ -37,13 +37,13 @@ class ConditionRun:
         return list(dict.fromkeys([*self.spec.sampling.stop, *of_task]))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Origin:
     """Versions of model, template and libraries, from the sessions; empty without sessions."""
 
-    revision: str | None
-    template_sha256: str | None
-    versions: Mapping[str, str]
+    revision: str | None = None
+    template_sha256: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def runs(job: Job, results: Mapping[str, ConditionResults]) -> dict[str, ConditionRun]:

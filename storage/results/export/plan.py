@@ -17,8 +17,8 @@ from actograph.contract.resources import SampleStatus
 from actograph.contract.specs import JOB_KINDS
 from storage.index.database import Database, now
 from storage.jobs import jobs
-from storage.queue import job_pins, job_view
-from storage.results import comparisons, job_results
+from storage.queue import job_view, pins
+from storage.results import comparisons, summary
 from storage.results.comparisons import Bootstrap
 from storage.results.export.activations import Detail
 from storage.results.export.names import SampleNames
@@ -75,7 +75,7 @@ def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities
         if row.kind not in JOB_KINDS:
             raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
         if not mixed_identities:
-            job_pins.require_one_identity(session, job_id)
+            pins.require_one_identity(session, job_id)
         statement = (
             sa.select(SampleRow.position)
             .where(
@@ -89,7 +89,7 @@ def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities
         if len(row.spec.get("conditions") or []) > 1:
             conditions = comparisons.read(session, row, baseline=None)
         job = job_view.resource(session, row, etas={})
-        results = job_results.of_job(session, row)
+        results = summary.of_job(session, row)
         etag, exported_at = _etag(session, row, detail, len(positions)), int(now(session))
     return ExportPlan(
         job=job,

@@ -16,13 +16,15 @@ def turns(sample: Sample, manifest: SessionManifest | None) -> Iterator[dict[str
     """
     spans = list(manifest.turns) if manifest is not None else []
     if sample.prompt is not None:
-        first = spans[0] if spans else None
+        segments = None
+        if spans:
+            segments = _segments(manifest, spans[0].start, spans[0].start + spans[0].prompt_tokens)
         yield {
             "turn": 0,
             "role": "prompt",
             "content": sample.prompt,
             "tokens": sample.prompt_tokens,
-            "segments": _segments(manifest, *_given(first)) if first is not None else None,
+            "segments": segments,
         }
     if sample.messages:
         yield from _dialogue(sample, manifest, spans)
@@ -71,10 +73,6 @@ def _call(call: ToolCall | MalformedCall) -> dict[str, Any]:
     if isinstance(call, MalformedCall):
         return {"malformed": call.reason}
     return {"name": call.name, "arguments": dict(call.arguments)}
-
-
-def _given(span: Turn) -> tuple[int, int]:
-    return span.start, span.start + span.prompt_tokens
 
 
 def _segments(manifest: SessionManifest | None, begin: int, end: int) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database
 
 import base64
 import json
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,21 +20,22 @@ from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from actograph.cli.main import main
 from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure, SessionFile, TensorInfo
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
-from storage import migrate, samples
+from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
-from storage.queue import job_queue, workers
+from storage.queue import waiting, workers
 from storage.samples import LeasedSample, SampleResult
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.command_line import Run, runner
+from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
 
 #: the modules whose routes live on the index
@@ -52,19 +52,6 @@ LAYERS = 4
 UP_PROJ = "model.layers.0.mlp.up_proj.output"
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database file at the newest schema, to be copied."""
-    path = tmp_path_factory.mktemp("database") / "empty.db"
-    database = Database(f"sqlite:///{path}")
-    migrate.upgrade(database)
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    database.close()
-    return path
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "index_url" in metafunc.fixturenames:
         both = Path(str(metafunc.module.__file__)).stem in ON_BOTH
@@ -78,11 +65,11 @@ def index_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, migrated: Path, redis_url: str, index_url: str) -> Settings:
+def settings(tmp_path: Path, redis_url: str, index_url: str) -> Settings:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)  # an open one is closed, and that is said
     (home / "data").mkdir()
-    shutil.copy(migrated, home / "actograph.db")
+    write_index(home / "actograph.db")
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
     return Settings(
@@ -184,7 +171,7 @@ class Service:
             return None
         with self.database.read() as session:
             wanted = set(models or (MODEL,))
-            job = job_queue.next_for(session, wanted, wanted, held=pauses.held_owners(session))
+            job = waiting.next_for(session, wanted, wanted, held=pauses.held_owners(session))
         return None if job is None else job.id
 
     def queue_state(self) -> tuple[int, int, list[bytes]]:
@@ -389,9 +376,6 @@ def problem() -> Problem:
     return check
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def url(service: Service) -> Iterator[str]:
     """The application on a socket; it was started already."""
@@ -410,10 +394,4 @@ def url(service: Service) -> Iterator[str]:
 def run(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ACTOGRAPH_URL", url)
     monkeypatch.setenv("TERM", "dumb")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)

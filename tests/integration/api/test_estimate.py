@@ -8,7 +8,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from actograph.settings import Settings
-from api.submission import measured_prompts
 from storage.queue import model_tokenizers, workers
 
 if TYPE_CHECKING:
@@ -153,30 +152,6 @@ def test_a_sample_of_the_jobs_own_prompts_is_tokenized(service_with: Disk) -> No
     chats = [{"messages": [{"role": "user", "content": "x x"}]}, {"prompt": "x x x x"}]
     few = service.client.post("/v1/estimate", json=capture(inputs=chats)).json()
     assert (few["prompt_tokens_mean"], few["prompt_tokens_longest"]) == (5, 6)
-
-
-def test_the_same_prompts_are_tokenized_once(service_with: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is started for each count, so clients that ask again must not start another."""
-    service = service_with(GIB)
-    loaded(service)
-    store_tokenizer(service)
-    counts: list[int] = []
-    count = measured_prompts._count
-
-    def noted(prompts: bytes, definition: bytes) -> list[int | None]:
-        counts.append(len(prompts))
-        return count(prompts, definition)
-
-    monkeypatch.setattr(measured_prompts, "_count", noted)
-    body = capture(inputs=[{"prompt": "once x x"}])
-    for _ in range(3):
-        assert service.client.post("/v1/estimate", json=body).json()["prompt_tokens_mean"] == 3
-    assert len(counts) == 1
-    # another tokenizer under the same name, then other prompts
-    store_tokenizer(service, special_tokens={"bos_token": "once"})
-    assert service.client.post("/v1/estimate", json=body).json()["prompt_tokens_mean"] == 3
-    service.client.post("/v1/estimate", json=capture(inputs=[{"prompt": "twice x x"}]))
-    assert len(counts) == 3
 
 
 def test_few_shot_examples_are_tokenized_too(service_with: Disk) -> None:

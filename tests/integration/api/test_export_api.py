@@ -25,7 +25,8 @@ from storage.sessions.writer import TensorRows
 from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Run, Service
+    from tests.integration.api.conftest import Problem, Service
+    from tests.support.command_line import Run
 
 pytestmark = pytest.mark.integration
 

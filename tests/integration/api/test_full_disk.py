@@ -13,6 +13,7 @@ import pytest
 from actograph.settings import Settings
 from storage.index import disk_reserve
 from storage.index.disk_reserve import RESERVE_BYTES
+from tests.support.indexes import create_index
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -43,11 +44,10 @@ def service(start: "Start", settings: Settings, small_disk: Path) -> "Service":
     home = small_disk / "home"
     changes = {"home": home, "database_url": "", "artifact_url": "", "disk_floor_bytes": FLOOR}
     moved = settings.model_copy(update=changes)
-    from storage import migrate
     from storage.index.database import Database
 
     database = Database(moved.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     database.close()
     return start(moved)
 

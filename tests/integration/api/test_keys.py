@@ -12,7 +12,6 @@ from api import keys as key_command
 from api.security import key_ring
 from api.security.key_ring import LIFETIME_SECONDS, KeyRing
 from storage.accounts import api_keys
-from storage.accounts.api_keys import KnownKeys
 from storage.broker.rate_limits import RateLimits
 from storage.index.database import Database
 from storage.tables.models import ApiKeyRow
@@ -96,19 +95,20 @@ def test_a_look_at_the_keys_during_which_one_is_revoked_is_not_kept(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring, database = KeyRing(()), Database(settings.effective_database_url)
-    known = api_keys.known
+    by_digest = api_keys.by_digest
 
-    def revoked_meanwhile(session: Session) -> KnownKeys:
-        found = known(session)
+    def revoked_meanwhile(session: Session) -> dict[str, ApiKeyRow]:
+        found = by_digest(session)
         ring.forget()
         return found
 
-    monkeypatch.setattr(api_keys, "known", revoked_meanwhile)
-    ring.ask_whether_needed(database)
-    assert ring.is_needed() is None
-    monkeypatch.setattr(api_keys, "known", known)
-    ring.ask_whether_needed(database)
-    assert ring.is_needed() is False
+    monkeypatch.setattr(api_keys, "by_digest", revoked_meanwhile)
+    ring.refresh(database)
+    assert not ring.is_fresh("")
+    monkeypatch.setattr(api_keys, "by_digest", by_digest)
+    ring.refresh(database)
+    assert ring.is_fresh("")
+    assert not ring.is_needed
     database.close()
 
 
@@ -154,7 +154,7 @@ def test_a_request_with_a_known_key_asks_the_index_for_nothing(
     def fail(*_: Any) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("storage.accounts.api_keys.known", fail)
+    monkeypatch.setattr("storage.accounts.api_keys.by_digest", fail)
     assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
 
 
@@ -281,7 +281,7 @@ def test_keys_are_made_on_the_server_without_a_service(
     assert key_command.main(["revoke", listed.split()[0]]) == 0
     assert key_command.main(["revoke", "key_none"]) == 1
     said = capsys.readouterr().err
-    assert "no admin's key is left" in said
+    assert "no admin key is left" in said
     assert "no key key_none" in said
 
 

@@ -105,7 +105,7 @@ def test_every_metric_is_documented_and_none_that_is_not_there(service: "Service
     page = PAGE.read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(actograph_\w+)` \| (\w+) \|", page, re.MULTILINE))
     assert dict(names) == rows
-    assert set(re.findall(r"actograph_[a-z_]+", page.split("## Questions")[1])) <= {
+    assert set(re.findall(r"actograph_[a-z_]+", page.split("## Queries")[1])) <= {
         one for name in rows for one in (name, f"{name}_bucket")
     }
     assert {f"{metrics.PREFIX}{name}_total" for name in metrics.COUNTERS} <= set(rows)

@@ -55,7 +55,7 @@ def test_a_refusal_keeps_its_reason_and_changes_nothing(service: "Service") -> N
     load = service.client.post("/v1/models/load", json={"model_id": "other", "dtype": "float16"}).json()
     with service.database.write() as session:
         model_loads.begin(session, jobs.get(session, load["id"]), "wrk_a")
-        model_loads.fail(session, load["id"], ModelRefused("it does not fit"))
+        jobs.fail(session, load["id"], ModelRefused("it does not fit"))
     shown = service.client.get(f"/v1/models/load/{load['id']}").json()
     assert shown["status"] == "failed"
     assert (shown["error"]["type"], shown["error"]["message"]) == ("model_refused", "it does not fit")

@@ -12,7 +12,7 @@ from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from api.background.reconciler import Reconciler
 from storage import samples
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import pause
 from storage.sessions import sessions
 from storage.sessions.writer import TensorRows
@@ -237,7 +237,7 @@ def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(servic
     ended = service.client.get(f"/v1/jobs/{job_id}").json()
     assert (ended["status"], ended["error"]["type"]) == ("failed", "deadline_exceeded")
     with service.database.read() as session:
-        assert job_control.states(session, [job_id]) == {job_id: (JobStatus.FAILED, False)}
+        assert control.states(session, [job_id]) == {job_id: (JobStatus.FAILED, False)}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Quotas on what is stored: refusals with numbers, visible pauses that end by themselves, usage by owner."""
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import redis
@@ -137,6 +136,14 @@ def test_with_both_limits_the_nearer_one_refuses_and_pauses(
     assert ("ACTOGRAPH_OWNER_QUOTA_BYTES" in reason) is (nearer == "owner")
 
 
+class DiskUsage(NamedTuple):
+    """Bytes of a disk, as `shutil.disk_usage` returns them."""
+
+    total: int
+    used: int
+    free: int
+
+
 def forget_messages(service: "Service") -> None:
     with redis.Redis.from_url(service.services.settings.broker_url) as client:
         client.flushdb()
@@ -146,7 +153,7 @@ def test_owners_with_a_key_have_a_share_of_the_disk_by_default(
     start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One owner cannot fill the disk for the others; a service without keys has no such limit."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=4000, used=3500, free=500))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: DiskUsage(4000, 3500, 500))
     keyed = start(settings.model_copy(update={"api_keys": KEYS, "disk_floor_bytes": 0}))
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
     for size, status in ((2000, 200), (1001, 422), (1000, 200)):

@@ -107,7 +107,7 @@ def test_the_client_reads_past_the_service_with_one_range_request(
         assert (tensors[hook][2:4] == ROWS[2:4] + int(hook[-1])).all()
         ((first, last),) = asked
         assert last - first + 1 == 2 * 512 * 4
-    with pytest.raises(NotFound, match="is not there"):
+    with pytest.raises(NotFound, match="does not exist"):
         bucket.tensors(session.model_copy(update={"id": "ses_" + "0" * 32}))
 
 

@@ -125,7 +125,7 @@ def test_wrong_scorers_are_named(
 def test_only_ended_evaluations_are_scored(service: Any, problem: Callable[..., Any]) -> None:
     problem(rescore(service, "job_" + "0" * 32, "numeric"), 404)
     capture = service.submit()
-    problem(rescore(service, capture, "numeric"), 422, says="only evaluations are scored")
+    problem(rescore(service, capture, "numeric"), 422, says="only evaluations have scores")
     upload = service.upload({"question": "q", "answer": "#### 5"})
     spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": upload}}
     queued = service.client.post("/v1/jobs", json=spec).json()["id"]

@@ -58,7 +58,7 @@ def test_superseded_sessions_go_by_themselves(
     assert service.client.get(f"/v1/activations/sessions/{kept}").status_code == 200
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -338,7 +338,7 @@ def test_deleting_a_session_removes_row_and_files_once(
 def test_bulk_deletion_counts_first_and_takes_only_what_fits(
     service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.sessions.session_changes.BATCH", 2)
+    monkeypatch.setattr("storage.sessions.changes.BATCH", 2)
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
     others = [service.finish(lease, tensors=tensors()) for lease in service.claim(job_id, 5)]
     store = service.services.store

@@ -8,11 +8,12 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.sessions.writer import TensorRows
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Run, Service
+    from tests.integration.api.conftest import Service
+    from tests.support.command_line import Run
 
 pytestmark = pytest.mark.integration
 
@@ -51,7 +52,7 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
     run("sessions", "update", made[0], "--pin")
     code, _, err = run("sessions", "rm", "--correct", "--dry-run")
     assert (code, err.partition(",")[0]) == (0, "to be deleted: 1 sessions")
-    assert "1 pinned ones stay" in err
+    assert "1 pinned sessions stay" in err
     code, _, err = run("sessions", "rm", "--correct")
     assert (code, "--yes" in err) == (1, True)
     assert run("sessions", "rm", "--correct", "--yes")[0] == 0
@@ -96,13 +97,13 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Servi
     assert (code, json.loads(out)["id"]) == (1, made[2])
     code, out, err = run("store", "verify", "--after", "nowhere")
     assert (code, out) == (1, "")
-    assert "go on with: actograph store verify --after nowhere" in err
+    assert "continue with: actograph store verify --after nowhere" in err
     assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
 
 
 def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made: list[str]) -> None:
     with service.database.write() as session:
-        session_changes.update(session, [made[3]], SessionUpdate(expires_at=5))
+        changes.update(session, [made[3]], SessionUpdate(expires_at=5))
     dry = run("store", "gc", "--dry-run")
     assert dry[0] == 0
     lines = [line.rsplit(maxsplit=3) for line in dry[1].splitlines()]

@@ -44,7 +44,7 @@ def entries(service: "Service", job_id: str) -> list[tuple[str, dict[str, Any]]]
 
 def deliver(service: "Service", job_id: str, *, until: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """Let the reconciler work until the log holds these entries."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while [name for name, _ in entries(service, job_id)] != list(until):
         assert time.monotonic() < deadline, entries(service, job_id)
         service.app.state.reconciler.reconcile_once()

@@ -3,7 +3,6 @@
 Only Celery is missing: a thread runs the drain for every job that waits.
 """
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +18,9 @@ from fastapi import FastAPI
 
 from actograph.contract.resources import Job
 from actograph.settings import Settings
+from actograph.stack.ports import free_port
 from api.app import create_app
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
@@ -29,6 +29,7 @@ from storage.jobs import jobs
 from storage.queue import job_view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -100,7 +101,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         batch_max_requests=100,
     )
     database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     with database.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)
@@ -125,15 +126,13 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
                 continue
             drain.look()
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port("127.0.0.1")
     app = create_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     threads = [threading.Thread(target=target, daemon=True) for target in (server.run, work)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)

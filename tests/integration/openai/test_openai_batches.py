@@ -362,14 +362,14 @@ def test_cancel_keeps_what_finished(
 def test_expiry_keeps_what_finished(
     service: "Service", client: openai.OpenAI, half_done: Callable[..., str], ended: Callable[[str], Any]
 ) -> None:
-    from storage.jobs import job_control
+    from storage.jobs import control
 
     service.works.clear()
     batch_id = half_done(completion_window="1s")
     finish_first(service, batch_id)
     time.sleep(1)
     with service.database.write() as session:
-        assert job_control.fail_overdue(session)
+        assert control.fail_overdue(session)
     batch = ended(batch_id)
     assert (batch.status, batch.request_counts.completed) == ("expired", 1)
     assert list(content(client, batch.output_file_id)) == ["first"]

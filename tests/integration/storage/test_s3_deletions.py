@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 
-from storage import migrate
 from storage.accounts import quotas
 from storage.artifacts.s3 import S3Store
 from storage.index import deletions
@@ -17,6 +16,7 @@ from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.tables.models import DeletionRow
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.indexes import create_index
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,7 @@ def store(s3_bucket: str) -> S3Store:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    migrate.upgrade(database)
+    create_index(database)
     yield database
     database.close()
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import StoreGc, StoreVerification
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store
 from storage.files import files
@@ -22,7 +22,7 @@ from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import jobs
 from storage.samples import LeasedSample, SampleResult
 from storage.samples.expansion import capture_samples
-from storage.sessions import session_changes, sessions
+from storage.sessions import changes, sessions
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows, session_prefix
@@ -30,6 +30,7 @@ from storage.submission import idempotency
 from storage.tables.models import IdempotencyRow
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
+from tests.support.indexes import create_index
 
 pytestmark = pytest.mark.integration
 
@@ -101,7 +102,7 @@ class Place:
 
     def change(self, session_id: str, **change: Any) -> None:
         with self.database.write() as session:
-            session_changes.update(session, [session_id], SessionUpdate(**change))
+            changes.update(session, [session_id], SessionUpdate(**change))
 
     def stored(self, parent: str = "sessions") -> set[str]:
         return {p.prefix.rpartition("/")[2] for p in self.store.list_prefixes(parent)}
@@ -124,7 +125,7 @@ def s3_client() -> Any:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-        migrate.upgrade(opened)
+        create_index(opened)
     else:
         opened = Database(request.getfixturevalue("postgres_url"))
     yield opened

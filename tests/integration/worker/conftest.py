@@ -15,7 +15,7 @@ from actograph.contract.resources import JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
@@ -23,6 +23,7 @@ from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.sessions import sessions
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -74,7 +75,8 @@ class Bench:
             if worker_id not in {w.id for w in workers.find(session)}:
                 workers.register(session, worker_id, hostname="here", pid=1, model=MODEL)
         return Drain(
-            settings=self.settings.model_copy(update=changes),
+            # a slice has no limit by the clock unless a test sets one: the machine may be busy
+            settings=self.settings.model_copy(update={"slice_seconds": 1e9, "turn_seconds": 1e9} | changes),
             database=self.database,
             store=self.store,
             broker=self.broker,  # type: ignore[arg-type]
@@ -150,7 +152,7 @@ def bench(tmp_path: Path, engine: Engine) -> Iterator[Bench]:
     (tmp_path / "data").mkdir()
     settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=4)
     database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     store = open_store(settings.effective_artifact_url)
     yield Bench(settings, database, store, engine, StopSignal.create(tmp_path))
     database.close()

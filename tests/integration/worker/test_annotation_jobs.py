@@ -162,7 +162,7 @@ def test_right_results_change_neither_tokens_nor_rows(
 ) -> None:
     """A model that calculates well is interrupted, and goes on as if it had not been."""
     if failing:
-        monkeypatch.setattr("worker.runners.evaluation.TOOLS", {"calculator": broken()})
+        monkeypatch.setattr("worker.runners.annotation_turns.TOOLS", {"calculator": broken()})
     conditions = [{"name": "plain", "mode": "no_tools"}, {"name": "calculator"}]
     done = run(bench, **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
     for plain in (s for s in done if s.condition == "plain"):
@@ -197,7 +197,7 @@ def test_another_result_is_what_the_model_goes_on_with(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = replace(CALCULATOR, run=lambda arguments: "99")
-    monkeypatch.setattr("worker.runners.evaluation.TOOLS", {"calculator": wrong})
+    monkeypatch.setattr("worker.runners.annotation_turns.TOOLS", {"calculator": wrong})
     for sample in run(bench, **ANNOTATED, capture={"hooks": HOOKS[:1], "reduce": "mean"}):
         assert sample.completion is not None
         assert "=99" in sample.completion

@@ -20,10 +20,12 @@ from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from storage.sessions.writer import SessionReader
+from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest
-from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.provenance import Provenance
+from worker.sample.recording import BatchRecorder, Recorded
 from worker.sample.segments import Markup
 
 pytestmark = pytest.mark.integration
@@ -87,7 +89,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
             for i in range(len(texts))
         ]  # fmt: skip
         store = open_store((tmp_path / "store").as_uri())
-        recorder = UnitRecorder(store, leases, origin)
+        recorder = BatchRecorder(store, leases, origin)
         requests = [
             GenerationRequest(key=str(i), prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=i)
             for i, text in enumerate(texts)
@@ -102,7 +104,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
             sink=recorder,
             options=options,
         )
-        outcomes = recorder.finish(dict(enumerate(generations)))
+        outcomes = recorder.finish({i: one_turn(g, origin.markup) for i, g in enumerate(generations)})
         return Captured(store, generations, [outcomes[i] for i in range(len(texts))])
 
     return run

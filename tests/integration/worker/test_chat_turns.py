@@ -39,7 +39,7 @@ def ask(bench: "Bench", **sampling: Any) -> str:
 
 
 def served(bench: "Bench") -> list[str]:
-    """Jobs, once for each unit of one sample, in the order in which they began."""
+    """Jobs, once for each batch of one sample, in the order in which they began."""
     with bench.database.read() as session:
         rows = [row for job in jobs.find(session, limit=1000)[0] for row in of(session, job.id)]
     began = sorted((row.started_at, row.job_id) for row in rows if row.started_at is not None)
@@ -65,7 +65,7 @@ def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job
     run_with_endless_chats(bench, night, slices=40, turn_seconds=1e-6)
     assert bench.status(night) == JobStatus.COMPLETED
     is_night = [job_id == night for job_id in served(bench)]
-    # chats begin, and wait for one unit at most
+    # chats begin, and wait for one batch at most
     assert not is_night[0]
     assert not any(first and second for first, second in pairwise(is_night))
 

@@ -14,7 +14,7 @@ from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import job_deletion, jobs
 from storage.queue import gauges, job_view
-from storage.results import job_results
+from storage.results import summary
 from storage.sessions.writer import SessionReader
 from worker.signals.stop_signal import StopSignal
 
@@ -54,8 +54,8 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
                 assert reader.rows(f"{point}.{layer}", 0, rows).shape == (rows, 96)
     second = [s for s in done if s.condition == "b"]
     assert all(s.prompt is not None and "Think." in s.prompt for s in second)
-    with bench.database.read() as session:
-        results = job_results.of_job(session, jobs.get(session, job_id))
+    with bench.database.snapshot() as session:
+        results = summary.of_job(session, jobs.get(session, job_id))
     assert {c.samples for c in results.conditions.values()} == {5}
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 10
@@ -189,11 +189,11 @@ def test_more_urgent_work_ends_the_slice_after_one_unit(bench: "Bench") -> None:
 
 
 def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: Any) -> None:
-    """Run a slice and `act` while its first unit decodes."""
+    """Run a slice and `act` while its first batch decodes."""
     drain = bench.drain(**changes)
     thread = threading.Thread(target=drain.run_slice, args=[job_id])
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while SampleStatus.LEASED not in {s.status for s in bench.samples(job_id)}:
         assert time.monotonic() < deadline
         time.sleep(0.01)

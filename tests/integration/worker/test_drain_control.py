@@ -10,7 +10,7 @@ import pytest
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.artifacts.store import ArtifactStore
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import job_view, pause
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
     assert "cannot be stored" in job.error.message
     disk.is_broken = False
     with bench.database.write() as session:
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert statuses(bench, job_id) == ["completed"] * 15
@@ -100,7 +100,7 @@ def test_a_retry_leaves_completed_samples_and_their_sessions_as_they_are(bench: 
     before = bench.samples(job_id)
     assert [str(s.status) for s in before] == ["completed", "completed", "failed"]
     with bench.database.write() as session:
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
     bench.drain().run_slice(job_id)
     after = bench.samples(job_id)
     assert after[:2] == before[:2]
@@ -119,7 +119,7 @@ def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
     )
 
     def pass_deadline() -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while bench.samples(job_id)[0].status is not SampleStatus.LEASED:
             assert time.monotonic() < deadline
             time.sleep(0.01)

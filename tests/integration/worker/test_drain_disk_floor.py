@@ -1,4 +1,4 @@
-"""A drain on a disk that fills up: it stops between two units, and takes up all that was left."""
+"""A drain on a disk that fills up: it stops between two batches, and takes up all that was left."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +10,13 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_queue, workers
+from storage.queue import waiting, workers
 from storage.samples.expansion import capture_samples
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -70,7 +71,7 @@ def engine(shared: Path) -> Engine:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     with opened.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
     yield opened
@@ -115,7 +116,7 @@ def test_a_full_disk_stops_the_drain_between_two_units(
     drain.run_slice(row.id)
     assert state() == (JobStatus.IN_PROGRESS, [1] * 4)
     with database.read() as session:
-        assert [job.id for job in job_queue.claimable(session)] == [row.id], "the reconciler finds it"
+        assert [job.id for job in waiting.claimable(session)] == [row.id], "the reconciler finds it"
         assert workers.busy_job_ids(session) == []
     disk.room = 100
     drain.run_slice(row.id)

@@ -138,7 +138,7 @@ def test_a_database_that_goes_away_costs_nothing_that_was_done(
         found = bench.samples(job_id)
         assert bench.status(job_id) is JobStatus.COMPLETED, moment
         assert {s.status for s in found} == {SampleStatus.COMPLETED}
-        assert sum(s.attempts - 1 for s in found) <= 3, "at most the unit in hand is run again"
+        assert sum(s.attempts - 1 for s in found) <= 3, "at most the current batch is run again"
         kept = {s.session_id for s in found}
         assert len(kept) == 5
         assert kept <= bench.stored_sessions()

@@ -1,4 +1,4 @@
-"""A drain that reaches a quota: it stops between two units, says why, and goes on once there is room."""
+"""A drain that reaches a quota: it stops between two batches, says why, and goes on once there is room."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import JobStatus
 from storage.accounts import quotas
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
 from storage.upkeep.deletion_drain import drain_deletions
@@ -45,7 +45,7 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
     bench.drain(**limits).run_slice(job_id)
     assert completed(bench, job_id) == 2
-    session_changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
+    changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
     # deleted sessions count until their bytes are gone
     drain_deletions(bench.database, bench.store)
     bench.drain(**limits).run_slice(job_id)
@@ -63,7 +63,7 @@ def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
     with bench.database.read() as session:
         stored = quotas.usage(session)["key:00000001"].bytes
     other = submit(bench, "key:00000002")
-    # the urgent job of the full owner cannot run, so it is no reason to give way after one unit
+    # the urgent job of the full owner cannot run, so it is no reason to give way after one batch
     bench.drain(batch_size=1, owner_quota_bytes=stored).run_slice(other)
     assert completed(bench, other) >= 3
     assert completed(bench, full) == 4

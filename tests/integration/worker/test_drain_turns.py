@@ -1,4 +1,4 @@
-"""Who is served when several jobs wait: urgent ones after one unit, equal ones in turn."""
+"""Who is served when several jobs wait: urgent ones after one batch, equal ones in turn."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ CAPTURE = {"points": ["resid_post"], "layers": [0]}
 
 
 class Watched:
-    """The real store, which acts when a unit stores its first session."""
+    """The real store, which acts when a batch stores its first session."""
 
     def __init__(self, store: ArtifactStore, act: Callable[[], None]) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class Watched:
 
 
 def served(bench: "Bench", *job_ids: str) -> list[int]:
-    """Which of the jobs each unit of one sample belonged to, in the order in which they began."""
+    """Which of the jobs each batch of one sample belonged to, in the order in which they began."""
     with bench.database.read() as session:
         began = [
             (row.started_at or 0.0, place)

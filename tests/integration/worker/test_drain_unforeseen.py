@@ -10,7 +10,7 @@ import torch
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
-from storage.jobs import job_control
+from storage.jobs import control
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
 from worker.drain.slices import Slices
@@ -72,11 +72,11 @@ def test_a_bug_in_a_runner_fails_its_sample(
 def test_a_bug_in_closing_a_session_fails_its_sample(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from worker.sample.recording import UnitRecorder
+    from worker.sample.recording import BatchRecorder
 
-    real = UnitRecorder._manifest
+    real = BatchRecorder._manifest
     monkeypatch.setattr(
-        UnitRecorder,
+        BatchRecorder,
         "_manifest",
         failing_on_second(real, lambda recorder, index, *_: recorder._samples[index]),
     )
@@ -113,7 +113,7 @@ def test_a_job_that_cannot_be_made_ready_fails_at_the_third_attempt_of_any_proce
     assert bench.status(job_id) is JobStatus.FAILED
     assert caplog.text.count("in faulty") == 3
     with bench.database.write() as session:
-        row = job_control.retry(session, job_id)
+        row = control.retry(session, job_id)
         assert row.error is None
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED

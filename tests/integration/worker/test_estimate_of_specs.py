@@ -16,10 +16,12 @@ from actograph.contract.plans import estimate
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
+from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
 from worker.engine.requests import GenerationRequest
-from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.provenance import Provenance
+from worker.sample.recording import BatchRecorder, Recorded
 from worker.sample.segments import Markup
 
 pytestmark = pytest.mark.integration
@@ -64,12 +66,12 @@ def stored(engine: Engine, tmp_path: Path) -> Store:
             structure=engine.structure, tokenizer_sha256="t", template_sha256=None, capture=spec,
             hooks=names, sampling=SAMPLING, markup=Markup(engine.model.tokenizer),
         )  # fmt: skip
-        recorder = UnitRecorder(open_store((tmp_path / "store").as_uri()), [lease], origin)
+        recorder = BatchRecorder(open_store((tmp_path / "store").as_uri()), [lease], origin)
         made = engine.generate(
             [GenerationRequest(key="0", prompt_ids=ids, seed=0)], sampling=SAMPLING, hooks=names,
             positions=origin.positions, dtype=spec.dtype, shaping=origin.shaping, sink=recorder,
         )  # fmt: skip
-        outcome = recorder.finish({0: made[0]})[0]
+        outcome = recorder.finish({0: one_turn(made[0], origin.markup)})[0]
         assert isinstance(outcome, Recorded), outcome
         return outcome, spec, names
 

@@ -14,7 +14,7 @@ from actograph.client.tensors import open_folder
 from actograph.contract.plans import estimate
 from actograph.contract.specs import AnyJobSpec, ExtractCaptureSpec, ExtractSpec, job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
@@ -23,6 +23,7 @@ from storage.samples.expansion import capture_samples, extract_samples
 from storage.sessions import sessions
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SampleRow
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -106,7 +107,7 @@ def bench(tmp_path: Path, holder: ModelHolder) -> Iterator[Bench]:
     (tmp_path / "data").mkdir()
     settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),))
     database = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(database)
+    create_index(database)
     with database.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
     yield Bench(settings, database, holder)

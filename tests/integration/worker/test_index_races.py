@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from storage import migrate
 from storage.index.database import Database
+from tests.support.indexes import create_index
 from tests.support.races.race import Load, race
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
     database = Database(f"sqlite:///{tmp_path}/index.db")
-    migrate.upgrade(database)
+    create_index(database)
     database.close()
     return f"sqlite:///{tmp_path}/index.db"
 

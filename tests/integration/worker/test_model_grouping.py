@@ -10,13 +10,14 @@ import torch
 from actograph.contract.resources import JobStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import capture_samples
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -30,7 +31,7 @@ WORKER = "wrk_" + "0" * 32
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     with opened.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODELS[0])
     yield opened

@@ -11,12 +11,13 @@ from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from storage.samples.expansion import capture_samples
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -43,7 +44,7 @@ class Bench:
             home=home, model=first, allowed_models=(second, broken), device="cpu", dtype="float32"
         )
         self.database = Database(self.settings.effective_database_url)
-        migrate.upgrade(self.database)
+        create_index(self.database)
         self.loads: list[str] = []
         self.holder = ModelHolder(self.settings, self._loaded, self._options_of)
         with self.database.write() as session:

@@ -13,7 +13,7 @@ import torch
 from actograph.contract.resources import JobStatus, ModelStructure
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.broker.broker import MAX_HOPS
 from storage.index.database import Database
@@ -22,6 +22,7 @@ from storage.jobs import jobs
 from storage.queue import routing, workers
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -84,7 +85,7 @@ class Worker:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     yield opened
     opened.close()
 
@@ -221,7 +222,7 @@ def test_a_wake_up_that_a_busy_worker_took_goes_on_and_is_looked_after_in_the_en
     assert begun.wait(60)
     threads.append(threading.Thread(target=worker.drain.serve, args=(FIRST, 2)))
     threads[1].start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not queues.waiting[FIRST]:
         assert time.monotonic() < deadline
         time.sleep(0.01)

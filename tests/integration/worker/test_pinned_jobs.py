@@ -15,17 +15,18 @@ from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, ModelStructure
 from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_pins, model_loads, workers
+from storage.queue import model_loads, pins, workers
 from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SessionRow
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -93,7 +94,7 @@ class Bench:
             slice_seconds=1e-6, model_hold_seconds=600,
         )  # fmt: skip
         self.database = Database(self.settings.effective_database_url)
-        migrate.upgrade(self.database)
+        create_index(self.database)
         self.store = open_store(self.settings.effective_artifact_url)
         self.workers: list[Worker] = []
 
@@ -119,7 +120,7 @@ class Bench:
         spec: Any = job_spec_adapter.validate_python(body)
         with self.database.write() as session:
             known = workers.structure(session, MODEL)
-            pinned = job_pins.of_structure(known) if is_pinned else None
+            pinned = pins.of_structure(known) if is_pinned else None
             row = jobs.create(
                 session, kind="capture", model=MODEL, spec=spec, hooks=None, total=count, pinned=pinned
             )
@@ -290,9 +291,9 @@ def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
     assert bench.finish(worker, job_id) is JobStatus.FAILED
     path.write_bytes(former)
     with bench.database.write() as session:
-        from storage.jobs import job_control
+        from storage.jobs import control
 
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
     assert bench.finish(worker, job_id) is JobStatus.COMPLETED
     assert Counter(s.identity_sha256 for s in bench.sessions(job_id)) == {
         bench.job(job_id).identity_sha256: 8

@@ -13,7 +13,7 @@ from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import ErrorRecord, JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.files import dataset_sources
@@ -23,6 +23,7 @@ from storage.queue import job_view, workers
 from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.sessions import vectors
 from storage.sessions.writer import SessionReader
+from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -122,7 +123,7 @@ def place(tmp_path: Path, engine: Engine) -> Iterator[Place]:
     (tmp_path / "data").mkdir()
     settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=3)
     database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     with database.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
     store = open_store(settings.effective_artifact_url)

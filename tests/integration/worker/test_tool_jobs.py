@@ -11,7 +11,7 @@ import torch
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
 from storage.jobs import jobs
-from storage.results import job_results
+from storage.results import summary
 from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest
@@ -91,8 +91,8 @@ def test_conditions_with_and_without_tools_meet_the_same_problems(bench: "Bench"
     done = run(bench, job_id)
     assert {s.tool_use is None for s in done if s.condition == "plain"} == {True}
     assert all(s.tool_use is not None for s in done if s.condition == "calculator")
-    with bench.database.read() as session:
-        results = job_results.of_job(session, jobs.get(session, job_id))
+    with bench.database.snapshot() as session:
+        results = summary.of_job(session, jobs.get(session, job_id))
     assert results.conditions["plain"].tool_use is None
     totals = results.conditions["calculator"].tool_use
     assert totals is not None

@@ -83,7 +83,7 @@ def test_a_worker_of_the_version_before_drains_on(index: "Bench", next_version: 
     drain = index.drain(batch_size=2)
     worker = threading.Thread(target=drain.run_slice, args=(job_id,))
     worker.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (before := completed(index, job_id)):
         assert time.monotonic() < deadline
         time.sleep(0.005)

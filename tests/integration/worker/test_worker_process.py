@@ -13,16 +13,21 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from actograph.contract.errors import ModelRefused
 from actograph.contract.resources import JobStatus, WorkerStatus
 from actograph.contract.specs import job_spec_adapter
-from storage import migrate, samples
+from actograph.settings import Settings
+from storage import samples
 from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow, WorkerRow
+from tests.support.indexes import create_index
+from worker.process.setup_attempts import MOST
 from worker.signals.process_end import DEVICE_LOST
+from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RedisProcess
@@ -37,7 +42,7 @@ UNIT_SAMPLES = 4
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     yield opened
     opened.close()
 
@@ -158,7 +163,7 @@ def test_a_drain_goes_on_while_redis_is_down_and_goes_by_messages_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = redis_process()
-    # slices of one unit each, so that the drain asks for its next turn all the time
+    # slices of one batch each, so that the drain asks for its next turn all the time
     worker = start(server.url, BENCH_UNIT_SECONDS="0.05", ACTOGRAPH_SLICE_SECONDS="0.01")
     long = submit(database, ["word"] * 4000)
     wait_for(lambda: completed(database, long) >= 2 * UNIT_SAMPLES, worker)
@@ -231,3 +236,24 @@ def test_a_redis_without_memory_costs_the_worker_nothing_but_its_messages(
     broker.close()
     assert worker.end() == 0
     assert worker.log.count("Traceback") == 0, worker.log[-4000:]
+
+
+def test_a_child_that_died_too_often_stores_the_reason_and_loads_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    """`up` reads it there and ends."""
+    from worker.process.child import WorkerProcess
+
+    (tmp_path / "setup-attempts").write_text("." * MOST)
+    settings = Settings(home=tmp_path, model=f"{MODEL}=/no/such/folder")
+    process = WorkerProcess(settings, StopSignal(tmp_path / "stop-worker"), [MODEL])
+    try:
+        with pytest.raises(ModelRefused, match="died 5 times while it loaded the model"):
+            process.start()
+        with database.read() as session:
+            (worker,) = workers.find(session)
+        assert worker.status == WorkerStatus.SETUP_FAILED
+        assert "out of memory" in str(worker.error)
+    finally:
+        process._heartbeat.stop()
+        process._database.close()

@@ -18,6 +18,7 @@ from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
 from storage import migrate
 from storage.index.database import Database
+from tests.support.broker import broker_of
 from tests.support.chaos.stack import Injected, NotMidWork, Outage, Stack, Strike
 from tests.support.processes import has_ended, words_of
 
@@ -164,7 +165,7 @@ def hold_broker_down(stack: Stack) -> Injected:
 
 def _stop_successor(stack: Stack) -> psutil.Process:
     """Kill the broker and stop the process that the supervisor starts in its place, before it listens."""
-    port = int((stack.home / "redis" / "port").read_text())
+    port, _ = broker_of(stack.home)
     for _ in range(_REDIS_TRIES):
         known = {child.pid for child in stack.process.children()}
         stack.broker().kill()

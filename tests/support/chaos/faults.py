@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import psutil
 import redis
 
+from tests.support.broker import broker_of
 from tests.support.chaos import changes
 from tests.support.chaos.stack import Injected, NotMidWork, Stack, Strike
 from tests.support.servers.faulty_proxy import Mode
@@ -112,8 +113,7 @@ def restart_broker(stack: Stack) -> Injected:
 
 
 def flush_broker(stack: Stack) -> Injected:
-    folder = stack.home / "redis"
-    port, password = int((folder / "port").read_text()), (folder / "password").read_text().strip()
+    port, password = broker_of(stack.home)
     with redis.Redis(port=port, password=password, socket_timeout=5) as client, _closed_doors():
         return _elsewhere(stack, client.flushall)
 

@@ -18,13 +18,14 @@ from actograph.contract.errors import NotFound
 from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KeyUpdate, NewKey
 from actograph.contract.specs import SessionUpdate
-from api.dependencies import PageQuery, Services
+from api.dependencies import Services
 from api.openai import chat_requests
 from api.routes import batches, files, interventions, jobs, models
 from storage.accounts import api_keys
+from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
 from storage.queue import forecast, pause
-from storage.sessions import session_changes, sessions, vectors
+from storage.sessions import changes, sessions, vectors
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
 from tests.support.races.world import HOOK, MODEL, WIDTH, World
@@ -174,15 +175,15 @@ class Client:
     def delete_sessions(self) -> None:
         wanted = SessionFilter(tag=f"t{self._random.randint(0, 2)}")
         services, pinned = self._services, self._random.random() < 0.5
-        session_changes.delete_matching(services.database, wanted, include_pinned=pinned)
+        changes.delete_matching(services.database, wanted, include_pinned=pinned)
 
     def change_session(self) -> None:
         with self._services.database.write() as session:
-            session_changes.update(session, [self._any_session()], self._change())
+            changes.update(session, [self._any_session()], self._change())
 
     def change_sessions(self) -> None:
         wanted = SessionFilter(tag=f"t{self._random.randint(0, 2)}")
-        session_changes.update_matching(self._services.database, wanted, self._change())
+        changes.update_matching(self._services.database, wanted, self._change())
 
     def _change(self) -> SessionUpdate:
         return SessionUpdate.model_validate(
@@ -270,7 +271,7 @@ class Client:
 
     def look(self) -> None:
         """Reads meet what is being written."""
-        page = PageQuery(limit=20, after=None, order="desc")
+        page = PageOptions(limit=20, after=None, order="desc")
         jobs.list_jobs(self._services, page)
         batches.list_batches(self._services, page)
         with self._services.database.read() as session:

@@ -11,7 +11,7 @@ from actograph.contract.service.key_roles import Role
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import jobs
-from storage.queue import job_queue, model_loads
+from storage.queue import model_loads, waiting
 from storage.tables.models import (
     ApiKeyRow,
     BatchRow,
@@ -173,6 +173,6 @@ def _accepted(session: Session, memory: Memory) -> Iterator[str]:
     lost = memory.accepted - there - memory.deleted
     if lost:
         yield f"jobs were accepted and are not there: {lost}"
-    waiting = job_queue.claimable(session)
-    if waiting:
-        yield f"jobs still have work: {waiting}"
+    open_jobs = waiting.claimable(session)
+    if open_jobs:
+        yield f"jobs still have work: {open_jobs}"

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from storage.jobs import batches, webhooks
-from storage.queue import job_queue, pause
+from storage.queue import pause, waiting
 from tests.support.races.client_acts import Client, Memory
 from tests.support.races.invariants import broken
 from tests.support.races.service_acts import ApiActs, WorkerActs
@@ -133,7 +133,7 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with database.read() as session:
-            slices = len(job_queue.claimable(session))
+            slices = len(waiting.claimable(session))
         for worker in islice(cycle(drains), slices + len(drains)):
             with world.faults.guard("drain"):
                 worker.drain()
@@ -142,9 +142,9 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
                 act()
         with database.read() as session:
             if not (
-                any(job_queue.open_samples(session).values())
-                or job_queue.claimable(session)
-                or job_queue.unended(session)
+                any(waiting.open_samples(session).values())
+                or waiting.claimable(session)
+                or waiting.unended(session)
                 or batches.unended(session)
                 or webhooks.is_any_due(session)
             ):

@@ -15,9 +15,9 @@ from storage.accounts import quotas
 from storage.index import events
 from storage.index.ids import new_worker_id
 from storage.jobs import jobs, retention
-from storage.queue import job_queue, workers
+from storage.queue import waiting, workers
 from storage.samples import LeasedSample
-from storage.sessions import session_changes
+from storage.sessions import changes
 from storage.submission import idempotency
 from storage.tables.models import SampleRow
 from storage.upkeep import store_gc
@@ -50,11 +50,11 @@ class WorkerActs:
             self._worker.drain.look()
             return
         with self._worker.database.read() as session:
-            waiting = job_queue.claimable(session)
-        if not waiting:
+            claimable = waiting.claimable(session)
+        if not claimable:
             time.sleep(0.002)
             return
-        self._worker.drain.run_slice(self._random.choice([job.id for job in waiting]))
+        self._worker.drain.run_slice(self._random.choice([job.id for job in claimable]))
 
     def beat(self) -> None:
         with self._worker.database.write() as session:
@@ -110,7 +110,7 @@ class ApiActs:
         self._world.reconcilers[self._number % len(self._world.reconcilers)].reconcile_once()
 
     def expire_sessions(self) -> None:
-        session_changes.expire(self._services.database, limit=20)
+        changes.expire(self._services.database, limit=20)
 
     def advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()
@@ -120,9 +120,9 @@ class ApiActs:
 
     def forget_chats(self) -> None:
         with self._services.database.read() as session:
-            gone = retention.old_chats(session, 0.2, limit=5)
+            gone = retention.old(session, "chats", 0.2, limit=5)
         with self._services.database.write() as session:
-            retention.remove_chats(session, gone)
+            retention.remove(session, "chats", gone)
 
     def drain_deletions(self) -> None:
         drain_deletions(self._services.database, self._services.store)
@@ -137,7 +137,7 @@ class ApiActs:
     def say_waiting(self) -> None:
         """As for jobs whose model nobody serves."""
         with self._services.database.write() as session:
-            mute = job_queue.active_without_event(
+            mute = waiting.active_without_event(
                 session, MODEL, "job.waiting", submitted_before=float("inf"), limit=20
             )
             for job_id in jobs.keep(session, mute):
@@ -158,9 +158,9 @@ class ApiActs:
         with self._services.database.write() as session:
             workers.register(session, lost, hostname=HOST, pid=DEAD_PID, model=MODEL, served=[])
         with self._services.database.read() as session:
-            waiting = job_queue.claimable(session)
-        if waiting:
-            self._claim(lost, self._random.choice([job.id for job in waiting]))
+            claimable = waiting.claimable(session)
+        if claimable:
+            self._claim(lost, self._random.choice([job.id for job in claimable]))
 
     def silence_workers(self) -> None:
         """Workers that are silent for long, and are forgotten soon after."""
@@ -172,9 +172,9 @@ class ApiActs:
     def give_back(self) -> None:
         """A worker that was asked to end while it had a unit in hand."""
         with self._services.database.read() as session:
-            waiting = job_queue.claimable(session)
-        if waiting:
-            leases = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in waiting]))
+            claimable = waiting.claimable(session)
+        if claimable:
+            leases = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in claimable]))
             with self._services.database.write() as session:
                 held = samples.renew(session, leases, lease_seconds=1.0)
                 samples.release(session, [lease for lease in leases if lease.id in held])

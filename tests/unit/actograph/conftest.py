@@ -7,18 +7,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from email import message_from_bytes
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 import pytest
+import typer
 from pydantic import BaseModel, ValidationError
 
-from actograph import tensor_files
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.contract.specs import job_spec_adapter
+from tests.support.tensor_files import encode_tensors
 
 CREATED_AT = 1_700_000_000
 
@@ -345,7 +347,7 @@ class Handler(BaseHTTPRequestHandler):
         if "rows" in query:
             start, __, stop = query["rows"].partition(":")
             array = array[int(start or 0) : int(stop) if stop else None]
-        content = tensor_files.encode_tensors({hook: (dtype, array.shape, array.tobytes())})
+        content = encode_tensors({hook: (dtype, array.shape, array.tobytes())})
         self._send(200, content, "application/octet-stream")
 
     def download(self, _: dict[str, str], __: bytes, session_id: str, name: str) -> None:
@@ -465,6 +467,14 @@ def page(items: Sequence[Any], query: dict[str, str]) -> BaseModel:
         last_id=shown[-1].id if shown else None,
         has_more=start + limit < len(items),
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_parser() -> Iterator[None]:
+    """Build the parser of all commands once, not in every call of `main`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

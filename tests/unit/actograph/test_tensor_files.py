@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from actograph import tensor_files
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
 from actograph.tensor_files import ReadAt
+from tests.support.tensor_files import encode_tensors
 
 
 def reader(data: bytes) -> ReadAt:
@@ -45,7 +46,7 @@ def test_what_is_encoded_is_read_back(fields: dict[str, Any], metadata: dict[str
         name: (dtype, shape, bytes(math.prod(shape) * tensor_files.itemsize(dtype)))
         for name, (dtype, shape) in fields.items()
     }
-    data = tensor_files.encode_tensors(contents, metadata)
+    data = encode_tensors(contents, metadata)
     for size in (None, len(data)):
         header = tensor_files.read_header(reader(data), size)
         assert header.metadata == metadata
@@ -58,9 +59,7 @@ def test_what_is_encoded_is_read_back(fields: dict[str, Any], metadata: dict[str
 def test_row_range_is_a_numpy_slice(rows: int, width: int, data: st.DataObject) -> None:
     array = np.arange(rows * width, dtype="<i4").reshape(rows, width)
     before = b"\1\2\3\4" * 3
-    raw = tensor_files.encode_tensors(
-        {"a": ("I32", (3,), before), "t": ("I32", array.shape, array.tobytes())}
-    )
+    raw = encode_tensors({"a": ("I32", (3,), before), "t": ("I32", array.shape, array.tobytes())})
     header = tensor_files.read_header(reader(raw))
     start = data.draw(st.integers(0, rows))
     stop = data.draw(st.integers(start, rows))
@@ -85,13 +84,13 @@ def test_overlaps_cover_every_row_once(lengths: list[int], data: st.DataObject) 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 4), (2, 1), (4, 4)])
 def test_rows_outside_the_tensor_are_refused(start: int, stop: int) -> None:
-    raw = tensor_files.encode_tensors({"t": ("F32", (3, 1), bytes(12))})
+    raw = encode_tensors({"t": ("F32", (3, 1), bytes(12))})
     with pytest.raises(RangeNotSatisfiable, match=r"0:3"):
         tensor_files.row_range(tensor_files.read_header(reader(raw)), "t", start, stop)
 
 
 def test_an_unknown_tensor_is_not_found() -> None:
-    header = tensor_files.read_header(reader(tensor_files.encode_tensors({})))
+    header = tensor_files.read_header(reader(encode_tensors({})))
     with pytest.raises(NotFound, match="no tensor x"):
         tensor_files.row_range(header, "x", 0, 0)
 
@@ -136,7 +135,7 @@ def test_malformed_files_are_refused(data: bytes, reason: str, sized: bool) -> N
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_file_that_is_cut_or_longer_is_refused(change: int) -> None:
-    data = tensor_files.encode_tensors({"t": ("F32", (2, 2), bytes(16))})
+    data = encode_tensors({"t": ("F32", (2, 2), bytes(16))})
     with pytest.raises(StoreDamaged, match="tensors end at byte"):
         tensor_files.read_header(reader(data + b"x"), len(data) + change)
 
@@ -153,7 +152,7 @@ def test_noise_never_passes_or_crashes(noise: bytes) -> None:
 
 def test_a_large_header_takes_a_second_read() -> None:
     contents = {f"tensor.{i}": ("U8", (1, 1), bytes([i % 256])) for i in range(2000)}
-    data = tensor_files.encode_tensors(contents)
+    data = encode_tensors(contents)
     reads: list[tuple[int, int]] = []
 
     def read_at(offset: int, length: int) -> bytes:
@@ -163,7 +162,7 @@ def test_a_large_header_takes_a_second_read() -> None:
     assert len(tensor_files.read_header(read_at, len(data)).tensors) == 2000
     assert len(reads) == 2
     reads.clear()
-    small = tensor_files.encode_tensors({"t": ("U8", (1,), b"x")})
+    small = encode_tensors({"t": ("U8", (1,), b"x")})
     data = small
     tensor_files.read_header(read_at, len(small))
     assert len(reads) == 1
@@ -173,7 +172,7 @@ def test_a_name_twice_is_refused_on_writing() -> None:
     with pytest.raises(ValueError, match="twice"):
         tensor_files.encode_header([("a", "F32", (1,)), ("a", "F32", (1,))])
     with pytest.raises(ValueError, match="do not make"):
-        tensor_files.encode_tensors({"a": ("F32", (2,), bytes(4))})
+        encode_tensors({"a": ("F32", (2,), bytes(4))})
 
 
 def test_every_bfloat16_widens_as_torch_widens_it() -> None:
@@ -192,7 +191,7 @@ def test_files_open_with_the_reference_implementation() -> None:
         "e": np.zeros((0, 4), "<f4"),
     }
     codes = {"a": "F32", "b": "F16", "c": "I64", "e": "F32"}
-    data = tensor_files.encode_tensors(
+    data = encode_tensors(
         {name: (codes[name], a.shape, a.tobytes()) for name, a in arrays.items()}, {"format": "pt"}
     )
     theirs = safetensors.numpy.load(data)

@@ -6,6 +6,7 @@ Of `python -m ...` the module is looked up, and whether its source knows the fla
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,14 @@ def simple_commands(text: str) -> Iterator[list[str]]:
         words = []
 
 
+@cache
+def whole_command() -> Any:
+    return typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> None:
     """Have the parser read a command, without running it. Raises its usage errors."""
-    command: Any = typer.main.get_command(app)
+    command = whole_command()
     context, name, rest = None, "actograph", words[1:]
     while True:
         try:

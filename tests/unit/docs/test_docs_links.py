@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 
 def anchors(text: str) -> set[str]:
     """Ids of the headings, as GitHub makes them."""
@@ -36,11 +38,27 @@ def test_pages_that_the_code_mentions_exist(repository: Path) -> None:
     assert sorted(missing) == []
 
 
-def test_paths_in_the_architecture_exist(repository: Path) -> None:
-    text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:actograph|api|storage|worker|bench|tests|training|docs)/[\w/.-]*)`", text)
-    assert paths
-    assert [path for path in paths if not (repository / path).exists()] == []
-    questions = text.partition("## Where is ...?")[2].partition("\n## ")[0]
-    names = re.findall(r"`(\w+\.py)`", questions)
-    assert [name for name in names if not list(repository.glob(f"[asw]*/**/{name}"))] == []
+#: code that pages mention: paths from the top of the repository, and names of Python files
+PATH = re.compile(r"`((?:actograph|api|storage|worker|server|bench|tests|training|docs)/[\w/.-]*)`")
+FILE = re.compile(r"`(\w+\.py)`")
+
+
+def missing_paths(text: str, repository: Path) -> list[str]:
+    """Paths and Python files that a page mentions and the repository lacks."""
+    missing = [path for path in PATH.findall(text) if not (repository / path).exists()]
+    rooms = [repository / room for room in ("actograph", "api", "storage", "worker", "bench", "tests")]
+    return missing + [name for name in FILE.findall(text) if not any(any(r.rglob(name)) for r in rooms)]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_paths_in_the_files_at_the_top_exist(name: str, repository: Path) -> None:
+    assert missing_paths((repository / name).read_text(encoding="utf-8"), repository) == []
+
+
+def test_paths_in_the_pages_exist(page: Path, repository: Path) -> None:
+    assert missing_paths(page.read_text(encoding="utf-8"), repository) == []
+
+
+def test_a_path_that_is_gone_is_found(repository: Path) -> None:
+    text = "`api/routes/chat.py`, `api/routes/chats.py`, `chat_waiting.py` and `chat_awaiting.py`"
+    assert missing_paths(text, repository) == ["api/routes/chats.py", "chat_awaiting.py"]

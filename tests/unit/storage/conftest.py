@@ -1,6 +1,5 @@
 """A database for each test: once SQLite, once Postgres."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,27 +11,18 @@ import pytest
 from sqlalchemy.orm import Session
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.samples.expansion import capture_samples
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file at the newest schema, to be copied."""
-    path = tmp_path_factory.mktemp("database") / "empty.db"
-    database = Database(f"sqlite:///{path}")
-    migrate.upgrade(database)
-    database.close()
-    return path
+from tests.support.indexes import create_index
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
-def database(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
-        shutil.copy(empty_database, tmp_path / "test.db")
         opened = Database(f"sqlite:///{tmp_path / 'test.db'}")
+        create_index(opened)
     else:
         opened = Database(request.getfixturevalue("postgres_url"))
     yield opened

@@ -14,8 +14,8 @@ from storage import samples
 from storage.files import files
 from storage.index import deletions, events
 from storage.index.database import Database
-from storage.jobs import batches, job_control, job_deletion, jobs, retention, webhooks
-from storage.queue import chat_batches, forecast, job_queue, workers
+from storage.jobs import batches, control, job_deletion, jobs, retention, webhooks
+from storage.queue import chat_batches, forecast, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow
@@ -44,13 +44,13 @@ OTHERS: dict[str, Query] = {
     "batches to move on": lambda session, job: batches.unended(session),
     "jobs of a tag": lambda session, job: jobs.find(session, tag="night"),
     "next input": samples.next_input,
-    "jobs with work": lambda session, job: job_queue.claimable(session),
-    "jobs that may end": lambda session, job: job_queue.unended(session),
-    "more urgent job": lambda session, job: job_queue.more_urgent_waits(session, job, 5, ["demo"]),
-    "job behind chats": lambda session, job: job_queue.behind_chats(session, "demo", 5),
+    "jobs with work": lambda session, job: waiting.claimable(session),
+    "jobs that may end": lambda session, job: waiting.unended(session),
+    "more urgent job": lambda session, job: waiting.more_urgent_waits(session, 5, ["demo"]),
+    "job behind chats": lambda session, job: waiting.behind_chats(session, "demo", 5),
     "oldest chat": lambda session, job: chat_batches.oldest(session, "demo"),
-    "overdue jobs": lambda session, job: job_control.fail_overdue(session),
-    "open samples": lambda session, job: job_queue.open_samples(session),
+    "overdue jobs": lambda session, job: control.fail_overdue(session),
+    "open samples": lambda session, job: waiting.open_samples(session),
     "rate": events.last_progress,
     "forecast": lambda session, job: forecast.etas(session),
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
@@ -61,7 +61,7 @@ OTHERS: dict[str, Query] = {
     "deletion": job_deletion.delete,
     "due deletions": lambda session, job: deletions.is_any_due(session),
     "visible sessions": lambda session, job: deletions.visible(session),
-    "old jobs": lambda session, job: retention.old_jobs(session, 0, limit=10),
+    "old jobs": lambda session, job: retention.old(session, "jobs", 0, limit=10),
 }
 
 

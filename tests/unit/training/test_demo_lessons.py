@@ -3,7 +3,6 @@
 import random
 from itertools import islice
 
-from actograph.demo.problems import Problem, Step
 from training.demo_lessons import (
     BATCH_SIZE,
     EXAMPLES_BATCH_SIZE,
@@ -13,6 +12,7 @@ from training.demo_lessons import (
     batches,
     thought_answer,
 )
+from training.demo_problems import Problem, Step
 
 SUM = Problem(question="How many?", steps=(Step(sign="+", left=37, right=48),))
 TWO_STEPS = Problem(question="How many?", steps=(*SUM.steps, Step(sign="-", left=85, right=19)))

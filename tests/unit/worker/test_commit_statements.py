@@ -1,4 +1,4 @@
-"""A unit is committed with a few statements for each sample; what its samples share is read once."""
+"""A batch is committed with a few statements for each sample; what its samples share is read once."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,19 +9,20 @@ from sqlalchemy import event
 
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id
 from storage.jobs import jobs
 from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
+from tests.support.indexes import create_index
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
     opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     return opened
 
 

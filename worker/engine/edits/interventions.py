@@ -15,7 +15,8 @@ import torch
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed, InterventionFailed
-from actograph.contract.interventions import NamedPositions, TokenRange
+from actograph.contract.interventions import TokenRange
+from actograph.contract.row_selection import Selection
 from worker.engine.locations import place_of
 from worker.engine.requests import Edit, RowChooser
 
@@ -50,7 +51,7 @@ class _Planned:
     """One edit of some rows of the batch."""
 
     change: Change
-    positions: NamedPositions | TokenRange
+    selections: Mapping[int, Selection]  # by row
     rows: tuple[int, ...]
     choices: Mapping[int, FollowedChoice] | None  # of each row, where there is a chooser
 
@@ -59,25 +60,24 @@ class _Planned:
         shift = tokens - prompt
         if self.choices is not None:
             return [t + shift for t in self.choices[row].in_prompt if t + shift >= 0]
-        positions = self.positions
-        start, stop = 0, prompt
-        if isinstance(positions, TokenRange):
-            start, stop = positions.start, prompt if positions.stop is None else min(positions.stop, prompt)
-        elif positions == "last_prompt":
-            start = prompt - 1
-        elif positions == "generated":
-            stop = 0
-        start = max(start + shift, shift, 0)
-        return slice(start, max(start, stop + shift))
+        rows = self.selections[row].rows(max(0, -shift), prompt, prompt)
+        assert isinstance(rows, range)  # only choosers select single tokens
+        return slice(rows.start + shift, rows.stop + shift)
 
     def at(self, prompts: Sequence[int], step: int) -> tuple[int, ...]:
         """Rows to change in decode step `step`, whose token is `prompt + step - 1`."""
-        choices, positions = self.choices, self.positions
-        if choices is not None:
-            return tuple(row for row in self.rows if choices[row].holds(step - 1))
-        if isinstance(positions, str):
-            return self.rows if positions in ("all", "generated") else ()
-        return tuple(row for row in self.rows if positions.holds(prompts[row] + step - 1))
+        if self.choices is not None:
+            return tuple(row for row in self.rows if self.choices[row].holds(step - 1))
+        return tuple(
+            row for row in self.rows if self.selections[row].holds(prompts[row] + step - 1, "answer")
+        )
+
+
+def _selection(edit: Edit, prompt: int) -> Selection:
+    """Tokens that an edit without a chooser changes, in a sample with a prompt of this length."""
+    if isinstance(edit.positions, TokenRange):
+        return Selection.between(edit.positions.start, edit.positions.stop)
+    return Selection.of(edit.positions, prompt)
 
 
 class _Site:
@@ -138,7 +138,8 @@ class Editor:
                 choosers = {row: edits[row][place].chooser for row in rows}
                 choices = {row: choice(one, row) for row, one in choosers.items() if one is not None}
                 site = self._sites.setdefault(location_of[edit.hook], _Site(location_of[edit.hook]))
-                site.edits.append(_Planned(change_of(edit), edit.positions, tuple(rows), choices or None))
+                selections = {row: _selection(edit, self._prompts[row]) for row in rows}
+                site.edits.append(_Planned(change_of(edit), selections, tuple(rows), choices or None))
         self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device
         self._first_bad = torch.full((len(self._prompts),), _NEVER)

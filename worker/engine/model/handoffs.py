@@ -1,10 +1,8 @@
 """nnsight's hand-off points, present only on the modules that a trace reads.
 
-nnsight replaces the `forward` of every module by a controller that offers the module's input and
-output to the running trace. A controller costs about 1.5 microseconds per module call without a
-trace and three times that inside one, read or not: 15 to 20 % of a decode step that is bound by
-Python. So loading removes the controllers. During a trace, the modules that it reads get a hand-off of their
-input or output alone.
+nnsight replaces the `forward` of every module by a controller, which shows the module's input and output to
+the running trace. Unread controllers cost 15 to 20 % of a decode step that is bound by Python. So loading
+removes the controllers. During a trace, the modules that it reads get a hand-off of their input or output.
 """
 
 import functools
@@ -17,7 +15,7 @@ from nnsight.intervention.source import STATE, Controller, run_body
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Put every removed controller back: nnsight needs them when it wraps a model again."""
+    """Put the removed controllers back; nnsight needs them to wrap a model again."""
     for module in model.modules():
         state = module.__dict__.get(STATE)
         if state is not None:
@@ -34,9 +32,9 @@ def run_unseen(module: torch.nn.Module, *args: Any) -> Any:
 
 
 class _Handoff:
-    """Stands for a module's `forward` and shows a trace what goes in, what comes out, or both.
+    """Replaces a module's `forward` and shows its input, its output or both to a trace.
 
-    Like nnsight's controller, without its gate to skip the module and without sides that are not read.
+    Like nnsight's controller, without the option to skip the module.
     """
 
     def __init__(self, module: Any, *, gives_input: bool, gives_output: bool) -> None:
@@ -83,7 +81,7 @@ class Handoffs:
         """Install the hand-offs of these modules.
 
         Args:
-            read: nnsight's locations that anything subscribes to.
+            read: nnsight's locations with subscribers.
         """
         chosen = [(path, self._aside[path]) for path in dict.fromkeys(paths) if path in self._aside]
         try:

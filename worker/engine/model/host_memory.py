@@ -1,8 +1,8 @@
-"""Host memory for rows, apart from the heap in which the model computes.
+"""Host memory for rows, outside the heap.
 
-Rows are large and live long, beside the short-lived tensors of a forward pass and a growing cache. In one
-heap they leave holes: with glibc's malloc the process grew with every token. So rows have pages of their
-own. The first access to a page is slow; freed pages are kept for the next tensor of about that size.
+Rows are large and live longer than the tensors of a forward pass. In one heap they leave holes: with glibc's
+malloc the process grew with every token. So rows have their own pages. The first access to a page is slow, so
+freed pages are kept for the next tensor of about that size.
 """
 
 import math
@@ -28,7 +28,7 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor outside malloc's heap.
 
     Raises:
-        MemoryError: the kernel has no more.
+        MemoryError: the system has no memory left.
     """
     count = math.prod(shape)
     size = count * dtype.itemsize
@@ -40,7 +40,7 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"{size:,} bytes of host memory for captured rows: {error.strerror}") from error
-    # the tensor's storage holds the view, and nothing else does: when it goes, so did the last tensor
+    # only the tensor's storage holds the view: it is freed with the last tensor
     view = memoryview(pages)
     weakref.finalize(view, _keep, pages).atexit = False
     return torch.frombuffer(view, dtype=dtype, count=count).view(*shape)
@@ -64,9 +64,9 @@ def _kept(size: int) -> mmap.mmap | None:
 
 
 def _keep(pages: mmap.mmap) -> None:
-    """Called when a tensor is freed, in any thread and at any moment: so it takes no lock.
+    """Keep the pages of a freed tensor, or drop them; the oldest pieces go first.
 
-    The oldest pieces go first; whichever is not kept, its last reference ends here and unmaps it.
+    It runs in any thread at any moment, so it takes no lock.
     """
     if len(pages) > _IDLE_BYTES:
         return

@@ -26,7 +26,7 @@ from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
 
-# nnsight takes `-v` of our command line for its debug switch
+# nnsight would read `-v` on our command line as its debug switch
 CONFIG.APP.DEBUG = False
 
 LoadDtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -162,7 +162,7 @@ def _spread(
                 source, trust_remote_code=False, device_map=device_map, **options
             )
             placement.refuse_what_cannot_work(name, hf, device_map)
-            # transformers' pipeline takes the map's first device for one that can hold tensors
+            # transformers' pipeline expects a device that can hold tensors first in the map
             hf.hf_device_map = dict(sorted(hf.hf_device_map.items(), key=lambda item: item[1] == "disk"))
     finally:
         if folder is not None and hf is None:

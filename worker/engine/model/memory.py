@@ -9,16 +9,13 @@ from pathlib import Path
 
 import torch
 
-from actograph.contract.plans import batch_memory, estimate
+from actograph.contract.plans import batch_memory
+from actograph.contract.plans.batch_memory import CaptureNeed
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 
-# The arithmetic is the contract's, so that the service answers and refuses by the same numbers
-CPU_BATCH_CAP = batch_memory.CPU_BATCH_CAP
-bytes_per_token = estimate.bytes_per_token
-CaptureNeed = batch_memory.CaptureNeed
 #: tokens of a prompt -> memory for capturing its rows
 CaptureOf = Callable[[int], CaptureNeed]
 
@@ -189,7 +186,7 @@ def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
     """Bytes in use now and at the peak: of this process, and of its GPUs."""
     rss = _rss()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # the kernel notes a peak only when memory is given back, so it may lag behind what is in use
+    # the kernel updates the peak late: it may be below the memory in use
     snapshot = {"rss_bytes": rss, "peak_rss_bytes": max(rss, peak)}
     gpus = [device for device in devices if device.type == "cuda"]
     if gpus:

@@ -1,9 +1,8 @@
 """Placement of a model's modules on several devices.
 
-accelerate puts a hook on each module that moves what it is given to the module's device and, where
-the weights are kept elsewhere (main memory, disk), brings them there for the time of the call.
-nnsight's controllers run these hooks around a module's own forward; so what is read at a location is
-what the module was given or made, on whatever device that is.
+accelerate adds a hook to each module. The hook moves inputs to the module's device, and loads weights kept in
+main memory or on disk for the time of the call. nnsight's controllers run these hooks around the module's own
+forward, so a location shows the module's real input or output on any device.
 """
 
 from collections.abc import Mapping
@@ -79,7 +78,7 @@ def _above(path: str) -> list[str]:
 
 
 def refuse_what_cannot_work(name: str, model: Any, device_map: DeviceMap) -> None:
-    """Refuse placements that would fail, or crawl, in the middle of a job.
+    """Refuse placements that would fail or be very slow in the middle of a job.
 
     Raises:
         ModelRefused: with what to do instead.

@@ -1,7 +1,7 @@
 """Prefill: rows of every token of given texts; nothing is generated.
 
-One forward pass reads the texts, and its rows leave through the bounded queue of the row path. The model
-waits while the queue is full, so memory does not depend on the number of layers.
+One forward pass reads the texts, and its rows go through the bounded queue of the row path. The model waits
+while the queue is full, so memory does not depend on the number of layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.batches import BatchJob, Capture
+from worker.engine.batches import Capture, ReadingJob
 from worker.engine.edits.interventions import Editor
 from worker.engine.locations import place_of
 from worker.engine.requests import Edit, Generation, GenerationRequest
@@ -26,17 +26,11 @@ _LEAST_PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefill(BatchJob):
-    """One call to `Engine.prefill`; batches are compared in padded tokens."""
+class Prefill(ReadingJob):
+    """One call to `Engine.prefill`."""
 
     capture: Capture
     on_step: Callable[[int], None] | None
-
-    def describe(self, index: int) -> str:
-        return f"a text of {len(self.requests[index].prompt_ids)} tokens"
-
-    def need(self, batch: Sequence[int]) -> int:
-        return len(batch) * max(len(self.requests[i].prompt_ids) for i in batch)
 
     def run_batch(self, batch: Sequence[int]) -> dict[int, Generation]:
         chosen = [self.requests[i] for i in batch]
@@ -173,7 +167,7 @@ class _HeadPieces:
             raise CaptureFailed(f"{self._head} came before {self._capture.locations[self._reader.due]}")
         # the last token alone needs no other logits
         start = padded - 1 if self._last_alone else 0
-        size = 1  # until the size of a row is known
+        size = 1  # the first piece shows the size of a row
         while start < padded:
             self._progress.check_cancel()
             piece = head.forward(hidden[:, start : start + size])

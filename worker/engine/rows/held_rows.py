@@ -29,8 +29,8 @@ class Strip:
 class Block:
     """Decode steps of all points, one tensor per group of points: [steps, batch, points, width].
 
-    Sample b's first `counts[b]` steps are rows of its own; what follows is padding. `complete` names the
-    samples whose rows are all on their way with this block, and may be handed out before the others'.
+    The first `counts[b]` steps of sample b are its rows; padding follows. `complete` lists samples without
+    further rows: theirs may go to the sink before the others'.
     """
 
     counts: tuple[int, ...]
@@ -56,14 +56,14 @@ class _Held:
 
 
 class HeldRows:
-    """Strips and blocks of a batch until they are handed out.
+    """Strips and blocks of a batch until they go to the sink.
 
     Attributes:
-        shapes: per point, width and dtype; set by who reads the points, as they are first read.
-        groups: per group, its points; set before the first block.
-        delivered: per sample and point, rows that chunks were made of.
-        bytes: held for the batch.
-        sample_bytes: the same for one sample, padding counted in.
+        shapes: width and dtype of each point; the reader sets them.
+        groups: points of each group; set before the first block.
+        delivered: number of rows in chunks so far, per sample and point.
+        bytes: bytes held for the batch.
+        sample_bytes: bytes held for one sample, with padding.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HeldRows:
         self.bytes = self.sample_bytes = 0
         self._points = points
         self._chosen = chosen
-        # the row after those of the prompt; rows are numbered by token, or by choice where there is one
+        # first row after the prompt; rows are numbered by token, or by choice with a chooser
         self._after_prompt = prompts if chosen is None else chosen.in_prompt
         self._strips: dict[int, list[Strip]] = {}  # of a point, one after the other
         self._blocks: list[Block] = []

@@ -18,7 +18,7 @@ from worker.engine.rows.selection import ChosenRows
 
 log = logging.getLogger(__name__)
 
-#: samples whose rows are handed out at once, and the bytes of each from which threads pay
+#: samples written at once, and the bytes of each from which threads are worth it
 _AT_ONCE = 4
 _WORTH_A_THREAD = 1 << 20
 
@@ -37,7 +37,7 @@ def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
 
 
 def expected_rows(positions: Positions, prompt: int, generated: int, tail_only: bool) -> range:
-    """Rows that a sample must have: those of `positions` among all P+G-1 (P if nothing is generated).
+    """Expected rows of a sample: those of `positions` among all P+G-1 (P if nothing is generated).
 
     Args:
         tail_only: the model computes the point from the last prompt token on (logits).
@@ -54,11 +54,11 @@ Item = Strip | Block | Finish
 class RowWriter:
     """Keeps rows in host memory and hands chunks to the sink, in the writer thread.
 
-    Large chunks are written by several threads: one thread does not fill a disk, and at a batch's end the
-    device waits for it. If the model computes on the same cores, one thread writes.
+    Several threads write large chunks, since the device waits at the end of a batch. If the model computes on
+    the same cores, one thread writes.
 
     Attributes:
-        held: rows that were not handed out yet.
+        held: rows that are not in the sink yet.
         errors: sample -> error of its sink; nothing more is written of such a sample.
         failure: error of the writer itself; the batch fails with it.
         dropped: set from outside to discard everything from now on.
@@ -167,7 +167,7 @@ class RowWriter:
     def _hand_out(
         self, samples: Sequence[int], summaries: Sequence[Mapping[str, RowChunk]] = (), *, at_once: int
     ) -> None:
-        """Hand out the held rows of these samples, up to `at_once` at a time and a shard's bytes in all."""
+        """Write the held rows of these samples, up to `at_once` at a time and one shard's bytes in all."""
 
         def emit(sample: int) -> None:
             if not self.dropped and sample not in self.errors:

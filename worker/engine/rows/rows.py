@@ -31,7 +31,7 @@ from worker.engine.rows.step_blocks import Group, StepBlocks, groups_of
 from worker.engine.rows.summaries import Summaries
 
 _POLL_SECONDS = 0.1
-#: rows of samples that have ended may wait so long for a busy writer after a stop was asked for
+#: seconds that a busy writer has after a stop
 _STOP_PATIENCE_SECONDS = 10.0
 _AS_COMPUTED = RowShaping()
 
@@ -44,12 +44,12 @@ class RowStream:
         prompt_lengths: tokens per sample, without padding.
         padded_length: of the prompts in this batch (left padding).
         indices: the samples' indices as the sink knows them.
-        dtype: to store numbers with a fraction in; None keeps what the model computed.
-        shaping: what is made of the rows before they leave the device.
-        ended_at: live view of the tokens after which each sample ended, None while it runs.
-        prompt_ids, generated_ids: per sample, the latter a live view; for a chooser alone.
-        choosers: per sample, before the shaping's.
-        earlier: per sample, rows that what is summed up counts in.
+        dtype: dtype of stored floats; None keeps the model's.
+        shaping: selection and reduction on the device.
+        ended_at: live view: tokens after which each sample ended, None while it runs.
+        prompt_ids, generated_ids: tokens of each sample, the latter a live view; choosers need them.
+        choosers: one per sample, instead of the shaping's.
+        earlier: summaries of earlier turns, one per sample.
         should_stop: polled while decoding has to wait for the writer.
 
     Raises (from any method): the writer's error, if the writer failed.

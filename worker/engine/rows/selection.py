@@ -28,10 +28,10 @@ class ChosenRows:
 
     Args:
         choosers, prompt_ids: of each sample.
-        generated: live view of the ids that each sample has generated.
+        generated: live view of each sample's generated ids.
 
     Attributes:
-        tokens: the tokens of the rows chosen so far, per sample; it only ever grows.
+        tokens: tokens of the chosen rows so far, per sample; the lists only grow.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def gather_steps(block: torch.Tensor, kept: Sequence[Sequence[bool]]) -> torch.T
     """[steps, batch, points, width] without the steps that a sample does not keep.
 
     Returns: [most, batch, points, width], `most` being the steps of the sample that keeps most; the
-    rows of a sample that keeps fewer come first, and what follows them is meaningless.
+    rows of a sample that keeps fewer come first, and meaningless rows follow.
     """
     batch = block.shape[1]
     per_sample = [[step for step, keeps in enumerate(kept) if keeps[b]] for b in range(batch)]

@@ -79,11 +79,10 @@ class Last:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Moments, extremes and how often a magnitude is over a threshold, per channel.
+    """Moments, extremes and a count of large magnitudes, per channel.
 
-    variance is that of the rows themselves (divided by their number), kurtosis is excess (0 for a
-    normal distribution) and NaN where a channel does not vary; `over` counts |x| > threshold and is
-    there only with a threshold.
+    The variance is divided by the number of rows. The kurtosis is excess kurtosis (0 for a normal
+    distribution), and NaN if a channel does not vary. `over` counts |x| > threshold; it needs a threshold.
     """
 
     threshold: float | None = None
@@ -143,7 +142,7 @@ class Statistics:
         n = summary["n"].clamp(min=1)
         variance = summary["m2"] / n
         largest = torch.maximum(summary["min"].abs(), summary["max"].abs())
-        # a spread that rounding alone could make is none
+        # a spread within rounding does not count
         varies = variance > (16 * torch.finfo(torch.float64).eps * largest) ** 2
         excess = n * summary["m4"] / summary["m2"].square() - 3
         found = {
@@ -161,7 +160,7 @@ class Statistics:
 
 
 def _masked(x: torch.Tensor, valid: torch.Tensor | None, filler: float) -> torch.Tensor:
-    """`x` with `filler` in rows that do not count; what padding computes may be NaN, so it is replaced."""
+    """`x` with `filler` in rows that do not count; padding may be NaN, so it is replaced."""
     if valid is None:
         return x
     return x.masked_fill(~valid[:, None, :, None], filler)

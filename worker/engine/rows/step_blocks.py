@@ -59,7 +59,7 @@ class StepBlocks:
         self.steps += 1
 
     def take(self) -> list[torch.Tensor]:
-        """The filled part of each group's block; what comes next goes into new ones."""
+        """The filled part of each group's block; further steps go into new blocks."""
         blocks, steps = self._filling, self.steps
         self.clear()
         return [block[:steps] for block in blocks]

@@ -10,19 +10,19 @@ from worker.engine.requests import EarlierRows, Reduce, RowChunk, RowShaping, Su
 from worker.engine.rows.row_writer import stored_dtype
 from worker.engine.rows.statistics import Last, Max, Mean, Statistics, Summariser
 
-#: of one float64 copy of the rows in hand; a longer block is summed up in pieces
+#: bytes of one float64 copy of rows; longer blocks are summed up in pieces
 _PIECE_BYTES = 32 << 20
 _REDUCERS: dict[Reduce, type[Mean] | type[Max] | type[Last]] = {"mean": Mean, "max": Max, "last": Last}
 
 
 class Summaries:
-    """Reductions and statistics of the rows of a batch, as a shaping asks for them.
+    """Reductions and statistics of the rows of a batch.
 
     Args:
-        points: of the stream.
-        batch: samples.
-        dtype: to store reduced rows in; None keeps that of the rows. Statistics are float64 and int64.
-        earlier: per sample, rows that count in; empty where no sample has any.
+        points: points of the stream.
+        batch: number of samples.
+        dtype: dtype of reduced rows; None keeps that of the rows. Statistics are float64 and int64.
+        earlier: summaries of earlier turns, one per sample; empty if no sample has any.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Summaries:
         if shaping.statistics is not None:
             self._kinds.append(Statistics(shaping.statistics.threshold))
         self._counts = [[0] * batch for _ in points]
-        #: what is known of the points of a tuple, per kind; a point is in one tuple only
+        #: points -> one summary per kind; a point is in one tuple only
         self._known: dict[tuple[int, ...], list[Summary]] = {}
         self._made_of: dict[int, tuple[int, torch.dtype, torch.device]] = {}
 

@@ -29,7 +29,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def adds_up(total: torch.Tensor, first: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether `total` is the sum of the terms, element by element, within the rounding of a sum.
 
-    False also if `first` alone would pass: such a check proves nothing.
+    False also if `first` alone would pass, since the check then verifies nothing.
     """
     terms = [first, *others]
     if any(t.shape != total.shape for t in terms):

@@ -1,11 +1,13 @@
 """One short forward pass that records the tensor at each module location."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from actograph.contract.errors import ModelRefused
 from worker.engine.locations import place_of
@@ -13,7 +15,7 @@ from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
 
 Result = TypeVar("Result")
-# The dry batch: sizes that no head count or width is likely to share
+# sizes of the dry batch, unlike any head count or width
 _ROWS, _TOKENS = 3, 11
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -23,7 +25,7 @@ Identity = tuple[Any, ...]
 
 
 def identity_of(tensor: torch.Tensor) -> Identity:
-    """Two tensors with the same identity are the same memory, seen alike, with no change between."""
+    """Tensors with the same identity are the same unchanged memory, viewed in the same way."""
     return _identity(tensor, tensor._version)
 
 
@@ -78,36 +80,33 @@ class _Recorder:
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
         self._rows: set[tuple[int, int]] = set()  # address and size of tensors with one row per token
 
-    def before(self, name: str) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = [*args, *kwargs.values()]
-            tensors = [t for t in given if isinstance(t, torch.Tensor)]
-            self._kept += tensors
-            self.taken[name] = frozenset(map(identity_of, tensors))
-            self._count(f"{name}.input")
-            tensor = first_tensor(given[0]) if given else None
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                # [batch * tokens, ...] is believed where it is another view of [batch, tokens, ...]
-                flat = (tensor.data_ptr(), tensor.numel()) in self._rows
-                self._record(f"{name}.input", tensor, may_be_flat=flat)
+    def before(self, name: str, given: Sequence[Any]) -> None:
+        if not name:
+            return  # the model itself
+        tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        self._kept += tensors
+        self.taken[name] = frozenset(map(identity_of, tensors))
+        self._count(f"{name}.input")
+        tensor = first_tensor(given[0]) if given else None
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            # [batch * tokens, ...] counts only as another view of [batch, tokens, ...]
+            flat = (tensor.data_ptr(), tensor.numel()) in self._rows
+            self._record(f"{name}.input", tensor, may_be_flat=flat)
 
-        return hook
-
-    def after(self, name: str) -> Any:
-        def hook(_: Any, args: Any, output: Any) -> None:
-            self._count(f"{name}.output")
-            parts = output if isinstance(output, tuple | list) else [output]
-            for i, part in enumerate(parts):
-                tensor = first_tensor(part) if i == 0 else part
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                # ids are rows beside a main output; a main output of ids is none
-                if not tensor.is_floating_point() and (i == 0 or tensor.dtype not in _INTEGERS):
-                    continue
-                location = f"{name}.output.{i}" if i else f"{name}.output"
-                self._record(location, tensor, may_be_flat=f"{name}.input" in self.visits)
-
-        return hook
+    def after(self, name: str, given: Sequence[Any], output: Any) -> None:
+        if not name:
+            return
+        self._count(f"{name}.output")
+        parts = output if isinstance(output, tuple | list) else [output]
+        for i, part in enumerate(parts):
+            tensor = first_tensor(part) if i == 0 else part
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            # ids count as rows only beside a main output
+            if not tensor.is_floating_point() and (i == 0 or tensor.dtype not in _INTEGERS):
+                continue
+            location = f"{name}.output.{i}" if i else f"{name}.output"
+            self._record(location, tensor, may_be_flat=f"{name}.input" in self.visits)
 
     def _count(self, location: str) -> None:
         self.calls[location] = self.calls.get(location, 0) + 1
@@ -126,6 +125,39 @@ class _Recorder:
         self.visits[location] = Visit(location, tensor, value, tensor._version, flat)
 
 
+@contextmanager
+def watching(
+    model: LoadedModel,
+    before: Callable[[str, Sequence[Any]], None],
+    after: Callable[[str, Sequence[Any], Any], None],
+) -> Iterator[None]:
+    """Watch every module with plain torch hooks.
+
+    Args:
+        before: called with a module's path and its arguments.
+        after: called with a module's path, its arguments and its output.
+    """
+
+    def watch(name: str, module: torch.nn.Module) -> list[RemovableHandle]:
+        def entered(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            before(name, [*args, *kwargs.values()])
+
+        def left(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            after(name, [*args, *kwargs.values()], output)
+
+        return [
+            module.register_forward_pre_hook(entered, with_kwargs=True),
+            module.register_forward_hook(left, with_kwargs=True),
+        ]
+
+    handles = [handle for name, module in model.hf.named_modules() for handle in watch(name, module)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def dry_forward(model: LoadedModel) -> DryForward:
     """One short forward with plain torch hooks: every location that shows one row per token.
 
@@ -136,23 +168,14 @@ def dry_forward(model: LoadedModel) -> DryForward:
         ModelRefused: the forward fails.
     """
     recorder = _Recorder()
-    handles = []
-    for name, module in model.hf.named_modules():
-        if name:
-            handles.append(module.register_forward_pre_hook(recorder.before(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(recorder.after(name)))
     ids = torch.arange(_ROWS * _TOKENS, device=model.device).reshape(_ROWS, _TOKENS)
     ids = ids % int(model.text_config.vocab_size)
-    try:
-        with torch.no_grad():
-            output = tried(
-                model,
-                "reads a text",
-                lambda: model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False),
-            )
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), watching(model, recorder.before, recorder.after):
+        output = tried(
+            model,
+            "reads a text",
+            lambda: model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False),
+        )
     visits = list(recorder.visits.values())
     return DryForward(
         # a module that runs twice per forward has no one row per token
@@ -200,24 +223,12 @@ def _tail_only(model: LoadedModel, ids: torch.Tensor) -> frozenset[str]:
         if isinstance(tensor, torch.Tensor) and tensor.ndim >= 3 and tensor.shape[:2] == (_ROWS, 1):
             found.add(location)
 
-    def after(name: str) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            note(f"{name}.input", [*args, *kwargs.values()])
-            note(f"{name}.output", output)
+    def after(name: str, given: Sequence[Any], output: Any) -> None:
+        note(f"{name}.input", given)
+        note(f"{name}.output", output)
 
-        return hook
-
-    handles = [
-        module.register_forward_hook(after(name), with_kwargs=True)
-        for name, module in model.hf.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=1)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), watching(model, lambda name, given: None, after):
+        model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=1)
     return frozenset(found)
 
 

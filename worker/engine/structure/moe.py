@@ -15,7 +15,7 @@ from worker.engine.structure.comparison import close
 from worker.engine.structure.dry_forward import DryForward, Visit
 
 POINTS = ("router_logits", "expert_indices", "expert_weights")
-# Tokens of the dry forward that are put through the router once more, alone
+# tokens of the dry forward that run through the router once more, alone
 _AGAIN = 5
 
 
@@ -78,7 +78,7 @@ def _choice(path: str, visits: list[Visit]) -> _Choice | None:
     floats = [v for v in flat if v.value.is_floating_point() and v.width >= k]
     if len(floats) != 2:
         return None
-    # the wider one has a number for every expert; where every expert is chosen the first one does
+    # the wider one has a number per expert; if all experts are chosen, the first one does
     logits, weights = sorted(floats, key=lambda v: -v.width)
     if weights.width != k:
         return None

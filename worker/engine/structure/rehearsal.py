@@ -1,7 +1,7 @@
 """Rehearsal at load, as jobs run the model: a padded batch, a step with the cache, prefill.
 
-The dry forward shows where the tensors are. Their numbers may still differ in a job: a recurrent state may
-take up the padding, positions may count the padding, a model without a cache runs all tokens in every step.
+The dry forward finds the tensors. Their numbers may still differ in a job: a recurrent state may include the
+padding, positions may count the padding, a model without a cache runs all tokens in every step.
 So the rehearsal generates one step from a few prompts, reads them once more, and compares every location
 with a forward pass over each prompt alone.
 """
@@ -18,15 +18,15 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.locations import Place, place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import GenerationRequest
-from worker.engine.structure.dry_forward import DryForward, first_tensor, tried
+from worker.engine.structure.dry_forward import DryForward, first_tensor, tried, watching
 from worker.engine.tokens.model_inputs import generation_inputs, padded_inputs
 from worker.engine.tokens.stopping import RowTracker
 
 # Tokens of the prompts of each batch. One of a single token is a batch of its own: a recurrent model may
 # take it for a step and go on from the state that the generation before it left
 _BATCHES = ((9, 4), (4,), (1,))
-# How far, in the median of a row's channels, numbers may lie from those of the undivided forward, as a part
-# of what each channel commonly is. Rounding makes 1e-6 of it in float32 and up to a few hundredths in
+# Largest difference from the undivided forward, as the median over a row's channels, relative to each
+# channel's usual size. Rounding makes 1e-6 of it in float32 and up to a few hundredths in
 # half precision; another position or a state that took up padding makes a half and more.
 _APART, _APART_HALF = 1e-2, 0.2
 _HALF = (torch.bfloat16, torch.float16)
@@ -89,7 +89,7 @@ def _generated(
         on_step=None,
         device=model.device,
     )
-    # whatever the model would end with: one token is run after the prompt
+    # even if the model would end: one token runs after the prompt
     inputs = generation_inputs(model, requests, SamplingSpec(max_tokens=2), tracker) | {"min_new_tokens": 2}
     seen.passes.clear()
     tried(model, "generates", lambda: hf.generate(**inputs))
@@ -138,40 +138,27 @@ class _Seen:
 
 @contextmanager
 def _watching(model: LoadedModel, locations: Sequence[str]) -> Iterator[_Seen]:
-    """Watch the locations with plain hooks; a forward of the model itself begins a pass."""
+    """Keep the tensors at these locations; a forward of the model itself begins a pass."""
     seen = _Seen()
     by_path: dict[str, list[tuple[str, Place]]] = {}
     for location in locations:
         place = place_of(location)
         by_path.setdefault(place.path, []).append((location, place))
 
-    def before(taken: Sequence[tuple[str, Place]]) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for location, place in taken:
-                if place.side == "input" and (given := [*args, *kwargs.values()]):
-                    seen.note(location, given[0])
+    def before(path: str, given: Sequence[Any]) -> None:
+        if not path:
+            seen.passes.append({})
+        for location, place in by_path.get(path, ()):
+            if place.side == "input" and given:
+                seen.note(location, given[0])
 
-        return hook
+    def after(path: str, given: Sequence[Any], output: Any) -> None:
+        for location, place in by_path.get(path, ()):
+            if place.side == "output":
+                seen.note(location, output[place.part] if place.part else output)
 
-    def after(made: Sequence[tuple[str, Place]]) -> Any:
-        def hook(_: Any, args: Any, output: Any) -> None:
-            for location, place in made:
-                if place.side == "output":
-                    seen.note(location, output[place.part] if place.part else output)
-
-        return hook
-
-    hf = model.hf
-    handles = [hf.register_forward_pre_hook(lambda *_: seen.passes.append({}))]
-    for path, own in by_path.items():
-        module = hf.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(before(own), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(own)))
-    try:
+    with watching(model, before, after):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _compare(forward: DryForward, lengths: Sequence[int], passes: _Passes, found: Rehearsal) -> None:

@@ -1,8 +1,8 @@
 """Logits processors of a checkpoint's generation config, made independent of padding.
 
-transformers gives every processor the padded ids. A repetition penalty then punishes the padding token, which
-often ends a text; n-grams run from the padding into the prompt; a minimum length counts the padding. A
-sample's tokens would depend on the rest of its batch.
+transformers passes padded ids to every processor. Then a repetition penalty applies to the padding token,
+n-grams begin in the padding, and a minimum length counts the padding. A sample's tokens would depend on the
+rest of its batch.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def processors_of(model: LoadedModel, lengths: Sequence[int]) -> list[LogitsProc
 
 
 class PenaltyWithoutPadding(LogitsProcessor):
-    """A repetition penalty (Keskar et al. 2019) over the tokens of each row that are no padding."""
+    """A repetition penalty (Keskar et al. 2019) over each row's tokens without padding."""
 
     def __init__(self, penalty: float, lengths: Sequence[int]) -> None:
         self._penalised = RepetitionPenaltyLogitsProcessor(penalty)
@@ -53,7 +53,7 @@ class PenaltyWithoutPadding(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         starts = self._starts = self._starts.to(input_ids.device)
-        # a token is punished once, however often it is there: padding becomes the row's first token
+        # a repeated token is penalised once, so padding may become the row's first token
         places = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         shown: Any = input_ids.gather(1, places.maximum(starts))
         punished: torch.FloatTensor = self._penalised(shown, scores)

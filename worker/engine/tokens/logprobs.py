@@ -10,9 +10,9 @@ from worker.engine.requests import GenerationRequest, TokenLogprobs
 
 
 class LogprobRecorder(LogitsProcessor):
-    """Keeps one step's distribution until the token is chosen; stands before the sampler.
+    """Keeps one step's distribution until the token is chosen; it runs before the sampler.
 
-    It sees float32 logits as the model gave them, after what the checkpoint's generation config asks for.
+    It gets float32 logits after the checkpoint's own processors.
     """
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:

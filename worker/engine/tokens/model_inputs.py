@@ -26,12 +26,12 @@ _NOT_THE_CHECKPOINTS: dict[str, Any] = {
     "guidance_scale": None,
     "penalty_alpha": None,
     "dola_layers": None,
-    # where a text ends is the request's to say
+    # the request decides where a text ends
     "stop_strings": None,
     "max_time": None,
     "token_healing": False,
     "num_return_sequences": 1,
-    # what is planned for is the cache that the model makes by itself
+    # the memory plan counts the model's default cache
     "cache_implementation": None,
     "return_dict_in_generate": False,
     "output_hidden_states": False,

@@ -12,14 +12,14 @@ from actograph.contract.specs import SamplingSpec
 
 
 class Penalties(LogitsProcessor):
-    """Stands between the recorder of probabilities and the sampler.
+    """Applies bias and penalties, between the recorder of log probabilities and the sampler.
 
-    A row's counts are of its own tokens alone and every token's new value is written once, so that a row's
-    numbers do not depend on its batch. Nothing as wide as the vocabulary is kept.
+    A row counts its own tokens only, so its numbers do not depend on its batch. No state is as wide as the
+    vocabulary.
 
     Args:
-        prompt_length: padded length of the prompts; what follows it was generated.
-        device: where the logits will be.
+        prompt_length: padded length of the prompts; generated tokens follow.
+        device: device of the logits.
     """
 
     def __init__(self, spec: SamplingSpec, prompt_length: int, device: torch.device) -> None:
@@ -53,5 +53,5 @@ class Penalties(LogitsProcessor):
 
 
 def changes_logits(spec: SamplingSpec) -> bool:
-    """Whether there is anything for `Penalties` to do."""
+    """Whether `Penalties` changes any logit."""
     return bool(spec.presence_penalty or spec.frequency_penalty or spec.logit_bias)

@@ -1,8 +1,8 @@
 """Log probabilities of a prompt's own tokens, from the forward pass that reads the prompt.
 
-The logits of a whole prompt would take 2.4 GB for 4,000 tokens of a vocabulary of 150,000 words in
-float32. So the head is given the last token alone, as in any generation, and its answers to the
-others are computed a few tokens at a time; only each token's own probability and the likeliest stay.
+The logits of a whole prompt are large: 2.4 GB for 4,000 tokens and a vocabulary of 150,000. So the head runs
+on the last token alone, as in any generation. The logits of the other tokens are computed a few tokens at a
+time, and only each token's own log probability and the likeliest ones are kept.
 """
 
 import inspect
@@ -44,13 +44,13 @@ class PromptScores:
         self._path = place_of(hooks.head).path
         self._requests = requests
         self._asked = [row for row, request in enumerate(requests) if request.score_prompt]
-        # an editor knows rows by their place in the batch
+        # an editor counts rows by their place in the batch
         self._rows = self._asked if editor is None else list(range(len(requests)))
         self._most = max(requests[row].top_logprobs or 0 for row in self._asked)
         self._editor = editor
         self._ids, _ = left_padded(hooks.model, requests)  # [batch, longest]
-        # of the padded prompts' tokens after the first. They are made before any logits: a heap could not use
-        # a piece's memory again if something that stays were put behind it.
+        # log probabilities of the tokens after the first. They are allocated before any logits, so that the
+        # heap can use a piece's memory again
         self._own: torch.Tensor | None = None  # [rows, tokens]
         self._top_ids = torch.empty(0, dtype=torch.long)  # [rows, tokens, most], and their values
         self._top = torch.empty(0)
@@ -76,7 +76,7 @@ class PromptScores:
             self._score(hidden, self._through_the_model)
 
     def of(self, row: int) -> PromptLogprobs | None:
-        """Log probabilities of a row's prompt; None if not requested, or if the run ended before.
+        """Log probabilities of a row's prompt; None if not requested, or if the run ended early.
 
         Raises:
             CaptureFailed, InterventionFailed: the model's probabilities are NaN.

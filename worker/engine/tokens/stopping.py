@@ -11,57 +11,63 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria
 from worker.engine.requests import FinishReason, TextEnd
 
 
-class StopStrings:
-    """Checks whether a row's text contains a stop string.
+class _TextWatch:
+    """Checks a row's text after each token.
 
-    The text is the generated tokens', special tokens included. Only the last few tokens are
-    decoded: every token carries at least one byte, so a match that the newest token completes
-    lies within as many tokens as the longest stop string has bytes.
+    The text is that of the generated tokens, special ones included. Only the last `window` tokens are
+    decoded, and only if the newest one may complete a match.
     """
 
-    def __init__(self, stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-        self._stops = tuple(stops)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        window: int,
+        *,
+        may_complete: Callable[[str], bool],
+        matches: Callable[[str], bool],
+    ) -> None:
         self._tokenizer = tokenizer
-        self._window = max(len(s.encode()) for s in stops) + 4
-        # A match ends in the newest token, which therefore holds the last character of a stop
-        # string, or a piece of it. Decoders may drop white space at the edge of a lone token.
-        self._endings = {s[-1] for s in stops}
-        self._always = any(s[-1].isspace() for s in stops)
-        self._may_end: dict[int, bool] = {}
+        self._window = window
+        self._may_complete = may_complete
+        self._matches = matches
+        self._known: dict[int, bool] = {}  # token id -> whether it may complete a match
 
     def ended(self, generated: Sequence[int]) -> bool:
         last = generated[-1]
-        may_end = self._may_end.get(last)
-        if may_end is None:
-            piece = self._decode([last])
-            may_end = self._always or "\ufffd" in piece or any(c in piece for c in self._endings)
-            self._may_end[last] = may_end
-        if not may_end:
+        if last not in self._known:
+            self._known[last] = self._may_complete(decode_exactly(self._tokenizer, [last]))
+        if not self._known[last]:
             return False
-        text = self._decode(generated[-self._window :])
-        return any(stop in text for stop in self._stops)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return decode_exactly(self._tokenizer, ids)
+        return self._matches(decode_exactly(self._tokenizer, generated[-self._window :]))
 
 
-class TextEnds:
+class StopStrings(_TextWatch):
+    """Checks whether a row's text contains a stop string."""
+
+    def __init__(self, stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        # The newest token holds the last character of a match, or a piece of it. Decoders may drop white
+        # space at the edge of a lone token.
+        endings = {stop[-1] for stop in stops}
+        always = any(ending.isspace() for ending in endings)
+        super().__init__(
+            tokenizer,
+            # a token has a byte at least
+            max(len(stop.encode()) for stop in stops) + 4,
+            may_complete=lambda piece: always or "\ufffd" in piece or any(end in piece for end in endings),
+            matches=lambda text: any(stop in text for stop in stops),
+        )
+
+
+class TextEnds(_TextWatch):
     """Checks whether a row's text ends as a `TextEnd` describes."""
 
     def __init__(self, end: TextEnd, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._end = end
-        self._tokenizer = tokenizer
-        self._may_end: dict[int, bool] = {}
-
-    def ended(self, generated: Sequence[int]) -> bool:
-        last = generated[-1]
-        may_end = self._may_end.get(last)
-        if may_end is None:
-            may_end = self._may_end[last] = decode_exactly(self._tokenizer, [last]).endswith(self._end.last)
-        if not may_end:
-            return False
-        text = decode_exactly(self._tokenizer, generated[-self._end.window :])
-        return self._end.pattern.search(text) is not None
+        super().__init__(
+            tokenizer,
+            end.window,
+            may_complete=lambda piece: piece.endswith(end.last),
+            matches=lambda text: end.pattern.search(text) is not None,
+        )
 
 
 def decode_exactly(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
@@ -74,8 +80,8 @@ def decode_exactly(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> st
 class RowTracker(StoppingCriteria):
     """Records the tokens of each row and tells transformers when to stop.
 
-    Runs once per step, after the token was chosen. Reading the tokens on the host costs one
-    small copy per step; transformers waits for the device at the same place anyway.
+    Runs once per step, after the tokens were chosen. It copies them to the host, where transformers waits
+    for the device anyway.
 
     Attributes:
         tokens: generated ids per row, up to and with the one that ended it.
@@ -104,7 +110,7 @@ class RowTracker(StoppingCriteria):
         Args:
             time_limit: seconds from now after which the rows that still run are ended.
             limits: most tokens of each row; None: `max_tokens` for all.
-            own_stops: of each row, beside `stops`; empty where no row has any.
+            own_stops: further ends of each row; empty if no row has any.
             should_drop: polled for each running row; True ends it and leaves the others alone.
         """
         self.tokens: list[list[int]] = [[] for _ in range(rows)]

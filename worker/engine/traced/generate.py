@@ -1,4 +1,4 @@
-"""Generation: every prompt continued in one batch, rows of the hooks captured on the way."""
+"""Generation: all prompts continue in one batch, and rows are captured meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ from worker.engine.tokens.stopping import RowTracker, StopStrings, TextEnds
 from worker.engine.traced import tracing
 from worker.engine.traced.point_reader import PointReader
 
-#: indices of a batch's requests, and the growing list of each one's tokens
+#: indices of a batch's requests, and the growing list of tokens of each
 OnBatch = Callable[[Sequence[int], Sequence[Sequence[int]]], None]
 
 
@@ -167,9 +167,9 @@ class Generate(BatchJob):
 
 
 class _Steps:
-    """Hands a reader's tensors to the row path: a prompt point by point, a decode step as a whole.
+    """Hands a reader's tensors to the row path: prompts point by point, decode steps as a whole.
 
-    No two layers' prompt rows are then held on the device; a decode step has one row per sample and point.
+    So the device never holds the prompt rows of two layers.
     """
 
     def __init__(self, stream: RowStream, *, points: int) -> None:

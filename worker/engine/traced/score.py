@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine.batches import BatchJob
+from worker.engine.batches import ReadingJob
 from worker.engine.requests import Generation
 from worker.engine.tokens.model_inputs import padded_inputs
 from worker.engine.tokens.prompt_scores import PromptScores, with_scores
@@ -13,14 +13,8 @@ from worker.engine.traced import tracing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(BatchJob):
-    """One call to `Engine.score`; batches are compared in padded tokens."""
-
-    def describe(self, index: int) -> str:
-        return f"a text of {len(self.requests[index].prompt_ids)} tokens"
-
-    def need(self, batch: Sequence[int]) -> int:
-        return len(batch) * max(len(self.requests[i].prompt_ids) for i in batch)
+class Score(ReadingJob):
+    """One call to `Engine.score`."""
 
     def run_batch(self, batch: Sequence[int]) -> dict[int, Generation]:
         if self.should_stop():

@@ -1,8 +1,8 @@
 """The only module that opens nnsight contexts: generation, and one forward pass over prompts.
 
 nnsight captures the source of the innermost block, so that block holds one call and nothing else.
-inference_mode stands outside, for nnsight skips what shares its `with`. The whole padded batch is
-one invoke.
+inference_mode is outside, since nnsight skips other managers of its own `with`. The whole padded batch is one
+invoke.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from worker.engine.model.loaded import LoadedModel
 class Observer(Protocol):
     """Sees, and may change, the tensors of a trace.
 
-    These are the two methods that nnsight calls of a trace's caches (`nnsight.intervention.cache`): a value
-    goes straight to those that subscribe to its location, after interventions have had it, and in the
-    order in which they were attached. `tracer.cache()` would keep the values of all steps until the end.
+    nnsight calls these two methods of a trace's caches (`nnsight.intervention.cache`). A value goes to all
+    subscribers of its location, after interventions, in the order in which they were attached.
+    `tracer.cache()` would keep the values of all steps until the end.
     """
 
     def subscriptions(self) -> Mapping[str, Any]:

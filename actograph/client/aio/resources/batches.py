@@ -4,16 +4,13 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.answers import path_of
 from actograph.contract.batches import Batch
 
 
-class Batches:
+class Batches(Resource):
     """Create, list and cancel batches."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def create(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
         """Create a batch from an uploaded file. A repeated request creates one batch only.

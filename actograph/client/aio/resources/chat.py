@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.answers import read_text
 from actograph.client.errors import ApiError
 from actograph.client.event_stream import Parser
@@ -21,11 +21,8 @@ _PATH = "/v1/chat/completions"
 Messages = str | Sequence[Mapping[str, Any]]
 
 
-class Chat:
+class Chat(Resource):
     """Chat completions: `client.chat("Hello")`, or `client.chat.stream("Hello")`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def __call__(
         self, messages: Messages, *, model: str | None = None, timeout: float = CHAT_SECONDS, **fields: Any

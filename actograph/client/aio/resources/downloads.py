@@ -3,11 +3,10 @@
 import os
 from pathlib import Path
 
-from actograph.client.aio.runtime import aside, sleep
+from actograph.client.aio.runtime import aside
 from actograph.client.aio.transport import Transport
 from actograph.client.errors import DownloadDamaged, ServiceUnreachable
 from actograph.client.pulls.session_files import sha256_of
-from actograph.client.transport import backoff
 from actograph.contract.resources import SessionFile
 
 _PARTIAL, _RANGE_REFUSED = 206, 416
@@ -31,7 +30,7 @@ async def fetch(transport: Transport, path: str, file: SessionFile, target: Path
     ):
         return target
     part = target.with_name(target.name + ".part")
-    resumed = part.exists() and part.stat().st_size > 0
+    resumed = _size(part) > 0
     await _complete(transport, path, file, part)
     if resumed and await aside(sha256_of, part) != file.sha256:
         # the part of an earlier call may belong to another version; download again
@@ -48,27 +47,20 @@ async def fetch(transport: Transport, path: str, file: SessionFile, target: Path
     return target
 
 
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
 async def _complete(transport: Transport, path: str, file: SessionFile, part: Path) -> None:
     """Append to `part` until it is complete, over broken connections."""
-    failures = 0
-    while True:
-        have = part.stat().st_size if part.exists() else 0
-        if have > file.bytes:
+
+    async def append() -> None:
+        if _size(part) > file.bytes:
             part.unlink()
-            have = 0
-        if have == file.bytes and part.exists():
-            return
-        try:
-            await _append(transport, path, part, have)
-        except ServiceUnreachable:
-            if part.exists() and part.stat().st_size > have:
-                failures = 0
-            if failures >= transport.retries:
-                raise
-            await sleep(backoff(failures))
-            failures += 1
-        else:
-            return
+        if not part.exists() or _size(part) < file.bytes:
+            await _append(transport, path, part, _size(part))
+
+    await transport.resume(append, lambda: _size(part))
 
 
 async def _append(transport: Transport, path: str, part: Path, have: int) -> None:

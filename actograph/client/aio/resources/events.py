@@ -18,6 +18,11 @@ PATIENCE_SECONDS = 120.0
 _NO_CONTENT = 204  # the job has ended and there are no later events
 
 
+def is_short_outage(error: ApiError | ServiceUnreachable, answered_at: float) -> bool:
+    """Whether to try again after an error; `answered_at` is the monotonic time of the last answer."""
+    return error.status in RETRY_STATUS and time.monotonic() - answered_at <= PATIENCE_SECONDS
+
+
 async def follow(transport: Transport, job_id: str, after: int) -> AsyncIterator[Event]:
     """Yield events after event `after` until the job has ended; see `Jobs.events`."""
     path = path_of("/v1/jobs", job_id, "events")
@@ -41,11 +46,9 @@ async def follow(transport: Transport, job_id: str, after: int) -> AsyncIterator
                     return
                 failures, answered_at = 0, time.monotonic()
         except (ApiError, ServiceUnreachable) as error:
-            if isinstance(error, ApiError) and error.status not in RETRY_STATUS:
-                raise
             if after > seen:
                 failures, answered_at = 0, time.monotonic()
-            elif time.monotonic() - answered_at > PATIENCE_SECONDS:
+            if not is_short_outage(error, answered_at):
                 raise
             failures += 1
         await sleep(backoff(failures))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.answers import path_of, read
 from actograph.contract import resources
 from actograph.progress import ReadMeter, meter
@@ -13,11 +13,8 @@ MB = 1_000_000
 SHOWN_BYTES = 8 * MB
 
 
-class Files:
+class Files(Resource):
     """Upload, read and delete files."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def upload(
         self, path: str | Path, purpose: str = "dataset", *, progress: bool = False

@@ -14,7 +14,7 @@ from actograph.client.aio.resources.sessions import SessionHandle, Sessions
 from actograph.client.aio.runtime import sleep
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of
-from actograph.client.errors import WaitTimeout
+from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
 from actograph.client.matrix import sample_frames
 from actograph.client.matrix.matrix import Matrix
 from actograph.client.optional import package
@@ -203,6 +203,8 @@ class Jobs:
     ) -> JobHandle:
         """Wait until a job has ended in any way: check `status` of the returned job.
 
+        Continues after an outage of up to two minutes.
+
         Args:
             job: the job, or its id.
             progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
@@ -211,13 +213,20 @@ class Jobs:
         Raises:
             WaitTimeout: the job has not ended in time.
         """
-        began, pause = time.monotonic(), FIRST_POLL_SECONDS
+        began = answered_at = time.monotonic()
+        pause, current = FIRST_POLL_SECONDS, None
         with follower(show=progress) as show:
             while True:
-                current = await self.get(job if isinstance(job, str) else job.id)
-                show(current)
-                if current.status.is_terminal():
-                    return current
+                try:
+                    current = await self.get(job if isinstance(job, str) else job.id)
+                except (ApiError, ServiceUnreachable) as error:
+                    if current is None or not events.is_short_outage(error, answered_at):
+                        raise
+                else:
+                    answered_at = time.monotonic()
+                    show(current)
+                    if current.status.is_terminal():
+                        return current
                 left = None if timeout is None else began + timeout - time.monotonic()
                 if left is not None and left <= 0:
                     done = current.progress.completed + current.progress.failed
@@ -312,7 +321,7 @@ class Jobs:
 
         Raises:
             InvalidRequest: the folder contains something else.
-            DownloadDamaged: the answer is no results folder, or a file has another sha256.
+            DownloadDamaged: the answer is not a results folder, or a file has another sha256.
         """
         return await results_pull.pull(self._transport, job_id, Path(folder), **options)
 

@@ -2,16 +2,13 @@
 
 from collections.abc import AsyncIterator
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.answers import path_of
 from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
 
 
-class Keys:
+class Keys(Resource):
     """Create, list, update and revoke API keys."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def create(self, new: NewKey) -> CreatedKey:
         """Create a key. Only this answer contains it: if it is lost, revoke the key and create another."""

@@ -4,14 +4,13 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from actograph.client.aio.resources import downloads
-from actograph.client.aio.runtime import aside, each_of, sleep
+from actograph.client.aio.runtime import aside, each_of
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of
 from actograph.client.errors import ApiError, ServiceUnreachable
 from actograph.client.pulls.results_folder import PulledResults, ResultsFolder, SessionFolder
 from actograph.client.pulls.session_files import plain_name
 from actograph.client.queries import Activations, OnProgress
-from actograph.client.transport import backoff
 from actograph.contract.errors import ExportChanged
 from actograph.contract.resources import Job
 
@@ -56,25 +55,20 @@ async def pull(
 
 
 async def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
-    failures = 0
-    while True:
-        results.begin()
-        before = results.state.samples
-        try:
-            await _read_archive(transport, results, mixed_identities)
-            return
-        except ApiError as error:
-            if error.code != ExportChanged.code:
-                raise
-            results.state.etag = None
-        except ServiceUnreachable:
-            failures = 0 if results.state.samples > before else failures
-            if failures >= transport.retries:
-                raise
-            await sleep(backoff(failures))
-            failures += 1
-        finally:
-            results.save()
+    async def read() -> None:
+        while True:
+            results.begin()
+            try:
+                await _read_archive(transport, results, mixed_identities)
+                return
+            except ApiError as error:
+                if error.code != ExportChanged.code:
+                    raise
+                results.state.etag = None
+            finally:
+                results.save()
+
+    await transport.resume(read, lambda: results.state.samples)
 
 
 async def _read_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.queries import LONG_SECONDS
 from actograph.client.transport import Params
 from actograph.contract import resources
@@ -11,11 +11,8 @@ from actograph.contract import resources
 P = TypeVar("P", resources.StoreGc, resources.StoreVerification)
 
 
-class Store:
+class Store(Resource):
     """Measure, clean and verify the store."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def usage(self) -> resources.StoreUsage:
         """Return stored bytes per owner, and the quotas."""

@@ -2,17 +2,14 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 
-from actograph.client.aio.transport import Transport
+from actograph.client.aio.transport import Resource
 from actograph.client.answers import path_of
 from actograph.contract import resources
 from actograph.contract.interventions import StoredVector, VectorInfo
 
 
-class Vectors:
+class Vectors(Resource):
     """Store, list and delete vectors."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     async def create(
         self,

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.contract.batches import Batch
 
 
-class Batches:
+class Batches(Resource):
     """Create, list and cancel batches."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def create(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
         """Create a batch from an uploaded file. A repeated request creates one batch only.

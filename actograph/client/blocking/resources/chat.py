@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from actograph.client.answers import read_text
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.client.errors import ApiError
 from actograph.client.event_stream import Parser
 from actograph.contract.chat.chat_answers import ChatChunk, ChatCompletion
@@ -22,11 +22,8 @@ _PATH = "/v1/chat/completions"
 Messages = str | Sequence[Mapping[str, Any]]
 
 
-class Chat:
+class Chat(Resource):
     """Chat completions: `client.chat("Hello")`, or `client.chat.stream("Hello")`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def __call__(
         self, messages: Messages, *, model: str | None = None, timeout: float = CHAT_SECONDS, **fields: Any

@@ -4,11 +4,10 @@
 import os
 from pathlib import Path
 
-from actograph.client.blocking.runtime import aside, sleep
+from actograph.client.blocking.runtime import aside
 from actograph.client.blocking.transport import Transport
 from actograph.client.errors import DownloadDamaged, ServiceUnreachable
 from actograph.client.pulls.session_files import sha256_of
-from actograph.client.transport import backoff
 from actograph.contract.resources import SessionFile
 
 _PARTIAL, _RANGE_REFUSED = 206, 416
@@ -28,7 +27,7 @@ def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> P
     if target.is_file() and target.stat().st_size == file.bytes and aside(sha256_of, target) == file.sha256:
         return target
     part = target.with_name(target.name + ".part")
-    resumed = part.exists() and part.stat().st_size > 0
+    resumed = _size(part) > 0
     _complete(transport, path, file, part)
     if resumed and aside(sha256_of, part) != file.sha256:
         # the part of an earlier call may belong to another version; download again
@@ -45,27 +44,20 @@ def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> P
     return target
 
 
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
 def _complete(transport: Transport, path: str, file: SessionFile, part: Path) -> None:
     """Append to `part` until it is complete, over broken connections."""
-    failures = 0
-    while True:
-        have = part.stat().st_size if part.exists() else 0
-        if have > file.bytes:
+
+    def append() -> None:
+        if _size(part) > file.bytes:
             part.unlink()
-            have = 0
-        if have == file.bytes and part.exists():
-            return
-        try:
-            _append(transport, path, part, have)
-        except ServiceUnreachable:
-            if part.exists() and part.stat().st_size > have:
-                failures = 0
-            if failures >= transport.retries:
-                raise
-            sleep(backoff(failures))
-            failures += 1
-        else:
-            return
+        if not part.exists() or _size(part) < file.bytes:
+            _append(transport, path, part, _size(part))
+
+    transport.resume(append, lambda: _size(part))
 
 
 def _append(transport: Transport, path: str, part: Path, have: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from actograph.client.answers import path_of, read
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.contract import resources
 from actograph.progress import ReadMeter, meter
 
@@ -14,11 +14,8 @@ MB = 1_000_000
 SHOWN_BYTES = 8 * MB
 
 
-class Files:
+class Files(Resource):
     """Upload, read and delete files."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> resources.File:
         """Upload a file from disk as a stream.

@@ -4,15 +4,12 @@
 from collections.abc import Iterator
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
 
 
-class Keys:
+class Keys(Resource):
     """Create, list, update and revoke API keys."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def create(self, new: NewKey) -> CreatedKey:
         """Create a key. Only this answer contains it: if it is lost, revoke the key and create another."""

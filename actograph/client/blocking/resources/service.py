@@ -5,22 +5,19 @@ import builtins
 from typing import Any
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.contract import resources
 
 
-class Models:
+class Models(Resource):
     """List, load and inspect models."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def list(self) -> builtins.list[resources.Model]:
         """List the served models."""
         return self._transport.collect(resources.Model, "/v1/models")
 
     def load(self, model: str, **options: Any) -> resources.ModelLoad:
-        """Ask a worker to load a served model in place of its own; poll it with `get_load`.
+        """Ask a worker to load a served model; poll it with `get_load`.
 
         Args:
             options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
@@ -40,22 +37,16 @@ class Models:
         )
 
 
-class Workers:
+class Workers(Resource):
     """List workers."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def list(self) -> builtins.list[resources.Worker]:
         """List every worker in the index, newest first."""
         return self._transport.collect(resources.Worker, "/v1/workers")
 
 
-class Queue:
+class Queue(Resource):
     """Inspect, pause and resume the queue."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def get(self) -> resources.Queue:
         """Return the waiting and running work."""

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from typing import TypeVar
 
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.client.queries import LONG_SECONDS
 from actograph.client.transport import Params
 from actograph.contract import resources
@@ -12,11 +12,8 @@ from actograph.contract import resources
 P = TypeVar("P", resources.StoreGc, resources.StoreVerification)
 
 
-class Store:
+class Store(Resource):
     """Measure, clean and verify the store."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def usage(self) -> resources.StoreUsage:
         """Return stored bytes per owner, and the quotas."""

@@ -4,16 +4,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Transport
+from actograph.client.blocking.transport import Resource
 from actograph.contract import resources
 from actograph.contract.interventions import StoredVector, VectorInfo
 
 
-class Vectors:
+class Vectors(Resource):
     """Store, list and delete vectors."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def create(
         self,

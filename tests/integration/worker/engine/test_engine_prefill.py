@@ -254,8 +254,8 @@ def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: in
     engine.prefill(requests, hooks=hooks, sink=want)
     with scarce(engine, lambda batch, _: batch > most) as at:
         made = engine.prefill(requests, hooks=hooks, sink=got)
-        plan = engine.plan_prefill(hooks, CaptureSpec(), prompt_tokens=len(requests[0].prompt_ids))
-        assert plan.batch_size == most
+        planned = engine.plan_prefill(hooks, CaptureSpec(), prompt_tokens=len(requests[0].prompt_ids))
+        assert planned == most
     assert at == ([4] if most == 2 else [4, 2, 2])
     assert all(g.error is None for g in made)
     assert_same(got, want, range(4), hooks, {})

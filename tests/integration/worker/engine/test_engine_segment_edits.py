@@ -14,11 +14,11 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
+from tests.support.one_turn import due_tokens
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
-from worker.sample.finished_sample import due_tokens
 from worker.sample.segments import Markup, segments
 from worker.sample.steering import edited_tokens
 
@@ -107,13 +107,12 @@ def test_exactly_the_rows_that_the_manifest_names_are_changed(
     sink = keeping_sink()
     made = engine.generate(requests, sampling=sampling, hooks=[hook], sink=sink)
     for i, generation in enumerate(made):
-        named = segments(markup, generation.prompt_ids, generation.generated_ids)
         prompt, count = len(generation.prompt_ids), len(generation.generated_ids)
         wanted = positions
         if isinstance(positions, list) and isinstance(positions[0], int):
             # an edit of a token that is not there is no edit; a capture of one would fail
             wanted = [t for t in positions if isinstance(t, int) and -prompt <= t < prompt + count - 1]
-        due = set(due_tokens(hook, wanted, prompt, count, named))
+        due = set(due_tokens(generation, wanted, markup))
         rows = sink.rows(i, hook)
         assert moved(engine, generation, rows, hook, reference) == due
         if due:
@@ -158,8 +157,7 @@ def test_a_segment_equals_its_tokens_by_number(
     )
     listed = []
     for request, g in zip(requests, made, strict=True):
-        named = segments(markup, g.prompt_ids, g.generated_ids)
-        tokens = due_tokens("resid_post.0", positions, len(g.prompt_ids), len(g.generated_ids), named)
+        tokens = due_tokens(g, positions, markup)
         listed.append(replace(request, edits=(replace(edit, chooser=TheseTokens(tuple(tokens))),)))
     assert engine.generate(listed, sampling=SAMPLED, hooks=hooks, sink=again) == made
     for i in range(len(requests)):

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from actograph.contract.row_selection import Positions
-from actograph.contract.specs import SamplingSpec
+from actograph.contract.specs import EvaluationSpec, SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
-from worker.evals.tool_dialogue import ToolFormat
-from worker.evals.tools import CALCULATOR
+from worker.runners.tool_turns import ToolTurns
 from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.segments import Markup
@@ -60,7 +59,9 @@ class Talk:
     def __init__(self, engine: Engine, sink: "KeepingSink", positions: Positions = "all") -> None:
         self.engine, self.sink, self.positions = engine, sink, positions
         self.markup = Markup(engine.model.tokenizer)
-        self.form = ToolFormat(engine.model.tokenizer, [CALCULATOR], enable_thinking=False)
+        body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "mode": "with_tools"}
+        spec = EvaluationSpec.model_validate(body | {"enable_thinking": False})
+        self.form = ToolTurns(spec, engine.model.tokenizer)
 
     def run(self, questions: Sequence[str], max_tokens: int = 80, **sampling: Any) -> list[Conversation]:
         talks = [Conversation(self.markup) for _ in questions]
@@ -68,7 +69,9 @@ class Talk:
         results_from: list[int | None] = [None for _ in questions]
         running = list(range(len(questions)))
         while running:
-            begun = [talks[i].begin(self.form.ids(messages[i]), results_from[i]) for i in running]
+            begun = [
+                talks[i].begin(self.form.prompt(messages[i]).token_ids, results_from[i]) for i in running
+            ]
             requests = [
                 GenerationRequest(
                     key=str(i), prompt_ids=b.ids, seed=i,
@@ -93,7 +96,7 @@ class Talk:
     ) -> bool:
         turn, results = self.form.after_turn(self.text(made.generated_ids).removesuffix("<|im_end|>"))
         if turn:
-            following = self.form.ids([*messages, *turn, *results])
+            following = self.form.prompt([*messages, *turn, *results]).token_ids
             results_from[i] = self.form.results_from(following, [*messages, *turn])
         messages += [*turn, *results]
         return bool(turn)

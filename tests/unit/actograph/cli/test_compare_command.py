@@ -100,8 +100,6 @@ def test_json_is_the_answer_itself(service: Any, run: Run) -> None:
     ("arguments", "says"),
     [
         (["--store-as", "mood"], "need --activations"),
-        (["--activations", "kind", "--rows", "thoughts"], "--rows:"),
-        (["--activations", "kind", "--store-as", "no spaces"], "--store-as:"),
     ],
 )
 def test_what_cannot_be_asked_is_told_in_one_line(run: Run, arguments: list[str], says: str) -> None:

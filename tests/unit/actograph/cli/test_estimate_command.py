@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ import pytest
 
 from actograph.cli.jobs import jobs
 from actograph.cli.jobs.estimate import estimate
-from actograph.cli.main import main
 from actograph.contract.resources import Estimate, Need
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.support.command_line import Run, runner
 
 
 @pytest.fixture
@@ -34,13 +31,7 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         fits=True,
         assumptions=["a token is 4 characters long"],
     )
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)
 
 
 def test_it_has_every_flag_of_submit_but_watch() -> None:

@@ -1,7 +1,6 @@
 """What the flags of an evaluation become, and what follows when it has ended."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import pytest
 
 from actograph.cli.flags import dataset_flags, job_spec
 from actograph.cli.flags.condition_flags import conditions_of
-from actograph.cli.main import main
 from actograph.contract import resources
 from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
 from actograph.contract.errors import InvalidRequest
+from tests.support.command_line import Run, runner
 
 METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
 
@@ -40,15 +39,15 @@ def test_conditions(given: list[str], conditions: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ([":suffix=x"], "say NAME"),
-        (["a:b"], "say NAME"),
-        (["a:colour=red"], "no field 'colour'"),
-        (["a:top_k=many"], "no number"),
-        (["a", "a"], "there twice"),
-        (["a:suffix=x", "a:suffix=y"], "suffix is given twice"),
-        (["a:top_k=1", "a:top_k=2"], "top_k is given twice"),
+        ([":suffix=x"], "use NAME"),
+        (["a:b"], "use NAME"),
+        (["a:colour=red"], "unknown field 'colour'"),
+        (["a:top_k=many"], "not a number"),
+        (["a", "a"], "occurs twice"),
+        (["a:suffix=x", "a:suffix=y"], "suffix occurs twice"),
+        (["a:top_k=1", "a:top_k=2"], "top_k occurs twice"),
         (['{"name": 3}'], "with a name"),
-        (['{"name": '], "not JSON"),
+        (['{"name": '], "not valid JSON"),
     ],
 )
 def test_conditions_that_cannot_be_read(given: list[str], reason: str) -> None:
@@ -62,7 +61,7 @@ def test_conditions_of_a_file(tmp_path: Path) -> None:
     stimuli = [{"name": "EP02", "suffix": "It matters."}, {"name": "EP03", "suffix": "Be sure."}]
     assert conditions_of([], path) == [{"name": "baseline"}, *stimuli]
     assert conditions_of(["plain"], path) == [{"name": "plain"}, *stimuli]
-    with pytest.raises(InvalidRequest, match="EP03 is there twice"):
+    with pytest.raises(InvalidRequest, match="'EP03' occurs twice"):
         conditions_of(["EP03"], path)
     listed = [{"name": "a"}, {"name": "b", "system": "x"}]
     for content in (listed, {"conditions": listed}):
@@ -115,26 +114,17 @@ def test_datasets(tmp_path: Path) -> None:
     ]:
         assert dataset_flags.reference(typed, "--dataset") == (expected, None)
     for typed in ("hub:a/b:c:d:e", "hub::main"):
-        with pytest.raises(InvalidRequest, match="say hub:"):
+        with pytest.raises(InvalidRequest, match="use hub:"):
             dataset_flags.reference(typed, "--dataset")
-    with pytest.raises(InvalidRequest, match=r"--fewshot-dataset hub:: there is no such file"):
+    with pytest.raises(InvalidRequest, match=r"--fewshot-dataset: no file 'hub:'"):
         dataset_flags.reference("hub:", "--fewshot-dataset")
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     monkeypatch.setenv("TERM", "dumb")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)
 
 
 def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None:
@@ -176,7 +166,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--scorer", "best"), "--scorer best: there are"),
+        (("--scorer", "best"), "--scorer: unknown scorer 'best'"),
         (("--mode", "tools"), "mode: "),
         (("--max-turns", "3"), "max_turns needs mode: with_tools"),
         (("--tool-format", "annotations"), "tool_format needs mode: with_tools"),

@@ -98,9 +98,7 @@ def test_ids_in_several_lines_are_scored_and_told(tmp_path: Path, capsys: pytest
     assert main(["eval", "score", str(source), "--scorer", "numeric"]) == 0
     said = capsys.readouterr()
     assert [line["id"] for line in read(said.out)] == ["a", 2, "c", "a", "a", "c", "2"]
-    assert said.err.splitlines()[-1] == (
-        "note: ids that stand in several lines: 2; each line is scored by itself"
-    )
+    assert said.err.splitlines()[-1] == ("2 ids occur on several lines; each line is scored by itself")
 
 
 def test_line_ends_of_windows_and_characters_of_any_kind(
@@ -158,9 +156,9 @@ def test_a_line_at_fault_is_named_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--scorer", "strict"], "there are strict-match, flexible-extract"),
+        (["--scorer", "strict"], "unknown scorer 'strict'; use one of strict-match, flexible-extract"),
         (["--scorer", "efficiency"], "target_tokens: Field required"),
-        (["--scorer", "{"], "not JSON"),
+        (["--scorer", "{"], "not valid JSON"),
         (["--scorer", '{"name": "efficiency", "target_tokens": 5}'], "efficiency needs max_tokens"),
         (["--scorer", "numeric", "--scorer", "numeric"], "give one of them a label"),
     ],

@@ -1,29 +1,20 @@
 """`actograph models load`: what it sends, and how it waits for the end."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from actograph.cli import models
-from actograph.cli.main import main
 from actograph.contract.resources import ErrorRecord, JobStatus, ModelLoad
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.support.command_line import Run, runner
 
 
 @pytest.fixture
 def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     monkeypatch.setattr(models, "LOOK_SECONDS", 0.0)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return runner(capsys)
 
 
 def seen_as(status: JobStatus, error: str = "") -> ModelLoad:

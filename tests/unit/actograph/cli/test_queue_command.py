@@ -7,7 +7,7 @@ import pytest
 
 from actograph.cli.main import main
 from actograph.client import transport
-from actograph.contract.resources import QueuePause
+from actograph.contract.resources import JobStatus, QueuePause
 
 DISK = QueuePause(kind="disk", reason="only 5 bytes free")
 
@@ -59,20 +59,18 @@ def test_retry_goes_on_after_a_refusal(service: Any, capsys: pytest.CaptureFixtu
 
 
 def test_retry_and_watch_follow_the_job_to_its_second_end(
-    service: Any, capsys: pytest.CaptureFixture[str]
+    service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = service.add_job(1, status="failed")
-    service.add_events(
-        job.id,
-        ("job.started", {}),
-        ("job.failed", {"total": 4, "completed": 0, "failed": 4}),
-        ("job.retried", {"total": 4, "completed": 0, "failed": 0}),
-        ("job.started", {}),
-        ("job.progress", {"total": 4, "completed": 4, "failed": 0}),
-        ("job.completed", {"total": 4, "completed": 4, "failed": 0}),
-    )
     assert main(["jobs", "retry", "--watch", job.id, job.id]) == 1
     assert "one job" in capsys.readouterr().err
-    # a job that is not what its log says yet: the server of this test does not run it
-    main(["jobs", "retry", "--watch", job.id])
-    assert "completed 4/4" in capsys.readouterr().err
+    ended = {"status": JobStatus.CANCELLED}
+
+    def end(_seconds: float) -> None:
+        service.jobs[job.id] = service.jobs[job.id].model_copy(update=ended)
+
+    monkeypatch.setattr("actograph.client.blocking.resources.jobs.sleep", end)
+    assert main(["jobs", "retry", "--watch", job.id]) == 2
+    told = capsys.readouterr().err
+    assert "queued" in told
+    assert "cancelled 0/4" in told

@@ -56,7 +56,7 @@ def test_a_line_for_each_sample(
 def test_samples_by_verdict(job: resources.Job, capsys: pytest.CaptureFixture[str]) -> None:
     job_id = job.id
     assert main(["jobs", "samples", job_id, "--limit", "1"]) == 0
-    assert "the first 1; more with --all or --limit" in capsys.readouterr().err
+    assert "only the first 1; show more with --limit" in capsys.readouterr().err
     for options, expected in [((), [0, 1, 2]), (("--correct",), [0]), (("--incorrect",), [1])]:
         assert main(["jobs", "samples", job_id, *options, "--format", "json"]) == 0
         assert [json.loads(line)["index"] for line in capsys.readouterr().out.splitlines()] == expected

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actograph import tensor_files
 from actograph.client import AsyncClient, Client, transport
 from actograph.client.matrix.chosen_rows import NamedSpan, Segmented
 from actograph.contract import resources
+from tests.support.tensor_files import encode_tensors
 
 WIDTH = 4
 PROMPT, GENERATED = 5, 3
@@ -34,7 +34,7 @@ def make_session(service: Any, store: Path, number: int, **changes: Any) -> reso
         "mlp_in.1": {"position_offset": 0},
         "mlp_out.1": {"summary": "mean", "over": 7},
     }
-    content = tensor_files.encode_tensors(
+    content = encode_tensors(
         {name: (dtype, array.shape, array.tobytes()) for name, (dtype, array) in tensors.items()}
     )
     made = service.add_session(number, {"activations.safetensors": content, "manifest.json": b"{}"})

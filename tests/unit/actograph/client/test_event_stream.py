@@ -1,4 +1,11 @@
-from actograph.client.event_stream import Message, messages
+from collections.abc import Iterable, Iterator
+
+from actograph.client.event_stream import Message, Parser
+
+
+def messages(lines: Iterable[str]) -> Iterator[Message]:
+    parser = Parser()
+    return (message for line in lines if (message := parser.feed(line)) is not None)
 
 
 def test_fields_comments_and_dispatch() -> None:

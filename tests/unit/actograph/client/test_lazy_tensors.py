@@ -118,12 +118,12 @@ def test_a_file_cut_short_after_it_was_opened(single: Path) -> None:
     session = open_folder(single)
     with (single / "activations.safetensors").open("r+b") as file:
         file.truncate(400)
-    with pytest.raises(StoreDamaged, match="cut short"):
+    with pytest.raises(StoreDamaged, match="truncated"):
         np.asarray(session["x.0"])
 
 
 def test_a_folder_without_tensors(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="holds no"):
+    with pytest.raises(NotFound, match="has no"):
         open_folder(tmp_path)
 
 

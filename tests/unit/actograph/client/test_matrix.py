@@ -121,7 +121,7 @@ def test_sessions_without_the_rows_are_told(service: Any, client: Client) -> Non
     assert matrix.sample_index.tolist() == [0, 3, 4]
     assert [one.session_id for one in matrix.skipped] == [sessions[1].id, sessions[2].id]
     assert "no row of token 3" in matrix.skipped[0].reason
-    assert "there are none" in matrix.skipped[1].reason
+    assert "the session has none" in matrix.skipped[1].reason
     assert "2 sessions skipped" in repr(matrix)
     with pytest.raises(NotFound, match=r"no session gave rows of resid_post\.7"):
         client.jobs.matrix(JOB, "resid_post.7")

@@ -67,7 +67,7 @@ def test_token_numbers(client: Client, session: Session) -> None:
 def test_names_that_are_not_there(client: Client, session: Session) -> None:
     found = client.sessions.get(session.id)
     assert "resid_post.9" not in found
-    with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; there are resid_post\.1"):
+    with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; the session has resid_post\.1"):
         _ = found["resid_post.9"]
     with pytest.raises(IndexError):
         _ = found["resid_post.1"][7]
@@ -130,7 +130,7 @@ def test_a_store_that_is_another_services_is_told(local: Client, session: Sessio
     tensor = local.sessions.get(session.id)["resid_post.1"]
     file = store / "sessions" / session.id / "activations.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(StoreDamaged, match="on record"):
+    with pytest.raises(StoreDamaged, match="the index says"):
         _ = tensor[0]
     file.unlink()
     with pytest.raises(NotFound, match="is this the store of this service"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actograph.client import AsyncClient, Client
-from actograph.client.errors import WaitTimeout
+from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
 from actograph.contract.resources import JobStatus
 
 
@@ -36,6 +36,30 @@ def test_the_end_is_seen_by_coroutines(service: Any, go: Any) -> None:
 
     assert go(talk) == "completed"
     timer.join()
+
+
+def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = service.add_job(1, status="in_progress")
+    faults: list[int | str] = ["drop", 503]
+
+    def fail_or_end(_seconds: float) -> None:
+        if faults:
+            service.faults.append(faults.pop(0))
+        else:
+            service.jobs[job.id] = job.model_copy(update={"status": JobStatus.COMPLETED})
+
+    monkeypatch.setattr("actograph.client.blocking.resources.jobs.sleep", fail_or_end)
+    with Client(service.url, "", retries=0) as client:
+        assert client.jobs.wait(job.id).status is JobStatus.COMPLETED
+    assert service.faults == []
+
+
+@pytest.mark.parametrize("fault", ["drop", 503])
+def test_a_service_that_never_answered_is_not_waited_for(service: Any, fault: int | str) -> None:
+    job = service.add_job(1, status="in_progress")
+    service.faults.append(fault)
+    with Client(service.url, "", retries=0) as client, pytest.raises((ApiError, ServiceUnreachable)):
+        client.jobs.wait(job.id)
 
 
 def test_patience_ends_and_the_job_goes_on(service: Any, plain: Client) -> None:

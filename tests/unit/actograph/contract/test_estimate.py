@@ -68,8 +68,8 @@ def test_chosen_features_narrow_every_hook() -> None:
 )
 def test_rows_of_ten_prompt_and_five_generated_tokens(positions: Any, rows: int, tail: int) -> None:
     capture = CaptureSpec.model_validate({"positions": positions})
-    assert estimate.kept_rows(capture, 10, 5, tail_only=False) == rows
-    assert estimate.kept_rows(capture, 10, 5, tail_only=True) == tail
+    assert estimate.rows_of(structure(), "resid_post.0", capture, 10, 5) == rows
+    assert estimate.rows_of(structure(), "logits", capture, 10, 5) == tail
 
 
 def test_a_session_is_its_rows_and_a_little_more() -> None:

@@ -1,24 +1,40 @@
 """Hook names: the grammar, the aliases and their resolution against a structure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from actograph.contract import hooks
 from actograph.contract.errors import UnknownHook
+from actograph.contract.resources import HookInfo, ModelStructure
 
 
-@dataclass
-class Table:
-    num_layers: int
-    locations: Mapping[str, str]
-    module_locations: Sequence[str]
-    unavailable: Mapping[str, str] = field(default_factory=dict)
-    savepoints: Mapping[str, str] = field(default_factory=dict)
+def structure(
+    num_layers: int, locations: Mapping[str, str], module_locations: Sequence[str], **fields: Any
+) -> ModelStructure:
+    return ModelStructure(
+        model="demo",
+        architecture="X",
+        num_layers=num_layers,
+        hidden_size=8,
+        vocab_size=100,
+        context_length=64,
+        dtype="float32",
+        device="cpu",
+        num_parameters=1000,
+        chat_template=False,
+        eos_token_ids=[],
+        hooks={
+            name: HookInfo(location=location, width=8, dtype="float32")
+            for name, location in locations.items()
+        },
+        module_locations=list(module_locations),
+        **fields,
+    )
 
 
-def llama(layers: int = 8) -> Table:
+def llama(layers: int = 8) -> ModelStructure:
     locations = {"embed": "model.embed_tokens.output"}
     order = ["model.embed_tokens.output"]
     for i in range(layers):
@@ -37,7 +53,7 @@ def llama(layers: int = 8) -> Table:
     locations |= {"final_norm": "model.norm.output", "logits": "lm_head.output"}
     order += ["model.norm.output", "lm_head.output"]
     missing = dict.fromkeys(("router_logits", "expert_indices", "expert_weights"), "not a mixture of experts")
-    return Table(layers, locations, order, missing)
+    return structure(layers, locations, order, unavailable=missing)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +161,12 @@ def test_a_point_that_some_layers_lack_is_taken_where_it_is_and_refused_by_numbe
     routers = {f"router_logits.{i}": f"model.layers.{i}.mlp.gate.output" for i in (1, 2, 3)}
     order = [m for m in table.module_locations if not m.endswith(".mlp.up_proj.output")]
     reason = "layer 0 is dense"
-    mixed = Table(4, {**table.locations, **routers}, [*order, *routers.values()], {"router_logits.0": reason})
+    mixed = structure(
+        4,
+        {**table.locations, **routers},
+        [*order, *routers.values()],
+        unavailable={"router_logits.0": reason},
+    )
     assert hooks.expand(["router_logits"], "all", [], mixed) == [
         "router_logits.1",
         "router_logits.2",

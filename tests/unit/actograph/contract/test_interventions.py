@@ -83,7 +83,7 @@ def test_accepted_and_the_same_after_storing(value: dict[str, Any]) -> None:
         ({"coefficient": float("nan")}, "finite"),
         ({"vector": None, "vector_id": "vec_1"}, "pattern"),
         ({"positions": "last"}, "only when the generation has ended, too late to change it"),
-        ({"positions": [3, 3]}, "positions must differ"),
+        ({"positions": [3, 3]}, "the numbers must differ"),
         ({"positions": ["think", "elsewhere"]}, "tool_result"),
         ({"positions": {"stride": 0}}, "greater than or equal to 1"),
         ({"positions": []}, "at least 1"),

@@ -100,7 +100,9 @@ def bomb_of_a_dictionary() -> Bytes:
     return in_parquet(pyarrow.table({"text": lists}), compression="zstd")
 
 
-@pytest.mark.parametrize("bomb", [bomb_of_one_page, bomb_of_a_dictionary])
+@pytest.mark.parametrize(
+    "bomb", [pytest.param(bomb_of_one_page, marks=pytest.mark.integration), bomb_of_a_dictionary]
+)
 def test_few_bytes_that_stand_for_many_end_the_child_and_not_the_reader(bomb: Any) -> None:
     file = bomb()
     assert file.size < 100_000

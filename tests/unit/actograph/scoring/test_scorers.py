@@ -120,8 +120,8 @@ def test_texts(name: str, completion: str, target: str, value: float, answer: st
     ],
 )
 def test_format(completion: str, value: float, answer: str | None) -> None:
-    judge = format_reward(think_required=True, answer_marker="####")
-    assert judge(completion) == Score(value=value, answer=answer)
+    scored = format_reward(completion, think_required=True, answer_marker="####")
+    assert scored == Score(value=value, answer=answer)
 
 
 def test_format_with_a_marker_of_your_own() -> None:
@@ -134,9 +134,8 @@ def test_format_with_a_marker_of_your_own() -> None:
     ("tokens", "value"), [(1, 1.0), (100, 1.0), (150, 0.75), (200, 0.5), (300, 0.0), (999, 0.0)]
 )
 def test_efficiency(tokens: int, value: float) -> None:
-    assert efficiency_reward(target_tokens=100, max_tokens=300)(tokens) == Score(
-        value=value, answer=str(tokens)
-    )
+    scored = efficiency_reward(tokens, target_tokens=100, max_tokens=300)
+    assert scored == Score(value=value, answer=str(tokens))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_efficiency(tokens: int, value: float) -> None:
     ],
 )
 def test_annotations(completion: str, value: float, answer: str | None) -> None:
-    assert annotation_reward(without=0.25)(completion) == Score(value=value, answer=answer)
+    assert annotation_reward(completion, without=0.25) == Score(value=value, answer=answer)
     named = {"name": "annotations", "without": 0.25}
     assert score(named, completion) == Score(value=value, answer=answer)
 

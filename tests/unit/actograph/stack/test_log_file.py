@@ -18,8 +18,8 @@ def test_a_large_log_becomes_the_older_one_and_its_writer_goes_on(log: LogFile) 
         for part in (b"a" * 101, b"b" * 102, b"c" * 100):
             writer.write(part)
             writer.flush()
-            log.put_aside()
-            log.put_aside()  # what is small stays
+            log.rotate()
+            log.rotate()  # what is small stays
     assert log.older.read_bytes() == b"b" * 102
     assert log.path.read_bytes() == b"c" * 100
 
@@ -35,7 +35,7 @@ def test_the_tail_is_of_what_was_written_since_the_start(log: LogFile) -> None:
         assert log.tail(2) == "two\nthree"
         writer.write(b"x" * 100 + b"\n")
         writer.flush()
-        log.put_aside()
+        log.rotate()
         writer.write(b"four\n")
         writer.flush()
         assert log.tail(5) == "four"
@@ -56,17 +56,17 @@ def test_a_disk_without_room_loses_nothing_of_the_log_and_is_tried_again(
         with monkeypatch.context() as patched:
             patched.setattr(shutil, "copyfileobj", full)
             with pytest.raises(OSError, match="No space"):
-                log.put_aside()
-            log.put_aside()  # not at every look
+                log.rotate()
+            log.rotate()  # not at every look
     assert len(tries) == 1
     assert not log.older.exists()
     assert log.path.read_bytes() == b"a" * 101
     monkeypatch.setattr(log, "_retry_at", 0.0)
-    log.put_aside()
+    log.rotate()
     assert log.older.read_bytes() == b"a" * 101
     assert log.path.read_bytes() == b""
 
 
 def test_a_log_that_somebody_removed_is_no_fault(log: LogFile) -> None:
-    log.put_aside()
+    log.rotate()
     assert not log.path.exists()

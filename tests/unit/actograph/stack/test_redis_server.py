@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 def running(server: RedisServer) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not server.answers():
             assert process.poll() is None, "redis-server did not start"
             assert time.monotonic() < deadline
@@ -59,9 +59,7 @@ def test_a_server_comes_back_at_its_address_and_keeps_nothing_on_disk(
         process.send_signal(number)
         process.wait(10)
         assert not server.answers()
-    again = redis_server.prepare(folder)
-    assert again.url == server.url
-    with running(again), connection(again.url) as client:
+    with running(server), connection(server.url) as client:
         assert client.lrange("queue", 0, -1) == []
     assert sorted(path.name for path in folder.iterdir()) == before
     # the text that a reader finds says the same
@@ -75,8 +73,8 @@ def test_only_who_has_the_password_is_served(tmp_path: Path) -> None:
         stranger.ping()
     assert server.password not in " ".join(server.command)
     assert len(server.password) >= 32
-    for name in ("redis.conf", "password"):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+    assert redis_server.prepare(tmp_path).password != server.password
 
 
 def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
@@ -85,15 +83,6 @@ def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
         found = psutil.Process(process.pid).net_connections()
         listening = {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}
-
-
-def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
-    first = redis_server.prepare(tmp_path)
-    with socket.create_server(("127.0.0.1", first.port)):
-        second = redis_server.prepare(tmp_path)
-    assert second.port != first.port
-    assert second.password == first.password
-    assert redis_server.prepare(tmp_path).port == second.port
 
 
 def test_a_server_that_is_not_there_does_not_answer(tmp_path: Path) -> None:

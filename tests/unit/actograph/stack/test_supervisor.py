@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actograph.stack.lost_children import LostChildren
 from actograph.stack.supervisor import Child, CrashLoop, Program, Supervisor, describe
 from tests.support.processes import words_of
 
@@ -57,7 +56,7 @@ class Watcher:
         )
         return self.supervisor.start(program)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.said
@@ -97,7 +96,7 @@ def test_a_program_that_is_killed_is_started_again(watcher: Watcher) -> None:
     assert first is not None
     os.kill(first, signal.SIGKILL)
     watcher.until(lambda: child.pid not in (None, first))
-    assert "SIGKILL, perhaps for want of memory" in watcher.said[0]
+    assert "SIGKILL, perhaps out of memory" in watcher.said[0]
 
 
 def test_a_program_that_ends_by_itself_is_started_again(watcher: Watcher, tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_pat
     assert child.was_ready
 
 
-def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher) -> None:
+def test_a_log_that_grows_is_rotated_and_its_program_continues(watcher: Watcher) -> None:
     code = "import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.001)"
     child = watcher.start(code, log_max_bytes=50_000)
     first = child.pid
@@ -135,13 +134,13 @@ def test_a_log_that_grows_is_put_aside_and_its_program_goes_on(watcher: Watcher)
     assert watcher.said == []
 
 
-def test_a_log_that_cannot_be_put_aside_is_told_and_ends_nothing(watcher: Watcher, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_rotated_is_reported_and_ends_nothing(watcher: Watcher, tmp_path: Path) -> None:
     (tmp_path / "logs" / "toy.log.1").mkdir(parents=True)  # no file can be made there
     child = watcher.start(f"print('x' * 1000, flush=True); {SLEEP}", log_max_bytes=500)
     watcher.until(lambda: bool(watcher.said))
     watcher.supervisor.check()
     assert len(watcher.said) == 1
-    assert watcher.said[0].startswith("toy's log cannot be put aside")
+    assert watcher.said[0].startswith("the log of toy could not be rotated")
     assert content(tmp_path / "logs" / "toy.log") == "x" * 1000 + "\n"
     assert child.pid is not None
 
@@ -229,7 +228,6 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> 
     code = f"""
 import os, sys, time
 from pathlib import Path
-from actograph.stack.lost_children import LostChildren
 from actograph.stack.supervisor import Program, Supervisor
 supervisor = Supervisor(print)
 program = Program(name="toy", command=[sys.executable, "-c", {SLEEP!r}], environment=os.environ,
@@ -245,7 +243,7 @@ time.sleep(120)
         pid = int(parent.stdout.readline())
     child = psutil.Process(pid)
     # the launcher has replaced itself by the program
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while "launcher.py" in " ".join(words_of(child)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -254,28 +252,6 @@ time.sleep(120)
     while not gone(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_children_that_a_program_keeps_losing_are_counted(watcher: Watcher) -> None:
-    code = """
-import subprocess, sys, time
-while True:
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(0.1)"])
-"""
-    child = watcher.start(code)
-    lost = LostChildren(child)
-    watcher.until(lambda: lost.look() >= 5)
-    child.kill()
-    watcher.until(lambda: child.restart_at is not None)
-    assert lost.look() == 0
-
-
-def test_children_that_stay_are_not_counted(watcher: Watcher, tmp_path: Path) -> None:
-    child = watcher.start(LEAVES_A_CHILD, tmp_path / "pid", 120)
-    watcher.until(lambda: content(tmp_path / "pid").isdigit())
-    lost = LostChildren(child)
-    assert [lost.look() for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def samples(*values: float, key: str = "exact_match,strict-match") -> list[dict[
 
 
 def aggregate(scores: list[dict[str, Score]]) -> dict[str, float | None]:
-    return shown({key: Moments.of(sample[key].value for sample in scores) for key in scores[0]})
+    return shown({key: Moments(sample[key].value for sample in scores) for key in scores[0]})
 
 
 def test_mean_and_standard_error_under_lm_evals_keys() -> None:

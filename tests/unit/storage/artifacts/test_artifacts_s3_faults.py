@@ -66,7 +66,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyServer]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         monkeypatch.setenv("AWS_REGION", "us-east-1")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
         server.shutdown()

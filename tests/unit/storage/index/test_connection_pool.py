@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.statistics import paired
-from storage.index.database import Database, Pool
+from storage.index.database import Database
 from storage.results import comparisons
 from storage.results.comparisons import Bootstrap, Conditions, Finished
 
@@ -19,7 +19,7 @@ from storage.results.comparisons import Bootstrap, Conditions, Finished
 def small(database: Database) -> Iterator[Database]:
     """The same database with two connections and one more."""
     url = database.url.render_as_string(hide_password=False)
-    opened = Database(url, Pool(size=2, overflow=1, timeout_seconds=0.3))
+    opened = Database(url, pool_size=2, pool_overflow=1, pool_timeout_seconds=0.3)
     yield opened
     opened.close()
 

@@ -20,7 +20,7 @@ from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import job_deletion, jobs
 from storage.samples import SampleResult
-from storage.sessions import session_changes, sessions
+from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.sessions.writer import session_prefix
 from storage.tables.models import DeletionRow, EventRow, FileRow, JobRow, SampleRow, SessionRow
@@ -69,7 +69,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "jobs.job_deletion.SLICE",
         "upkeep.deletion_drain.SLICE",
         "upkeep.deletion_drain.BATCH",
-        "sessions.session_changes.BATCH",
+        "sessions.changes.BATCH",
     ):
         monkeypatch.setattr(f"storage.{name}", 2)
 
@@ -187,11 +187,11 @@ def test_whatever_is_deleted_leaves_its_files_to_the_background(
         elif what == "file":
             files.delete(session, file_id)
         elif what == "expired sessions":
-            session_changes.update(session, [session_id], SessionUpdate(expires_at=1))
+            changes.update(session, [session_id], SessionUpdate(expires_at=1))
     if what == "sessions":
-        session_changes.delete_matching(database, SessionFilter(tag="t"))
+        changes.delete_matching(database, SessionFilter(tag="t"))
     elif what == "expired sessions":
-        session_changes.expire(database)
+        changes.expire(database)
     elif what == "expired file":
         files.expire(database)
     both = {session_id, file_id}
@@ -274,12 +274,12 @@ def test_many_sessions_are_hidden_at_once_but_for_those_that_are_pinned(
 ) -> None:
     job_id, made = stored(7)
     with database.write() as session:
-        session_changes.update(session, made[:1], SessionUpdate(pinned=True))
-    gone = session_changes.delete_matching(database, SessionFilter(job_id=job_id))
+        changes.update(session, made[:1], SessionUpdate(pinned=True))
+    gone = changes.delete_matching(database, SessionFilter(job_id=job_id))
     assert (gone.sessions, gone.bytes) == (6, 6 * SIZE)
     assert listed_ids(database) == set(made[:1])
     with database.write() as session:
-        assert session_changes.update(session, made, SessionUpdate(tags=["x"])) == 1
+        assert changes.update(session, made, SessionUpdate(tags=["x"])) == 1
         with pytest.raises(NotFound):
             sessions.delete(session, made[1])
     assert used(database) == 7 * SIZE
@@ -302,7 +302,7 @@ def test_a_large_job_with_pinned_sessions_stays(
 ) -> None:
     job_id, made = stored(3)
     with database.write() as session:
-        session_changes.update(session, made[:1], SessionUpdate(pinned=True))
+        changes.update(session, made[:1], SessionUpdate(pinned=True))
     with pytest.raises(Conflict, match="1 sessions of job"), database.write() as session:
         job_deletion.delete(session, job_id, include_pinned=False)
     assert listed_ids(database) == set(made)

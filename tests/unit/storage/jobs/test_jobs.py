@@ -14,8 +14,8 @@ from storage.files import files
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.queue import job_queue, job_view
-from storage.results import job_results
+from storage.queue import job_view, waiting
+from storage.results import summary
 from storage.samples import LeasedSample, NewSample, SampleResult
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
@@ -167,10 +167,10 @@ def test_a_cancelling_job_ends_when_the_lease_of_a_dead_worker_ran_out(
     with database.write() as session:
         jobs.cancel(session, job_id)
         assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLING
-        assert list(job_queue.unended(session)) == [job_id]
+        assert list(waiting.unended(session)) == [job_id]
         session.execute(sa.update(SampleRow).values(lease_until=1.0))
         assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLED
-        assert list(job_queue.unended(session)) == []
+        assert list(waiting.unended(session)) == []
 
 
 def test_an_ended_job_is_not_cancelled(database: Database, submit: Submit) -> None:
@@ -278,41 +278,41 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
     claim(database, leased)
     complete(database, claim(database, done)[0])
     with database.read() as session:
-        assert [tuple(j)[:3] for j in job_queue.claimable(session)] == [
+        assert [tuple(j)[:3] for j in waiting.claimable(session)] == [
             (urgent, 0, "demo"),
             (late, 9, "demo"),
         ]
-        assert list(job_queue.unended(session)) == []
+        assert list(waiting.unended(session)) == []
     with database.write() as session:
         session.execute(
             sa.update(SampleRow).where(SampleRow.status == SampleStatus.LEASED).values(lease_until=1.0)
         )
-        assert [j.id for j in job_queue.claimable(session)] == [urgent, leased, late]
+        assert [j.id for j in waiting.claimable(session)] == [urgent, leased, late]
 
 
 def test_more_urgent_work_is_seen_only_where_somebody_could_take_it(
     database: Database, submit: Submit
 ) -> None:
-    mine, urgent = submit(priority=5), submit(priority=1)
+    urgent = submit(priority=1)
     submit(priority=5)
     with database.read() as session:
-        assert job_queue.more_urgent_waits(session, mine, 5)
-        assert not job_queue.more_urgent_waits(session, urgent, 1)
+        assert waiting.more_urgent_waits(session, 5, ["demo"])
+        assert not waiting.more_urgent_waits(session, 1, ["demo"])
     claim(database, urgent)
     with database.read() as session:
-        assert not job_queue.more_urgent_waits(session, mine, 5)
+        assert not waiting.more_urgent_waits(session, 5, ["demo"])
 
 
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
     first, running, urgent = submit(2), submit(3), submit(priority=0)
     claim(database, running, 2)
     with database.read() as session:
-        assert job_queue.counts(session) == {
+        assert waiting.counts(session) == {
             JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.FINALIZING: 0, JobStatus.CANCELLING: 0,
         }  # fmt: skip
-        assert job_queue.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
-        assert job_queue.queue_positions(session) == {urgent: 1, first: 2}
-        places = [job_queue.queue_position(session, jobs.get(session, i)) for i in (urgent, first, running)]
+        assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
+        assert waiting.queued(session, 10) == [urgent, first]
+        places = [waiting.place(session, jobs.get(session, i)) for i in (urgent, first, running)]
         assert places == [1, 2, None]
 
 
@@ -337,8 +337,8 @@ def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Datab
     for lease, value in zip(leases[:3], (1.0, 0.0, 0.0), strict=True):
         complete(database, lease, value)
     fail(database, leases[3])
-    with database.read() as session:
-        results = job_results.of_job(session, jobs.get(session, row.id))
+    with database.snapshot() as session:
+        results = summary.of_job(session, jobs.get(session, row.id))
     key = "exact_match,strict-match"
     assert list(results.conditions) == ["a", "b", "empty"]
     a, b = results.conditions["a"], results.conditions["b"]

@@ -36,9 +36,9 @@ def test_chats_that_ended_long_ago_go_with_their_samples_unless_they_have_sessio
             )
         )  # fmt: skip
     with database.read() as session:
-        assert list(retention.old_chats(session, 50, limit=10)) == [old]
+        assert list(retention.old(session, "chats", 50, limit=10)) == [old]
     with database.write() as session:
-        retention.remove_chats(session, [old, running])
+        retention.remove(session, "chats", [old, running])
     with database.read() as session:
         assert set(session.scalars(sa.select(JobRow.id))) == {fresh, running, captured}
         assert set(session.scalars(sa.select(SampleRow.job_id))) == {fresh, running, captured}
@@ -61,11 +61,11 @@ def test_jobs_that_ended_long_ago_go_unless_something_needs_them(database: Datab
             )
         )  # fmt: skip
     with database.read() as session:
-        assert list(retention.old_jobs(session, 50, limit=10)) == [old]
-        assert list(retention.old_chats(session, 50, limit=10)) == [kept_chat]
+        assert list(retention.old(session, "jobs", 50, limit=10)) == [old]
+        assert list(retention.old(session, "chats", 50, limit=10)) == [kept_chat]
     stay = {fresh, running, batch, captured, kept_chat, load}
     with database.write() as session:
-        retention.remove_jobs(session, [old, running, batch, captured])
+        retention.remove(session, "jobs", [old, running, batch, captured])
     with database.read() as session:
         assert set(session.scalars(sa.select(JobRow.id))) == stay
         assert set(session.scalars(sa.select(SampleRow.job_id))) == stay

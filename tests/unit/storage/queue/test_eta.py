@@ -76,7 +76,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    parts = [f"samples.{part}" for part in ("claims", "leases", "lost_workers", "results")]
+    parts = [f"samples.{part}" for part in ("claims", "leases", "lost_workers", "commits")]
     for module in ("jobs.jobs", "index.events", "queue.forecast", "queue.workers", *parts):
         monkeypatch.setattr(f"storage.{module}.now", clock)
     return clock

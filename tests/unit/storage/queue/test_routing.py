@@ -27,7 +27,7 @@ def test_a_worker_counts_as_holder_as_soon_as_it_turns_to_a_job_of_another_model
         workers.set_idle(session, "wrk_1", "")
     with database.read() as session:
         assert routing.held_models(session) == set()
-        assert routing.fleet(session).served == {"a", "b"}
+        assert routing.served_models(session) == {"a", "b"}
 
 
 def test_within_reach_are_the_own_model_and_those_that_nobody_else_holds(database: Database) -> None:

@@ -12,7 +12,7 @@ from storage import samples
 from storage.files import files
 from storage.index import events
 from storage.index.database import Database
-from storage.queue import job_queue, workers
+from storage.queue import waiting, workers
 from storage.tables.models import WorkerRow
 
 Submit = Callable[..., str]
@@ -121,9 +121,9 @@ def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Data
         samples.claim(session, job_id, worker_id=A, count=1, lease_seconds=600)
         assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
         assert workers.bury(session, "here", lambda _pid: True) == 0
-        assert list(job_queue.claimable(session)) == []
+        assert list(waiting.claimable(session)) == []
         assert workers.bury(session, "here", lambda _pid: False) == 1
-        assert [j.id for j in job_queue.claimable(session)] == [job_id]
+        assert [j.id for j in waiting.claimable(session)] == [job_id]
 
 
 def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:

@@ -20,15 +20,16 @@ from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.results import comparisons, job_results, rescoring
+from storage.results import comparisons, rescoring, summary
 from storage.samples import NewSample
 from storage.tables.models import JobRow, SampleRow, SessionRow
 from storage.upkeep.housekeeping import Housekeeping
 
-ROWS = 2200
+ROWS = 220
+#: of 50 rows each
 SLICES = 5
 #: rows whose samples have a session
-CAPTURED = (0, 1, 900, 2199)
+CAPTURED = (0, 1, 90, 219)
 KEY = "efficiency,none"
 #: the key stays, the options change
 OLD: list[Any] = [{"name": "efficiency", "target_tokens": 2, "max_tokens": 6}]
@@ -41,9 +42,14 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rescoring, "PAGE", 50)
+
+
 @pytest.fixture
 def job_id(database: Database) -> str:
-    """An evaluation of 2,200 problems that has ended."""
+    """An evaluation of 220 problems that has ended."""
     spec: Any = job_spec_adapter.validate_python(
         {"kind": "evaluation", "model": "demo", "dataset": {"path": "problems.jsonl"}, "scorers": OLD}
     )
@@ -85,12 +91,12 @@ def values(scores: Mapping[str, Score]) -> tuple[tuple[str, float], ...]:
 
 def shown(database: Database, job_id: str) -> dict[str, Any]:
     """Every reader's view of the scores."""
-    with database.read() as session:
+    with database.snapshot() as session:
         listed, _ = samples.find(session, job_id, limit=ROWS)
         finished = comparisons.finished_samples(session, job_id, ["baseline"])["baseline"]
         return {
             "scorers": len(jobs.get(session, job_id).spec["scorers"]),
-            "results": job_results.current(database, job_id),
+            "results": summary.of_job(session, jobs.get(session, job_id)),
             "listed": {values(samples.resource(sample).scores) for sample in listed},
             "compared": {tuple(sorted(one.scores.items())) for one in finished.values()},
         }  # fmt: skip
@@ -222,7 +228,7 @@ def test_of_two_at_once_the_later_one_counts(
             rescore(database, job_id, [{"name": "efficiency", "target_tokens": 2, "max_tokens": 10}])
 
     between(other)
-    with pytest.raises(Conflict, match="scored by another request"):
+    with pytest.raises(Conflict, match="retried or scored"):
         rescore(database, job_id)
     assert shown(database, job_id)["compared"] == {((KEY, 0.75),)}
     assert is_settled(database)

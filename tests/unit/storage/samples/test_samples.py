@@ -13,7 +13,7 @@ from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import CaptureJobSpec, sample_seed
 from storage import samples
 from storage.index.database import Database, now
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.samples import LeasedSample, SampleResult
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
@@ -254,13 +254,9 @@ def test_samples_are_filtered_and_unknown_ones_are_not_found(database: Database,
             samples.find(session, job_id, after="smp_" + "0" * 32)
 
 
-def test_more_samples_than_one_insert_takes_keep_their_order(
-    database: Database,
-    submit: Submit,
-    capture_spec: Callable[..., CaptureJobSpec],
-    monkeypatch: pytest.MonkeyPatch,
+def test_samples_are_stored_in_their_order(
+    database: Database, submit: Submit, capture_spec: Callable[..., CaptureJobSpec]
 ) -> None:
-    monkeypatch.setattr("storage.samples.insertion.INSERT_BATCH", 4)
     job_id = submit(10, epochs=3)
     stored = rows(database, job_id)
     wanted = list(
@@ -306,7 +302,7 @@ def test_what_is_given_back_never_falls_below_the_claims_that_count(
         samples.give_back(session, [stale])  # it has ended
     assert rows(database, job_id)[0].attempts == 1
     with database.write() as session:
-        job_control.retry(session, job_id)
+        control.retry(session, job_id)
         samples.give_back(session, [stale])
     claim(database, job_id)
     with database.write() as session:

@@ -1,6 +1,5 @@
 """A large job is inserted slice by slice: nobody waits for it, and nobody sees it before it is complete."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.queue import gauges, job_queue
+from storage.queue import gauges, waiting
 from storage.samples import NewSample
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow, SampleRow
@@ -70,25 +69,22 @@ def test_small_writes_get_between_the_slices_of_a_large_job(
     submit: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A small submit and its claim, again and again, while a job of 40 slices is inserted."""
-    monkeypatch.setattr(bulk_insert, "SLICE", 500)
-    inserting = threading.Event()
+    """A small submit and its claim before each of 40 slices: two are read ahead, those before are stored."""
+    monkeypatch.setattr(bulk_insert, "SLICE", 50)
+    committed: list[int] = []
 
-    def large() -> None:
-        inserting.set()
-        insert(new_samples(40 * bulk_insert.SLICE))
+    def interrupted() -> Iterator[NewSample]:
+        for sample in new_samples(40 * bulk_insert.SLICE):
+            if sample.sample_index % bulk_insert.SLICE == 0:
+                small = submit()
+                with database.write() as session:
+                    assert samples.claim(session, small, worker_id="wrk_1", count=1, lease_seconds=30.0)
+                small_samples = len(committed) + 1
+                committed.append(len(stored_samples(database)) - small_samples)
+            yield sample
 
-    small_writes = 0
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(large)
-        inserting.wait()
-        while not running.done():
-            job_id = submit()
-            with database.write() as session:
-                assert samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
-            small_writes += 1
-        running.result()
-    assert small_writes >= 10
+    insert(interrupted())
+    assert committed == [0, 0, *range(50, 39 * 50, 50)]
 
 
 @pytest.mark.parametrize("count", [2500, 3000])
@@ -106,9 +102,9 @@ def test_a_job_appears_as_a_whole(
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
                     assert jobs.find(session, tag="bulk")[0] == []
-                    assert job_queue.claimable(session) == []
-                    assert job_queue.queue_positions(session) == {}
-                    assert job_queue.unended(session) == []
+                    assert waiting.claimable(session) == []
+                    assert waiting.queued(session, 10) == []
+                    assert waiting.unended(session) == []
                     assert sum(gauges.read(session).jobs.values()) == 0
                     assert not samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
                     for act in (jobs.get, jobs.lock, jobs.cancel, job_deletion.delete, jobs.end_if_done):
@@ -121,7 +117,7 @@ def test_a_job_appears_as_a_whole(
     with database.read() as session:
         row = jobs.get(session, job_id)
         assert (row.status, row.served_at) == (JobStatus.QUEUED, None)
-        assert [job.id for job in job_queue.claimable(session)] == [job_id]
+        assert [job.id for job in waiting.claimable(session)] == [job_id]
     assert stored_samples(database) == list(range(count))
 
 

@@ -1,6 +1,6 @@
 """Whose turn it is: the loaded model's jobs go first, for a bounded time."""
 
-from storage.queue.job_queue import WaitingJob
+from storage.queue.waiting import WaitingJob
 from worker.drain.grouping import Held, ModelGrouping
 
 OWN, OTHER = WaitingJob("job_a", 5, "a"), WaitingJob("job_b", 5, "b")

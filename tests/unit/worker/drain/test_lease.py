@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
-from storage import migrate, samples
+from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.samples import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 from worker.drain.lease import LeaseKeeper
 from worker.signals.process_end import STALLED
 from worker.signals.stop_signal import StopSignal
@@ -23,7 +24,7 @@ LEASE_SECONDS = 1.5
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    migrate.upgrade(database)
+    create_index(database)
     yield database
     database.close()
 
@@ -59,7 +60,7 @@ def keeper(
     )
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -218,7 +219,7 @@ def test_the_thread_outlives_any_error_and_says_so_once(
         looks.append(None)
         raise RuntimeError("nobody foresaw this")
 
-    monkeypatch.setattr("storage.jobs.job_control.states", fail)
+    monkeypatch.setattr("storage.jobs.control.states", fail)
     with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
         time.sleep(2 * LEASE_SECONDS)
         assert eventually(lambda: len(looks) > 3)

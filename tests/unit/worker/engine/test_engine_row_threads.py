@@ -18,7 +18,7 @@ SAMPLE_BYTES = 2 * ROWS * WIDTH * 4  # two points
 class Together:
     """Lets nobody out of `write` before `expected` threads have been in it at once, or `seconds` are up."""
 
-    def __init__(self, expected: int, seconds: float = 30) -> None:
+    def __init__(self, expected: int, seconds: float = 120) -> None:
         self.expected, self.most, self.seconds = expected, 0, seconds
         self.rows: dict[int, Mapping[str, RowChunk]] = {}
         self.threads: set[str] = set()

@@ -8,16 +8,17 @@ from transformers import AutoTokenizer
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import EvaluationSpec
-from worker.evals.tools import TOOLS
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn
+
+PROMPT = "Question: how many?\nAnswer:"
 
 
 def turns_of(tokenizer: Any, **changes: Any) -> AnnotationTurns:
     body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "mode": "with_tools"}
     spec = EvaluationSpec.model_validate(body | {"tool_format": "annotations"} | changes)
-    return AnnotationTurns(spec, tokenizer, TOOLS)
+    return AnnotationTurns(spec, tokenizer)
 
 
 @pytest.fixture(params=["tiny-qwen3", "stories260k"])
@@ -35,9 +36,9 @@ def tokenizer(request: pytest.FixtureRequest, shared: Path) -> Any:
     ],
 )
 def test_the_text_goes_on_as_it_would_have_been_tokenised(tokenizer: Any, said: str, put_in: str) -> None:
-    prompt = text.encode(tokenizer, "Question: how many?\nAnswer:", is_chat=False)
+    prompt = text.encode(tokenizer, PROMPT, is_chat=False)
     turn = tokenizer.encode(said, add_special_tokens=False)
-    further = turns_of(tokenizer).further(prompt, [turn])
+    further = turns_of(tokenizer).further(PROMPT, [turn])
     assert isinstance(further, FurtherTurn)
     ids = list(further.prompt.token_ids)
     assert ids[: further.results_from] == [*prompt.token_ids, *turn]
@@ -55,7 +56,6 @@ def test_a_tokenizer_that_cannot_write_a_result_is_told(tokenizer: Any) -> None:
         def encode(self, piece: str, **options: Any) -> Any:
             return tokenizer.encode(piece.translate(dict.fromkeys(range(48, 58))), **options)
 
-    prompt = text.encode(tokenizer, "Q", is_chat=False)
     turn = tokenizer.encode("<<48/2=", add_special_tokens=False)
     with pytest.raises(InvalidRequest, match="cannot write '24>>' behind an equals sign"):
-        turns_of(Deaf()).further(prompt, [turn])
+        turns_of(Deaf()).further(PROMPT, [turn])

@@ -9,7 +9,9 @@ import pytest
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import HubDataset
-from worker.evals.datasets import load_hub_rows
+from actograph.datasets.dataset_rows import DatasetRow
+from storage.files.dataset_sources import Uploads
+from worker.evals.datasets import DatasetReader, hub_split
 
 
 @pytest.fixture
@@ -31,15 +33,19 @@ def cached_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "actograph/sums"
 
 
+def rows_of(dataset: HubDataset, *, limit: int | None = None, offset: int = 0) -> list[DatasetRow]:
+    return DatasetReader(Uploads(None, None), []).rows(dataset, "gsm8k", limit=limit, offset=offset)  # type: ignore[arg-type]
+
+
 def test_rows_of_a_split(cached_dataset: str) -> None:
-    rows = load_hub_rows(HubDataset(hub=cached_dataset, config="main", split="test"))
+    rows = rows_of(HubDataset(hub=cached_dataset, config="main", split="test"))
     assert [(row.index, row.question, row.answer) for row in rows] == [
         (i, f"q{i}", f"#### {i}") for i in range(5)
     ]
 
 
 def test_a_window_of_a_split(cached_dataset: str) -> None:
-    rows = load_hub_rows(HubDataset(hub=cached_dataset, config="main"), limit=2, offset=3)
+    rows = rows_of(HubDataset(hub=cached_dataset, config="main"), limit=2, offset=3)
     assert [row.index for row in rows] == [3, 4]
 
 
@@ -51,13 +57,13 @@ def test_an_unknown_config_or_split_is_refused(
     cached_dataset: str, config: str, split: str, reason: str
 ) -> None:
     with pytest.raises(InvalidDataset, match=reason) as caught:
-        load_hub_rows(HubDataset(hub=cached_dataset, config=config, split=split))
+        hub_split(HubDataset(hub=cached_dataset, config=config, split=split))
     assert caught.value.param == "dataset"
 
 
 def test_a_hub_out_of_reach_says_what_to_do(cached_dataset: str) -> None:
     with pytest.raises(InvalidDataset, match=r"Couldn't reach 'actograph/others'.*upload the rows"):
-        load_hub_rows(HubDataset(hub="actograph/others"))
+        hub_split(HubDataset(hub="actograph/others"))
 
 
 def test_a_folder_of_the_worker_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,4 +72,4 @@ def test_a_folder_of_the_worker_is_not_read(tmp_path: Path, monkeypatch: pytest.
     (folder / "train.jsonl").write_text('{"question": "q", "answer": "#### 1"}\n')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidDataset, match="folder in the worker's working directory"):
-        load_hub_rows(HubDataset(hub="private/data", split="train"))
+        hub_split(HubDataset(hub="private/data", split="train"))

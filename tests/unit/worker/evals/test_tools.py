@@ -10,8 +10,9 @@ from transformers import AutoTokenizer
 
 from actograph.contract.chat.tool_calls import MalformedCall, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
-from worker.evals.tool_dialogue import ToolFormat, tool_use
+from actograph.contract.specs import EvaluationSpec
 from worker.evals.tools import CALCULATOR, MAX_RESULT_CHARS, run_call
+from worker.runners.tool_turns import ToolTurns
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "48/2"}}\n</tool_call>'
 NEEDS = 'Error: calculator needs {"expression": "..."}, a text such as "48/2"'
@@ -97,13 +98,18 @@ def test_a_tool_that_breaks_is_an_error_for_the_model() -> None:
     assert len(result.content) == MAX_RESULT_CHARS
 
 
+def turns_of(tokenizer: Any) -> ToolTurns:
+    body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "mode": "with_tools"}
+    return ToolTurns(EvaluationSpec.model_validate(body | {"enable_thinking": False}), tokenizer)
+
+
 @pytest.fixture(scope="module")
 def qwen(shared: Path) -> Any:
     return AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
 
 
 def test_results_are_rendered_as_the_template_wants_them(qwen: Any) -> None:
-    form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
+    form = turns_of(qwen)
     asked: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
     turn, results = form.after_turn(f"Well:\n{CALL}")
     assert form.render([*asked, *turn, *results]).endswith(
@@ -122,23 +128,24 @@ def test_results_are_rendered_as_the_template_wants_them(qwen: Any) -> None:
 
 
 def test_results_begin_after_the_turn_that_called(qwen: Any) -> None:
-    form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
+    form = turns_of(qwen)
     asked: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
     turn, results = form.after_turn(CALL)
-    ids = form.ids([*asked, *turn, *results])
+    ids = form.prompt([*asked, *turn, *results]).token_ids
     start = form.results_from(ids, [*asked, *turn])
     assert qwen.decode(ids[start:]).startswith("\n<|im_start|>user\n<tool_response>\n24")
     # a tokenizer whose end token the template does not write: what both have in common
     other = AutoTokenizer.from_pretrained(qwen.name_or_path)
     other.eos_token = "<|endoftext|>"
-    start = ToolFormat(other, [CALCULATOR], enable_thinking=False).results_from(ids, [*asked, *turn])
+    start = turns_of(other).results_from(ids, [*asked, *turn])
     assert 0 < start < len(ids)
 
 
 def test_what_happened_is_counted(qwen: Any) -> None:
-    form = ToolFormat(qwen, [CALCULATOR], enable_thinking=False)
+    form = turns_of(qwen)
     unknown = CALL.replace("calculator", "clock")
-    use, messages = tool_use(form, [CALL, unknown, "<tool_call>{</tool_call>", "#### 24"], ended="answer")
+    said = [CALL, unknown, "<tool_call>{</tool_call>", "#### 24"]
+    use, messages = form.record([qwen.encode(turn) for turn in said], "answer")
     assert (use.turns, use.calls, use.errors, use.malformed, use.ended) == (4, 3, 2, 1, "answer")
     assert [(m.role, m.error) for m in messages] == [
         ("assistant", False), ("tool", False), ("assistant", False), ("tool", True),
@@ -151,4 +158,4 @@ def test_a_template_without_tools_is_refused(qwen: Any, shared: Path) -> None:
     plain = AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
     plain.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(InvalidRequest, match="does not offer tools"):
-        ToolFormat(plain, [CALCULATOR], enable_thinking=False)
+        turns_of(plain)

@@ -9,9 +9,25 @@ from transformers import AutoTokenizer
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec
+from tests.support.one_turn import due_tokens
+from worker.engine.requests import Generation
 from worker.sample.choosers import chooser
-from worker.sample.finished_sample import due_tokens
 from worker.sample.segments import Markup, segments
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def stories(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+
+
+def sample(prompt: int, generated: int) -> Generation:
+    """A sample of so many tokens, of which none is a marker."""
+    return Generation(key="k", prompt_ids=(5,) * prompt, generated_ids=(5,) * generated, finish_reason="stop")
 
 
 @pytest.mark.parametrize(
@@ -34,36 +50,30 @@ from worker.sample.segments import Markup, segments
         ("logits", [0, 11], [11]),
     ],
 )
-def test_rows_of_ten_prompt_and_five_generated_tokens(hook: str, positions: Any, rows: Any) -> None:
+def test_rows_of_ten_prompt_and_five_generated_tokens(
+    qwen: Any, hook: str, positions: Any, rows: Any
+) -> None:
     spec = CaptureSpec(positions=positions)
-    assert due_tokens(hook, spec.positions, prompt=10, generated=5) == rows
+    due = due_tokens(sample(10, 5), spec.positions, Markup(qwen), tail_only=hook == "logits")
+    assert due == list(rows)
 
 
 @pytest.mark.parametrize("number", [14, -11, 1000])
-def test_a_token_that_was_not_run_is_an_error_with_the_numbers_that_were(number: int) -> None:
+def test_a_token_that_was_not_run_is_an_error_with_the_numbers_that_were(qwen: Any, number: int) -> None:
     with pytest.raises(CaptureFailed, match=rf"token {number}.*10 tokens.*0 to 13"):
-        due_tokens("resid_post.0", CaptureSpec(positions=[0, number]).positions, 10, 5)
+        due_tokens(sample(10, 5), CaptureSpec(positions=[0, number]).positions, Markup(qwen))
 
 
-def test_it_agrees_with_the_engines_own_names_everywhere() -> None:
+def test_it_agrees_with_the_engines_own_names_everywhere(qwen: Any) -> None:
     from worker.engine.rows.row_writer import expected_rows as of_engine
 
     positions = ("all", "prompt", "generated", "last", "last_prompt")
     where: Any
     for where, prompt, generated in itertools.product(positions, (1, 2, 7), (1, 2, 5)):
-        for hook, tail in (("resid_post.0", False), ("logits", True)):
+        for tail in (False, True):
             due = of_engine(where, prompt, generated, tail)
-            assert due_tokens(hook, where, prompt, generated) == due
-
-
-@pytest.fixture(scope="module")
-def qwen(shared: Path) -> Any:
-    return AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
-
-
-@pytest.fixture(scope="module")
-def stories(shared: Path) -> Any:
-    return AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+            found = due_tokens(sample(prompt, generated), where, Markup(qwen), tail_only=tail)
+            assert found == list(due)
 
 
 def named(tokenizer: Any, prompt: str, text: str) -> list[tuple[str, str]]:
@@ -140,8 +150,8 @@ def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, positions: A
     judge = choice.of_generation(given)
     rows = list(choice.of_prompt(given))
     rows += [len(given) + i for i, token in enumerate(made[:-1]) if judge(len(given) + i, token)]
-    due = due_tokens("embed", spec.positions, len(given), len(made), segments(markup, given, made))
-    assert rows == due
+    generation = Generation(key="k", prompt_ids=tuple(given), generated_ids=tuple(made), finish_reason="stop")
+    assert rows == due_tokens(generation, spec.positions, markup)
 
 
 def test_equal_choosers_are_one_key_so_that_their_edits_share_a_batch(qwen: Any) -> None:

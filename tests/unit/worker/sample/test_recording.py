@@ -14,8 +14,10 @@ from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
 from storage.sessions.writer import SessionReader
+from tests.support.one_turn import one_turn
 from worker.engine.requests import Generation, RowChunk
-from worker.sample.recording import Provenance, Recorded, UnitRecorder
+from worker.sample.provenance import Provenance
+from worker.sample.recording import BatchRecorder, Recorded
 from worker.sample.segments import Markup
 
 
@@ -41,7 +43,7 @@ class NoMarks:
         return "x" * len(ids)
 
 
-def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> UnitRecorder:
+def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> BatchRecorder:
     sample = LeasedSample(
         id="smp_" + "1" * 32, job_id="job_" + "1" * 32, sample_index=3, condition="baseline", epoch=0,
         input={}, seed=5, token=1,
@@ -50,10 +52,13 @@ def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> UnitRecorder:
         structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),
         hooks=hooks, sampling=SamplingSpec(), markup=Markup(NoMarks()),  # type: ignore[arg-type]
     )  # fmt: skip
-    return UnitRecorder(open_store((tmp_path / "store").as_uri()), [sample], origin)
+    return BatchRecorder(open_store((tmp_path / "store").as_uri()), [sample], origin)
 
 
-GENERATION = Generation(key="k", prompt_ids=(5, 6), generated_ids=(7, 1), finish_reason="stop")
+GENERATION = one_turn(
+    Generation(key="k", prompt_ids=(5, 6), generated_ids=(7, 1), finish_reason="stop"),
+    Markup(NoMarks()),  # type: ignore[arg-type]
+)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +66,10 @@ GENERATION = Generation(key="k", prompt_ids=(5, 6), generated_ids=(7, 1), finish
 )
 def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: torch.dtype) -> None:
     rows = torch.arange(12).view(3, 4).to(dtype)
-    unit = recorder(tmp_path, ["resid_post.0"])
-    unit.write(0, {"resid_post.0": RowChunk(0, rows[:2].clone())})
-    unit.write(0, {"resid_post.0": RowChunk(2, rows[2:].clone())})
-    outcome = unit.finish({0: GENERATION})[0]
+    sample = recorder(tmp_path, ["resid_post.0"])
+    sample.write(0, {"resid_post.0": RowChunk(0, rows[:2].clone())})
+    sample.write(0, {"resid_post.0": RowChunk(2, rows[2:].clone())})
+    outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, Recorded)
     assert outcome.rows == 3
     reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
@@ -86,9 +91,9 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, ba
 
 def test_large_finite_values_whose_sum_overflows_are_kept(tmp_path: Path) -> None:
     rows = torch.full((3, 4), 3e38)
-    unit = recorder(tmp_path, ["resid_post.0"])
-    unit.write(0, {"resid_post.0": RowChunk(0, rows)})
-    assert isinstance(unit.finish({0: GENERATION})[0], Recorded)
+    sample = recorder(tmp_path, ["resid_post.0"])
+    sample.write(0, {"resid_post.0": RowChunk(0, rows)})
+    assert isinstance(sample.finish({0: GENERATION})[0], Recorded)
 
 
 def test_missing_rows_or_a_missing_hook_or_nothing_at_all_is_an_error(tmp_path: Path) -> None:
@@ -105,21 +110,21 @@ def test_missing_rows_or_a_missing_hook_or_nothing_at_all_is_an_error(tmp_path: 
 
 
 def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
-    unit = recorder(tmp_path, ["resid_post.0"])
-    unit.write(0, {"resid_post.0": RowChunk(0, torch.ones(2, 4))})
-    unit.reset(0)
-    unit.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
-    outcome = unit.finish({0: GENERATION})[0]
+    sample = recorder(tmp_path, ["resid_post.0"])
+    sample.write(0, {"resid_post.0": RowChunk(0, torch.ones(2, 4))})
+    sample.reset(0)
+    sample.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
+    outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, Recorded)
     assert outcome.tensors["resid_post.0"].shape == [3, 4]
 
 
 def test_chosen_rows_are_stored_with_their_tokens(tmp_path: Path) -> None:
-    unit = recorder(tmp_path, ["resid_post.0", "logits"], positions={"stride": 2})
+    sample = recorder(tmp_path, ["resid_post.0", "logits"], positions={"stride": 2})
     rows = torch.arange(8.0).view(2, 4)
-    unit.write(0, {"resid_post.0": RowChunk(0, rows[:1], (0,))})
-    unit.write(0, {"resid_post.0": RowChunk(2, rows[1:], (2,)), "logits": RowChunk(2, rows[1:], (2,))})
-    outcome = unit.finish({0: GENERATION})[0]
+    sample.write(0, {"resid_post.0": RowChunk(0, rows[:1], (0,))})
+    sample.write(0, {"resid_post.0": RowChunk(2, rows[1:], (2,)), "logits": RowChunk(2, rows[1:], (2,))})
+    outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, Recorded), outcome
     reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
     reader.verify()
@@ -131,25 +136,25 @@ def test_chosen_rows_are_stored_with_their_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [(0, 1), (0, 3)])
 def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, tokens: tuple[int, int]) -> None:
-    unit = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
-    unit.write(0, {"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
-    outcome = unit.finish({0: GENERATION})[0]
+    sample = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
+    sample.write(0, {"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
+    outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, CaptureFailed)
-    assert "other tokens" in outcome.message
+    assert "unexpected tokens" in outcome.message
 
 
 def test_a_token_that_the_sample_lacks_fails_it_with_the_number_of_its_tokens(tmp_path: Path) -> None:
-    unit = recorder(tmp_path, ["resid_post.0"], positions=[0, 3])
-    unit.write(0, {"resid_post.0": RowChunk(0, torch.zeros(1, 4), (0,))})
-    outcome = unit.finish({0: GENERATION})[0]
+    sample = recorder(tmp_path, ["resid_post.0"], positions=[0, 3])
+    sample.write(0, {"resid_post.0": RowChunk(0, torch.zeros(1, 4), (0,))})
+    outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, CaptureFailed)
     assert "token 3" in outcome.message and "ran 3 (0 to 2)" in outcome.message
 
 
 def test_a_hook_without_rows_is_stored_empty(tmp_path: Path) -> None:
-    unit = recorder(tmp_path, ["resid_post.0"], positions="generated")
-    unit.write(0, {"resid_post.0": RowChunk(2, torch.zeros(0, 4))})
+    sample = recorder(tmp_path, ["resid_post.0"], positions="generated")
+    sample.write(0, {"resid_post.0": RowChunk(2, torch.zeros(0, 4))})
     one = Generation(key="k", prompt_ids=(5, 6), generated_ids=(1,), finish_reason="stop")
-    outcome = unit.finish({0: one})[0]
+    outcome = sample.finish({0: one_turn(one, Markup(NoMarks()))})[0]  # type: ignore[arg-type]
     assert isinstance(outcome, Recorded), outcome
     assert outcome.tensors["resid_post.0"].shape == [0, 4]

@@ -63,7 +63,7 @@ def test_a_spec_that_is_right_passes() -> None:
     job_spec.check({"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}]})
 
 
-@pytest.mark.parametrize(("content", "reason"), [("{", "not JSON"), ("[1]", "no JSON object")])
+@pytest.mark.parametrize(("content", "reason"), [("{", "not JSON"), ("[1]", "is not a JSON object")])
 def test_files_that_hold_no_spec(tmp_path: Path, content: str, reason: str) -> None:
     path = tmp_path / "spec.json"
     path.write_text(content)

@@ -84,6 +84,17 @@ def test_the_mask_of_a_padded_batch_grows_with_the_square_of_the_prompt() -> Non
     assert memory(1, structure=eager).attention == PROMPT**2 * 42
 
 
+def test_a_batch_that_only_reads_has_no_cache_and_no_step_of_logits() -> None:
+    found = memory(3, max_tokens=0)
+    assert (found.cache, found.logits) == (0, 0)
+    assert (found.activations, found.attention) == (memory(3).activations, memory(3).attention) != (0, 0)
+
+
+def test_each_expert_of_a_token_counts() -> None:
+    routed = memory(structure={"num_experts": 64, "experts_per_token": 8})
+    assert memory().activations * (16 + 3 * 8) == routed.activations * 16
+
+
 def test_the_cache_stops_at_the_context_length() -> None:
     assert memory(max_tokens=20).cache - memory(max_tokens=10).cache == 10 * KV
     assert memory(max_tokens=CONTEXT - 10) == memory(max_tokens=CONTEXT)

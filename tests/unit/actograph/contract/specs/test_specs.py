@@ -111,7 +111,7 @@ def test_the_published_example_is_accepted() -> None:
         ({"conditions": [{"name": "../up"}]}, "name"),
         ({"interventions": [{}]}, "interventions"),
         ({"dataset": {"file_id": "../../etc/passwd"}}, "file_id"),
-        ({"dataset": {"path": "a", "hub": "b"}}, "hub"),
+        ({"dataset": {"path": "a", "hub": "b"}}, "dataset"),
         ({"dataset": {"hub": "../x"}}, "hub"),
         # without an owner it could be a builder of the datasets library, which reads local files
         ({"dataset": {"hub": "text"}}, "hub"),

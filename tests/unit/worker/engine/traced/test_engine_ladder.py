@@ -15,6 +15,12 @@ from worker.engine.model import device_errors, memory
 from worker.engine.requests import BufferOptions
 
 
+@pytest.fixture(autouse=True)
+def no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection of garbage takes a third of a second."""
+    monkeypatch.setattr(batches, "release", lambda: None)
+
+
 @dataclass
 class Descent:
     """What a descent did, for samples of given sizes and so much room."""
@@ -81,8 +87,7 @@ def test_the_sparing_rung_is_left_out_where_it_would_be_the_same_thing() -> None
     assert seen.lost == {0: {"held": 9}}
 
 
-def test_nothing_is_tried_twice_in_the_same_way_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "release", lambda: None)  # a full collection takes a third of a second
+def test_nothing_is_tried_twice_in_the_same_way_whatever_the_sizes() -> None:
     draw = random.Random(5)
     for _ in range(300):
         sizes = [draw.randint(1, 12) for _ in range(draw.randint(1, 9))]

@@ -9,7 +9,8 @@ import pytest
 
 from actograph.datasets.dataset_rows import read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
-from actograph.demo.problems import (
+from training.demo_lessons import batches
+from training.demo_problems import (
     ADDITIONS,
     SUBTRACTIONS,
     TWO_STEPS,
@@ -20,7 +21,6 @@ from actograph.demo.problems import (
     held_out_problems,
     problems,
 )
-from training.demo_lessons import batches
 
 EQUATION = re.compile(r"^(\d+)([+-])(\d+)=(\d+)$", re.MULTILINE)
 

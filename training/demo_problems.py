@@ -3,7 +3,7 @@
 A tenth of all pairs of operands is held out: no training problem adds or subtracts such a pair,
 in either order, and every step of a held-out problem does.
 
-    python -m actograph.demo.problems OUT.jsonl
+    python -m training.demo_problems OUT.jsonl
 """
 
 import json
@@ -180,5 +180,5 @@ def as_jsonl(rows: list[Problem]) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m actograph.demo.problems OUT.jsonl")
+        sys.exit("usage: python -m training.demo_problems OUT.jsonl")
     Path(sys.argv[1]).write_text(as_jsonl(held_out_problems()), encoding="utf-8")

@@ -1,6 +1,10 @@
-"""An export of a large job takes no more memory than one of a small job."""
+"""The results folder as a stream: bounded memory, and logs of Inspect that can be made again byte by byte."""
 
+import io
+import tarfile
+import time
 import tracemalloc
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,13 +13,14 @@ import pytest
 
 from actograph.contract.specs import EvaluationSpec, job_spec_adapter
 from actograph.datasets.dataset_rows import DatasetRow
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.results.export import folder, plan
 from storage.samples.expansion import evaluation_samples
 from storage.tables.models import SampleRow
+from tests.support.indexes import create_index
 
 SAMPLES = 2000
 PROMPT = "A prompt as long as one with examples. " * 100
@@ -25,20 +30,20 @@ SCORES = {"exact_match,strict-match": {"value": 1.0, "answer": "5"}}
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    migrate.upgrade(opened)
+    create_index(opened)
     yield opened
     opened.close()
 
 
-def finished_job(database: Database) -> str:
+def finished_job(database: Database, count: int = SAMPLES) -> str:
     """The id of an evaluation whose samples have all ended."""
     spec = job_spec_adapter.validate_python(
         {"kind": "evaluation", "model": "demo", "dataset": {"path": "p.jsonl"}, "scorers": ["strict-match"]}
     )
     assert isinstance(spec, EvaluationSpec)
-    rows = [DatasetRow(index=i, question=f"{i} + 5?", answer=f"#### {i + 5}") for i in range(SAMPLES)]
+    rows = [DatasetRow(index=i, question=f"{i} + 5?", answer=f"#### {i + 5}") for i in range(count)]
     with database.write() as session:
-        row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=SAMPLES)
+        row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=count)
         samples.insert(session, row.id, evaluation_samples(spec, rows))
         session.query(SampleRow).update(
             {
@@ -82,3 +87,30 @@ def test_two_thousand_samples_are_never_held_at_once(database: Database, tmp_pat
     assert written > 36e6
     # the zip's table of contents, and spools, which go to disk when they grow
     assert peak < 8e6, f"{peak / 1e6:.1f} MB for {written / 1e6:.0f} MB"
+
+
+def inspect_log(database: Database, store: LocalStore, job_id: str) -> bytes:
+    data = b"".join(folder.stream(plan.prepare(database, job_id, "none"), database, store))
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+        (name,) = [name for name in tar.getnames() if name.endswith(".eval")]
+        stream = tar.extractfile(name)
+        assert stream is not None
+        return stream.read()
+
+
+def test_a_log_of_inspect_carries_the_time_of_the_job_alone(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = finished_job(database, 3)
+    store = LocalStore(tmp_path / "store")
+    with database.write() as session:
+        created = jobs.get(session, job_id).created_at = 1_700_000_000.0
+    first = inspect_log(database, store, job_id)
+    with zipfile.ZipFile(io.BytesIO(first)) as log:
+        entries = log.infolist()
+    assert len(entries) == 3 + len(("_journal/start.json", "summaries.json", "header.json"))
+    assert {entry.date_time for entry in entries} == {time.gmtime(created)[:6]}
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_DEFLATED}
+    later = time.time() + 86_400.0
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert inspect_log(database, store, job_id) == first

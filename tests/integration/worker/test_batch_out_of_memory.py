@@ -1,4 +1,4 @@
-"""A unit of which one sample fits into no memory: its reason reaches the index, the others are stored."""
+"""A batch with one sample that fits into no memory: its reason reaches the index, the others are stored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,22 +12,23 @@ from actograph.contract.hooks import expand
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import CaptureJobSpec, CaptureSpec
 from actograph.settings import Settings
-from storage import migrate, samples
+from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import capture_samples
 from storage.sessions.writer import SessionReader
+from tests.support.indexes import create_index
 from worker.drain.lease import LeaseKeeper
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
 from worker.engine.model.memory import LearnedLimit
 from worker.runners.capture import CaptureRunner
+from worker.sample.batch import BatchRunner
 from worker.sample.generation import BatchGenerator
-from worker.sample.recording import Provenance
+from worker.sample.provenance import Provenance
 from worker.sample.segments import Markup
-from worker.sample.unit import UnitRunner
 from worker.signals.stop_signal import StopSignal
 from worker.text.chat_template import template_sha256, tokenizer_sha256
 
@@ -76,7 +77,7 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         update={"host_buffer_bytes": 1 << 14, "shard_bytes": 1 << 13}
     )
     database = Database(settings.effective_database_url)
-    migrate.upgrade(database)
+    create_index(database)
     store = open_store(settings.effective_artifact_url)
     spec = CaptureJobSpec.model_validate(
         {
@@ -107,14 +108,14 @@ def test_one_sample_fails_with_its_reason_and_the_others_have_sessions(
         markup=Markup(engine.model.tokenizer),
     )
     generator = BatchGenerator(settings=settings, engine=engine, runner=runner, provenance=origin)
-    unit = UnitRunner(store, generator)
+    batch = BatchRunner(store, generator)
     longest = len(runner.prompt(leases[TOO_LARGE]).token_ids)
     stop = StopSignal.create(tmp_path)
     with (
         LeaseKeeper(database, leases, stop, lease_seconds=60, stall_seconds=60) as keeper,
         no_room_for(engine, longest, at_step=at_step) as failed,
     ):
-        outcomes = unit.run(leases, keeper)
+        outcomes = batch.run(leases, keeper)
     assert failed == [5, 3, 1, 1]
     assert outcomes is not None
 

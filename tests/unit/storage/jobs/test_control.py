@@ -19,7 +19,7 @@ from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage import samples
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import job_control, jobs
+from storage.jobs import control, jobs
 from storage.queue import model_loads
 from storage.samples import LeasedSample, SampleResult
 from storage.tables.models import JobRow, SampleRow
@@ -55,7 +55,7 @@ def commit(database: Database, leases: Sequence[LeasedSample], *errors: Actograp
         failed = sum(error is not None for error in errors)
         job_id = leases[0].job_id
         jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
-        job_control.follow_failures(session, job_id, errors)
+        control.follow_failures(session, job_id, errors)
         jobs.end_if_done(session, job_id)
 
 
@@ -71,7 +71,7 @@ def row(database: Database, job_id: str) -> JobRow:
 
 def retry(database: Database, job_id: str) -> JobRow:
     with database.write() as session:
-        return job_control.retry(session, job_id)
+        return control.retry(session, job_id)
 
 
 def log(database: Database, job_id: str) -> list[str]:
@@ -216,13 +216,13 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     for job_id in (late, early):
         let_deadline_pass(database, job_id)
     with database.read() as session:
-        assert job_control.states(session, [late]) == {late: (JobStatus.IN_PROGRESS, True)}
-        assert job_control.states(session, [endless]) == {endless: (JobStatus.QUEUED, False)}
-        assert job_control.states(session, ["job_" + "0" * 32]) == {}
+        assert control.states(session, [late]) == {late: (JobStatus.IN_PROGRESS, True)}
+        assert control.states(session, [endless]) == {endless: (JobStatus.QUEUED, False)}
+        assert control.states(session, ["job_" + "0" * 32]) == {}
     with database.write() as session:
-        assert job_control.fail_overdue(session, endless) == []
-        assert job_control.fail_overdue(session) == [late]
-        assert job_control.fail_overdue(session) == []
+        assert control.fail_overdue(session, endless) == []
+        assert control.fail_overdue(session) == [late]
+        assert control.fail_overdue(session) == []
     ended = row(database, late)
     assert ended.error is not None
     assert (ended.status, ended.completed, ended.error["type"]) == (
@@ -237,7 +237,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     again = retry(database, late)
     assert again.deadline_at is not None
     with database.read() as session:
-        assert job_control.states(session, [late]) == {late: (JobStatus.QUEUED, False)}
+        assert control.states(session, [late]) == {late: (JobStatus.QUEUED, False)}
 
 
 def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit: Submit) -> None:
@@ -247,5 +247,5 @@ def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit
         jobs.cancel(session, job_id)
     let_deadline_pass(database, job_id)
     with database.write() as session:
-        assert job_control.fail_overdue(session) == []
+        assert control.fail_overdue(session) == []
     assert row(database, job_id).status == JobStatus.CANCELLING

@@ -1,7 +1,10 @@
-"""Queries about the whole queue: waiting jobs, their order, and open samples."""
+"""Queries about the whole queue: waiting jobs, their order, and open samples.
+
+`held` names owners whose quota is used up; their jobs do not start.
+"""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -10,41 +13,37 @@ from actograph.contract.chat.chat_job import KIND as CHAT
 from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
 from storage.index.database import now
 from storage.index.ownership import of_everyone
-from storage.jobs.jobs import ACTIVE, LOAD
+from storage.jobs.jobs import ACTIVE, LOAD, OPEN
 from storage.tables.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
 
 #: condition on a job: a worker is busy with it
 IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
 
 
-def more_urgent_waits(
-    session: Session,
-    job_id: str,
-    priority: int,
-    models: Collection[str] | None = None,
-    *,
-    held: Collection[str] = (),
-) -> bool:
-    """True if a job more urgent than `priority` has pending samples.
+def can_start(session: Session, held: Collection[str] = ()) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions on a job that a worker can begin or continue now.
 
-    Args:
-        models: count only jobs of these models; None counts all.
-        held: owners whose quota is used up; their jobs do not start.
+    The job has a pending sample, a sample with an expired lease, or a dataset to read.
     """
-    waiting = (
-        sa.select(SampleRow.id)
-        .where(SampleRow.job_id == JobRow.id, SampleRow.status == SampleStatus.PENDING)
-        .exists()
+    # two index lookups; a single one for both would read samples until one fits
+    pending, expired = (
+        sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
+        for which in (
+            (SampleRow.status == SampleStatus.PENDING,),
+            (SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < now(session)),
+        )
     )
+    may_start = sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(held)) if held else sa.true()
+    return JobRow.status.in_(ACTIVE), sa.or_(pending, expired, JobRow.total.is_(None)), may_start
+
+
+def more_urgent_waits(
+    session: Session, priority: int, models: Collection[str], *, held: Collection[str] = ()
+) -> bool:
+    """True if a job of these models that is more urgent than `priority` has work."""
     statement = sa.select(JobRow.id).where(
-        JobRow.status.in_(ACTIVE),
-        JobRow.priority < priority,
-        JobRow.id != job_id,
-        sa.or_(waiting, JobRow.total.is_(None)),
-        not_held(held),
+        *can_start(session, held), JobRow.priority < priority, JobRow.model.in_(models)
     )
-    if models is not None:
-        statement = statement.where(JobRow.model.in_(models))
     return session.execute(statement.limit(1)).first() is not None
 
 
@@ -53,40 +52,19 @@ def behind_chats(session: Session, model: str, priority: int, held: Collection[s
 
     Args:
         priority: priority of the chats; more urgent jobs run before them anyway and do not count.
-        held: owners whose quota is used up; their jobs do not start.
     """
     statement = (
         sa.select(JobRow.id)
         .where(
+            *can_start(session, held),
             JobRow.kind.not_in((CHAT, LOAD)),
             JobRow.model == model,
             JobRow.priority >= priority,
-            JobRow.status.in_(ACTIVE),
-            has_work(now(session)),
-            not_held(held),
             ~IS_RUN,
         )
         .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
     )
     return session.scalars(statement.limit(1)).first()
-
-
-def has_work(moment: float) -> sa.ColumnElement[bool]:
-    """Condition on a job: it has a sample without a valid lease, or a dataset to read."""
-    # two index lookups; a single one for both would read samples until one fits
-    pending, expired = (
-        sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
-        for which in (
-            (SampleRow.status == SampleStatus.PENDING,),
-            (SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < moment),
-        )
-    )
-    return sa.or_(pending, expired, JobRow.total.is_(None))
-
-
-def not_held(owners: Collection[str]) -> sa.ColumnElement[bool]:
-    """Condition on a job: its owner is not one of these."""
-    return sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(owners)) if owners else sa.true()
 
 
 class WaitingJob(NamedTuple):
@@ -101,18 +79,10 @@ class WaitingJob(NamedTuple):
 
 
 def claimable(session: Session, held: Collection[str] = ()) -> Sequence[WaitingJob]:
-    """Active jobs with work, most urgent first.
-
-    Args:
-        held: owners whose quota is used up; their jobs do not start.
-    """
+    """Active jobs with work, most urgent first."""
     statement = (
         sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind, JobRow.identity_sha256)
-        .where(
-            JobRow.status.in_(ACTIVE),
-            has_work(now(session)),
-            not_held(held),
-        )
+        .where(*can_start(session, held))
         .order_by(JobRow.priority, JobRow.created_at)
     )
     return [WaitingJob(*row) for row in session.execute(statement)]
@@ -131,21 +101,18 @@ def next_for(
     Args:
         models: models whose jobs the worker runs.
         loads: models that the worker loads for a job of kind `load`.
-        held: owners whose quota is used up; their jobs do not start.
         without: jobs that this worker leaves to others.
     """
     statement = (
         sa.select(JobRow.id, JobRow.priority, JobRow.model, JobRow.kind)
         .where(
-            JobRow.status.in_(ACTIVE),
+            *can_start(session, held),
             sa.or_(
                 sa.and_(JobRow.kind != LOAD, JobRow.model.in_(models)),
                 sa.and_(JobRow.kind == LOAD, JobRow.model.in_(loads)),
             ),
-            has_work(now(session)),
             # one worker alone reads the dataset, or loads the model
             sa.or_(JobRow.total.is_not(None), ~IS_RUN),
-            not_held(held),
             JobRow.id.not_in(without),
         )
         .order_by(JobRow.priority, sa.nulls_first(JobRow.served_at), JobRow.created_at, JobRow.id)
@@ -157,14 +124,7 @@ def next_for(
 
 def unended(session: Session) -> Sequence[str]:
     """Ids of jobs that `end_if_done` may end."""
-    open_sample = (
-        sa.select(SampleRow.id)
-        .where(
-            SampleRow.job_id == JobRow.id,
-            SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.LEASED)),
-        )
-        .exists()
-    )
+    open_sample = sa.exists().where(SampleRow.job_id == JobRow.id, SampleRow.status.in_(OPEN))
     statement = sa.select(JobRow.id).where(
         sa.or_(
             JobRow.status == JobStatus.CANCELLING,
@@ -183,7 +143,7 @@ def active_without_event(
     session: Session, model: str, event: str, *, submitted_before: float, limit: int
 ) -> Sequence[str]:
     """Active jobs of a model without this event in their log, oldest first."""
-    logged = sa.select(EventRow.id).where(EventRow.job_id == JobRow.id, EventRow.event == event).exists()
+    logged = sa.exists().where(EventRow.job_id == JobRow.id, EventRow.event == event)
     statement = (
         sa.select(JobRow.id)
         .where(
@@ -199,57 +159,21 @@ def active_without_event(
 
 
 @of_everyone
-def queue_positions(session: Session) -> dict[str, int]:
-    """Queued job -> place, counted from 1."""
-    statement = (
-        sa.select(JobRow.id)
-        .where(JobRow.status == JobStatus.QUEUED)
-        .order_by(JobRow.priority, JobRow.created_at, JobRow.id)
-    )
-    return {job_id: place for place, job_id in enumerate(session.scalars(statement), start=1)}
+def place(session: Session, row: JobRow) -> int | None:
+    """The place of a job among the queued jobs of all owners, from 1; None if it is not queued."""
+    if row.status != JobStatus.QUEUED:
+        return None
+    order = sa.tuple_(JobRow.priority, JobRow.created_at, JobRow.id)
+    own = sa.tuple_(sa.literal(row.priority), sa.literal(row.created_at), sa.literal(row.id))
+    before = sa.select(sa.func.count()).where(JobRow.status == JobStatus.QUEUED, order < own)
+    return 1 + session.execute(before).scalar_one()
 
 
-@of_everyone
-def places(session: Session, job_ids: Collection[str]) -> dict[str, int]:
-    """The places of these jobs, without those that are not queued."""
-    columns = (JobRow.id, JobRow.status, JobRow.priority, JobRow.created_at)
-    chosen = sa.select(*columns).where(JobRow.id.in_(job_ids), JobRow.status == JobStatus.QUEUED)
-    found = session.execute(chosen).all() if job_ids else []
-    return {row.id: _place(session, row) for row in found}
-
-
-def next_of_own(session: Session) -> list[str]:
-    """Queued jobs that are visible to the session, in the order of service."""
-    visible = set(session.scalars(sa.select(JobRow.id).where(JobRow.status == JobStatus.QUEUED)))
-    return [job_id for job_id in queue_positions(session) if job_id in visible]
-
-
-@of_everyone
-def queue_position(session: Session, row: JobRow) -> int | None:
-    """The place of one job among queued jobs; None if it is not queued."""
-    return _place(session, row) if row.status == JobStatus.QUEUED else None
-
-
-def _place(session: Session, row: Any) -> int:
-    """Counted on an index alone, so it is cheap among thousands of jobs."""
-    place = {"priority": row.priority, "created_at": row.created_at, "job_id": row.id}
-    return 1 + int(session.connection().execute(_BEFORE, place).scalar_one())
-
-
-def _jobs_before() -> sa.Select[Any]:
-    priority: sa.BindParameter[int] = sa.bindparam("priority")
-    created_at: sa.BindParameter[float] = sa.bindparam("created_at")
-    same = (JobRow.status == JobStatus.QUEUED, JobRow.priority == priority)
-    before = (
-        (JobRow.status == JobStatus.QUEUED, JobRow.priority < priority),
-        (*same, JobRow.created_at < created_at),
-        (*same, JobRow.created_at == created_at, JobRow.id < sa.bindparam("job_id")),
-    )
-    counted = [sa.select(sa.func.count()).where(*conditions).scalar_subquery() for conditions in before]
-    return sa.select(counted[0] + counted[1] + counted[2])
-
-
-_BEFORE = _jobs_before()
+def queued(session: Session, limit: int) -> Sequence[str]:
+    """The next queued jobs that the session's owner may see, in the order of service."""
+    statement = sa.select(JobRow.id).where(JobRow.status == JobStatus.QUEUED)
+    order = (JobRow.priority, JobRow.created_at, JobRow.id)
+    return session.scalars(statement.order_by(*order).limit(limit)).all()
 
 
 @of_everyone

@@ -1,4 +1,4 @@
-"""Samples that can meet in one unit and differ in one thing each: each is what it is in a job of its own."""
+"""Samples that can meet in one batch and differ in one thing each: each is what it is in a job of its own."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -176,16 +176,16 @@ def assert_same_logprobs(got: Any, want: Any) -> None:
 
 
 def run_all(bench: "Bench", *job_ids: str) -> list[int]:
-    """Drain these jobs; returns how many samples each unit had."""
+    """Drain these jobs; returns how many samples each batch had."""
     sizes: list[int] = []
     drain = bench.drain(batch_size=64, slice_seconds=1e9)
-    run_unit = drain._run_unit
+    run_batch = drain._run_batch
 
     def noted(current: Any, leases: Any) -> bool:
         sizes.append(len(leases))
-        return run_unit(current, leases)
+        return run_batch(current, leases)
 
-    drain._run_unit = noted  # type: ignore[method-assign]
+    drain._run_batch = noted  # type: ignore[method-assign]
     while waiting := [job_id for job_id in job_ids if bench.status(job_id) in jobs.ACTIVE]:
         for job_id in waiting:  # a slice gives way to what waits longer
             drain.run_slice(job_id)
@@ -239,7 +239,7 @@ def test_each_chat_is_what_it_is_alone_whoever_shares_its_batch(bench: "Bench") 
 
 
 def test_only_text_seed_and_length_may_differ_within_a_unit() -> None:
-    """Which lines and which chats share a unit, by what they differ in."""
+    """Which lines and which chats share a batch, by what they differ in."""
     free = {"text", "seed", "shorter", "only read", "log probabilities", "with the prompt's", "again"}
     base = line("as it is")
     assert {name for name in LINES if unit_key(line(name)) == unit_key(base)} == free | {"as it is"}
@@ -301,7 +301,8 @@ def test_each_condition_is_what_it_is_alone(bench: "Bench", capture: dict[str, A
     names = [name for name in CONDITIONS if capture.get("mode") != "prefill" or name != "tokens"]
     together = submit_conditions(bench, names, **capture)
     sizes = run_all(bench, together)
-    assert sum(sizes) == len(names) * len(INPUTS) and max(sizes) > len(names)
+    assert sum(sizes) == len(names) * len(INPUTS)
+    assert max(sizes) > len(INPUTS), "samples of several conditions share a batch"
     got = {(sample.condition, sample.index): sample for sample in bench.samples(together)}
     for name in names:
         alone = submit_conditions(bench, [name], **capture)

@@ -78,7 +78,7 @@ def follow_failures(session: Session, job_id: str, errors: Sequence[ActographErr
     if last is not None and jobs.has_open_samples(session, job_id):
         reason = (
             f"{limit} samples failed one after the other (max_consecutive_failures); the last: "
-            f"{last.message}; once that is put right, a retry runs what is left"
+            f"{last.message}; solve this and retry the job, which runs the remaining samples"
         )
         jobs.fail(session, job_id, TooManyFailures(reason))
 

@@ -1,4 +1,4 @@
-"""Batch files: chats with a sampling of their own for each sample."""
+"""Batch files: chats whose lines have their own sampling."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from worker.runners.chat import ChatRunner
 from worker.runners.runner import Prompt
 
 
-class BatchRunner(ChatRunner):
-    """One choice of one line to each sample; lines that are sampled alike are run as one batch."""
+class BatchFileRunner(ChatRunner):
+    """One choice of one line per sample; lines with equal sampling share a batch."""
 
     def prompt(self, sample: LeasedSample) -> Prompt:
         asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}

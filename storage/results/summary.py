@@ -1,0 +1,111 @@
+"""Results of a job: its scores per condition, summed over every sample that has ended."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.resources import JobStatus, SampleStatus, tool_use
+from actograph.contract.resources.tool_use import ToolUse
+from actograph.contract.tasks import task_name
+from actograph.statistics import epoch_metrics, metrics
+from actograph.statistics.moments import Moments
+from storage.jobs import view
+from storage.tables.models import JobRow, SampleRow
+
+#: samples in memory at once
+PAGE = 1000
+
+
+class ConditionSums:
+    """Sums over the ended samples of one condition."""
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.failed = 0
+        self.truncated = 0
+        #: scorer -> samples in which it found no answer
+        self.unparsed: dict[str, int] = defaultdict(int)
+        #: metric -> its values, one for each problem
+        self.means: dict[str, Moments] = defaultdict(Moments)
+        self.of_epochs: dict[str, Moments] = {}
+        self.tool_uses: list[ToolUse] = []
+
+    def add(self, samples: Sequence[sa.Row[Any]], epochs: int) -> None:
+        """Add the ended samples of one problem, in the order of epochs."""
+        done = [sample for sample in samples if sample.status == SampleStatus.COMPLETED]
+        self.completed += len(done)
+        self.failed += len(samples) - len(done)
+        self.truncated += sum(sample.finish_reason == "length" for sample in done)
+        self.tool_uses += [ToolUse.model_validate(sample.tool_use) for sample in done if sample.tool_use]
+        scores = [
+            {key: resources.Score.model_validate(score) for key, score in (sample.scores or {}).items()}
+            for sample in done
+        ]
+        if not scores:
+            return
+        metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
+        for key in scores[0]:
+            self.unparsed[key] += sum(sample[key].answer is None for sample in scores)
+            self.means[key].add([metrics.problem_mean([sample[key].value for sample in scores])])
+        if epochs > 1:
+            epoch_metrics.add_problem(self.of_epochs, scores, epochs)
+
+    def resource(self, alias: str) -> resources.ConditionResults:
+        return resources.ConditionResults(
+            alias=alias,
+            metrics=metrics.shown(self.means) | metrics.shown(self.of_epochs),
+            samples=self.completed,
+            failed=self.failed,
+            truncated=self.truncated,
+            tool_use=tool_use.totals(self.tool_uses),
+            truncated_rate=self.truncated / self.completed if self.completed else None,
+            unparsed=self.unparsed,
+            unparsed_rate={key: count / self.completed for key, count in self.unparsed.items()},
+        )
+
+
+def of_job(session: Session, row: JobRow) -> resources.JobResults:
+    """Results of the samples that have ended so far. Call it in a `Database.snapshot`."""
+    task = task_name(row.spec.get("task"))
+    epochs = int(row.spec.get("epochs") or 1)
+    conditions = {condition["name"]: ConditionSums() for condition in row.spec.get("conditions", [])}
+    # the samples of one problem are consecutive
+    for _, problem in groupby(_ended(session, row.id), key=attrgetter("sample_index")):
+        by_condition: dict[str, list[sa.Row[Any]]] = {}
+        for sample in problem:
+            by_condition.setdefault(sample.condition or row.kind, []).append(sample)
+        for name, samples in by_condition.items():
+            conditions.setdefault(name, ConditionSums()).add(samples, epochs)
+    return resources.JobResults(
+        job_id=row.id,
+        status=JobStatus(row.status),
+        task=task,
+        progress=view.progress(row),
+        conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
+    )
+
+
+def _ended(session: Session, job_id: str) -> sa.Result[Any]:
+    """Ended samples of a job, without their texts, in running order."""
+    statement = (
+        sa.select(
+            SampleRow.condition,
+            SampleRow.sample_index,
+            SampleRow.status,
+            SampleRow.scores,
+            SampleRow.finish_reason,
+            SampleRow.tool_use,
+        )
+        .where(
+            SampleRow.job_id == job_id,
+            SampleRow.status.in_((SampleStatus.COMPLETED, SampleStatus.FAILED)),
+        )
+        .order_by(SampleRow.position)
+    )
+    return session.execute(statement, execution_options={"yield_per": PAGE})
