@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class PageOptions(TypedDict, total=False):
-    """Which page of a list: `limit` rows behind the row with the id `after`."""
+    """A page of a list: `limit` rows behind the row with the id `after`."""
 
     after: str | None
     limit: int

@@ -1,6 +1,6 @@
 """Results of a job: its scores per condition, summed over every sample that has ended."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -34,7 +34,8 @@ class ConditionSums:
         #: metric -> its values, one for each problem
         self.means: dict[str, Moments] = defaultdict(Moments)
         self.of_epochs: dict[str, Moments] = {}
-        self.tool_uses: list[ToolUse] = []
+        #: equal numbers are counted, so that memory does not grow with the samples
+        self.tool_uses: Counter[ToolUse] = Counter()
 
     def add(self, samples: Sequence[sa.Row[Any]], epochs: int) -> None:
         """Add the ended samples of one problem, in the order of epochs."""
@@ -42,7 +43,7 @@ class ConditionSums:
         self.completed += len(done)
         self.failed += len(samples) - len(done)
         self.truncated += sum(sample.finish_reason == "length" for sample in done)
-        self.tool_uses += [ToolUse.model_validate(sample.tool_use) for sample in done if sample.tool_use]
+        self.tool_uses.update(ToolUse.model_validate(sample.tool_use) for sample in done if sample.tool_use)
         scores = [
             {key: resources.Score.model_validate(score) for key, score in (sample.scores or {}).items()}
             for sample in done

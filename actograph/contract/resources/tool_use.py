@@ -1,6 +1,6 @@
 """Tool use of a sample, and totals of a condition."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -46,16 +46,24 @@ class ToolTotals(Resource):
     ended: dict[ToolUseEnd, int] = Field(description="End of a sample -> number of samples.")
 
 
-def totals(uses: Sequence[ToolUse]) -> ToolTotals | None:
-    """The totals of some samples. Returns None if no sample has tools."""
+def totals(uses: Mapping[ToolUse, int]) -> ToolTotals | None:
+    """The totals of some samples. Returns None if no sample has tools.
+
+    Args:
+        uses: number of samples of each tool use.
+    """
     if not uses:
         return None
+    ended: dict[ToolUseEnd, int] = {}
+    for end in get_args(ToolUseEnd):
+        if count := sum(samples for use, samples in uses.items() if use.ended == end):
+            ended[end] = count
     return ToolTotals(
-        samples=len(uses),
-        calling=sum(use.calls > 0 for use in uses),
-        turns=sum(use.turns for use in uses),
-        calls=sum(use.calls for use in uses),
-        errors=sum(use.errors for use in uses),
-        malformed=sum(use.malformed for use in uses),
-        ended={end: count for end in get_args(ToolUseEnd) if (count := sum(u.ended == end for u in uses))},
+        samples=sum(uses.values()),
+        calling=sum(samples for use, samples in uses.items() if use.calls),
+        turns=sum(samples * use.turns for use, samples in uses.items()),
+        calls=sum(samples * use.calls for use, samples in uses.items()),
+        errors=sum(samples * use.errors for use, samples in uses.items()),
+        malformed=sum(samples * use.malformed for use, samples in uses.items()),
+        ended=ended,
     )
