@@ -1,4 +1,4 @@
-"""Who is served when several jobs wait: urgent ones after one batch, equal ones in turn."""
+"""Turns of several waiting jobs: urgent ones after one batch, equal ones in turn."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

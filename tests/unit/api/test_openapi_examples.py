@@ -31,10 +31,8 @@ def test_every_body_has_examples(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("body", "about"), [(body, about) for body in bodies() for about in body.examples])
 def test_every_example_is_accepted(body: Body, about: str) -> None:
     value = body.examples[about]
-    if isinstance(body.model, TypeAdapter):
-        body.model.validate_python(value)
-    else:
-        body.model.model_validate(value)
+    read = body.model if isinstance(body.model, TypeAdapter) else TypeAdapter(body.model)
+    assert value.keys() <= read.dump_python(read.validate_python(value), by_alias=True).keys()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

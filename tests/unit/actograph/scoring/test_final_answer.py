@@ -350,7 +350,7 @@ def test_the_answer_may_stand_anywhere_in_a_long_text(filler: str) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(150)
 def test_a_megabyte_of_anything_takes_linear_time() -> None:
-    """What would take hours in quadratic time; every piece comes from a pattern of the scorer."""
+    """Texts that take hours in quadratic time; every piece comes from a pattern of the scorer."""
     pieces = [
         "7", "1,", "1,234", "= ", "1 2 ", "<think>", "</think>", "<think></think>", "\\boxed{", "####",
         "#### ",
@@ -361,6 +361,7 @@ def test_a_megabyte_of_anything_takes_linear_time() -> None:
         "1 or ", "is minus ", "negative ", "1,23,", "2024-05-", "the answer is between ", "\\color{a}",
     ]  # fmt: skip
     for piece in pieces:
-        final_number(piece * (200_000 // len(piece)) + "5")
+        answer = final_number(piece * (200_000 // len(piece)) + "\n#### 5\n")
+        assert str(answer) == ("None" if piece == "<think>" else "5"), piece
     mixed = "".join(pieces)
-    final_number(mixed * (1_000_000 // len(mixed)))
+    assert final_number(mixed * (1_000_000 // len(mixed))) is not None

@@ -72,7 +72,7 @@ def test_what_prefill_cannot_do_is_refused(body: dict[str, Any], reason: str) ->
 
 
 def test_the_published_example_is_accepted() -> None:
-    job_spec_adapter.validate_python(
+    spec = job_spec_adapter.validate_python(
         {
             "kind": "evaluation", "model": "Qwen/Qwen3-0.6B", "task": "gsm8k",
             "dataset": {"file_id": "file_" + "0" * 32}, "limit": 1319, "offset": 0, "mode": "no_tools",
@@ -87,6 +87,8 @@ def test_the_published_example_is_accepted() -> None:
             "interventions": [], "priority": 5, "tags": ["night"], "metadata": {},
         }
     )  # fmt: skip
+    assert isinstance(spec, EvaluationSpec) and spec.capture is not None
+    assert (spec.conditions[1].suffix, spec.capture.layers) == ("This is very important.", [8, 12, 16])
 
 
 @pytest.mark.parametrize(
