@@ -4,7 +4,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import psycopg
 import pytest
@@ -15,10 +14,13 @@ from sqlalchemy.engine import make_url
 from storage import migrate
 from storage.index.database import Database
 from storage.tables.models import Base
-from tests.support.servers import Unavailable, swift
+from tests.support.availability import unavailable
+from tests.support.servers import Unavailable, s3
 from tests.support.servers import receiver as receivers
+from tests.support.servers.moto_server import MotoServer
 from tests.support.servers.postgres import PostgresServer
 from tests.support.servers.receiver import Receiver
+from tests.support.servers.s3 import S3Server
 from tests.support.servers.swift import SwiftServer
 
 REPO = Path(__file__).resolve().parent.parent
@@ -32,11 +34,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wa
 
 
 #: a test that waits for longer waits in vain: seconds by tier, fixtures that start servers included
-TIME_LIMITS = {"unit": 150, "integration": 600, "e2e": 900}
+TIME_LIMITS = {"unit": 150, "integration": 600, "e2e": 900, "soak": 1500}
 
 
 #: fixtures that start a server
-SERVERS = {"postgres_server", "own_postgres", "swift_server"}
+SERVERS = {"postgres_server", "own_postgres", "s3_server"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,15 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = item.path.relative_to(tiers).parts[0] if item.path.is_relative_to(tiers) else ""
         if tier in TIME_LIMITS and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIME_LIMITS[tier]))
+        if tier == "soak":
+            item.add_marker(pytest.mark.soak)
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
-
-
-def unavailable(reason: str) -> NoReturn:
-    """Skip where a developer lacks something; fail where CI does."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -142,22 +139,16 @@ def postgres_url(migrated_postgres: str) -> str:
     return migrated_postgres
 
 
-@pytest.fixture(scope="session")
-def swift_server() -> Iterator[SwiftServer]:
-    """A running S3 server."""
-    server = SwiftServer()
-    try:
-        server.create()
-    except Unavailable as error:
-        unavailable(str(error))
-    yield server
-    server.remove()
+@pytest.fixture(scope="session", params=["moto", pytest.param("swift", marks=pytest.mark.soak)])
+def s3_server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    """A running S3 server: moto's, and in the soak tier Swift, which checks signatures and checksums."""
+    yield from s3.running(SwiftServer() if request.param == "swift" else MotoServer())
 
 
 @pytest.fixture
-def s3_environment(swift_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The AWS environment in which boto3 finds the server, and nothing else of this machine."""
-    wanted = swift.environment(swift_server.url, os.environ)
+    wanted = s3.environment(s3_server.url, os.environ)
     for name in [name for name in os.environ if name not in wanted]:
         monkeypatch.delenv(name)
     for name, value in wanted.items():
@@ -165,9 +156,9 @@ def s3_environment(swift_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def s3_bucket(swift_server: SwiftServer, s3_environment: None) -> str:
-    """A new, empty bucket."""
-    return swift_server.new_bucket()
+def s3_bucket(s3_server: S3Server, s3_environment: None) -> str:
+    """Name of a new, empty bucket."""
+    return s3_server.new_bucket()
 
 
 @pytest.fixture

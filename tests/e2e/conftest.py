@@ -16,8 +16,8 @@ import pytest
 from actograph.demo import MODEL_DIR
 from tests.support.attack import AttackedService
 from tests.support.processes import has_ended, words_of
-from tests.support.servers import swift
-from tests.support.servers.swift import SwiftServer
+from tests.support.servers import s3
+from tests.support.servers.s3 import S3Server
 
 START_SECONDS = 180.0
 ROOT_KEY = "the-admins-own-key"
@@ -129,18 +129,18 @@ def _starter(folder: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.fixture
 def postgres_and_s3(
-    new_postgres: Callable[[], str], swift_server: SwiftServer, monkeypatch: pytest.MonkeyPatch
+    new_postgres: Callable[[], str], s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], None]:
     """Has services keep everything there; the argument is where they reach the S3 server."""
 
     def use(url: str) -> None:
-        environment = swift.environment(url, os.environ)
+        environment = s3.environment(url, os.environ)
         for name in [name for name in os.environ if name not in environment]:
             monkeypatch.delenv(name)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("ACTOGRAPH_DATABASE_URL", new_postgres())
-        monkeypatch.setenv("ACTOGRAPH_ARTIFACT_URL", f"s3://{swift_server.new_bucket()}/lab/one")
+        monkeypatch.setenv("ACTOGRAPH_ARTIFACT_URL", f"s3://{s3_server.new_bucket()}/lab/one")
 
     return use
 

@@ -180,6 +180,7 @@ def test_what_the_page_shows_runs(
             run_python(reader.filled_in(block))
 
 
+@pytest.mark.soak
 def test_the_worked_example_of_steering_says_what_the_page_says(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

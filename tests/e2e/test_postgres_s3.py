@@ -16,9 +16,9 @@ from actograph.contract.resources import Session
 from actograph.demo import PROBLEMS
 from storage.artifacts.checked_files import SESSION_CHUNK_BYTES
 from storage.artifacts.s3 import S3Store
-from tests.support.servers import swift
+from tests.support.servers import s3
 from tests.support.servers.faulty_proxy import FaultyProxy
-from tests.support.servers.swift import SwiftServer
+from tests.support.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -27,9 +27,9 @@ HOOK = "resid_post.1"
 
 
 @pytest.fixture
-def proxy(swift_server: SwiftServer) -> Iterator[FaultyProxy]:
+def proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
     """Between the service and the store, to see what is asked."""
-    with FaultyProxy(swift_server.port) as proxy:
+    with FaultyProxy(s3_server.port) as proxy:
         yield proxy
 
 
@@ -130,4 +130,4 @@ def check_that_no_secret_was_said(service: Any) -> None:
     assert password is not None
     assert password not in said
     assert len(said) > 1000
-    assert swift.SECRET_KEY not in said
+    assert s3.SECRET_KEY not in said

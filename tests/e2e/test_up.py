@@ -120,6 +120,7 @@ def service_is_ready(client: Client) -> bool:
         return False
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_nothing_outlives_up_when_it_is_killed(up: Start, wait: Start, gone: Start) -> None:
     service = up()
@@ -133,6 +134,7 @@ def test_nothing_outlives_up_when_it_is_killed(up: Start, wait: Start, gone: Sta
     assert again.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_broker_that_runs_already_is_used(
     up: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_broker_that_runs_already_is_used(
         process.wait()
 
 
+@pytest.mark.soak
 def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTOGRAPH_API_KEYS", "first,second")
     monkeypatch.setenv("ACTOGRAPH_WEBHOOK_SECRET", "whsec_c2VjcmV0")
@@ -194,6 +197,7 @@ def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: host 0.0.0.0 is not loopback and there are no API keys")
 
 
+@pytest.mark.soak
 def test_two_workers_share_a_job(up: Start) -> None:
     service = up("--workers=2")
     service.await_ready()
@@ -203,6 +207,7 @@ def test_two_workers_share_a_job(up: Start) -> None:
     assert service.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_second_signal_ends_it_at_once(up: Start, gone: Start) -> None:
     service = up()
     service.await_ready()
@@ -226,6 +231,7 @@ def test_a_stop_before_it_is_ready(up: Start, wait: Start, gone: Start) -> None:
     assert gone(children)
 
 
+@pytest.mark.soak
 def test_a_model_that_cannot_be_loaded_ends_it_with_the_reason(
     up: Start, tmp_path: Path, gone: Start
 ) -> None:
@@ -255,6 +261,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.soak
 def test_folders_of_the_users_that_are_named_like_ours_are_not_run(up: Start, tmp_path: Path) -> None:
     for name in ("api", "worker", "storage"):
         folder = tmp_path / "cwd" / name

@@ -14,6 +14,7 @@ import redis
 from actograph.contract.errors import ServiceUnavailable
 from actograph.stack.ports import free_port
 from actograph.stack.redis_server import find_executable
+from tests.support.availability import unavailable
 from tests.support.isolated_python import python_with
 from tests.support.lmeval.environment import LmEval
 from tests.support.servers import Unavailable
@@ -60,9 +61,7 @@ def _executable() -> str:
     try:
         return str(find_executable())
     except ServiceUnavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        unavailable(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -97,9 +96,7 @@ def lm_eval(
     try:
         running = LmEval(shared / "data/gsm8k", tmp_path_factory.mktemp("lm-eval-cache"))
     except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        unavailable(str(error))
     with running:
         yield running.ask
 
@@ -117,9 +114,7 @@ def run_inspect(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subpr
     try:
         python = python_with("inspect", " ".join(INSPECT_INSTALL), INSPECT_INSTALL)
     except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        unavailable(str(error))
     home = tmp_path_factory.mktemp("inspect-home")
 
     def run(script: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:

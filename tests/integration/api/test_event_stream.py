@@ -136,6 +136,7 @@ def test_the_stream_ends_when_the_service_stops(service: "Service", monkeypatch:
     assert parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]["event"] == "job.queued"
 
 
+@pytest.mark.soak
 def test_many_streams_hold_no_connection_between_looks(
     service: "Service", monkeypatch: pytest.MonkeyPatch
 ) -> None:

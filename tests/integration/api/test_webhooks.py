@@ -111,6 +111,7 @@ def test_a_delivery_is_given_up(
     assert len(receiver.got) == attempts
 
 
+@pytest.mark.soak
 def test_a_silent_receiver_is_asked_again_by_the_next_process(
     start: "Start", told: Settings, receiver: Receiver
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_silent_receiver_is_asked_again_by_the_next_process(
     assert receiver.bodies[0] == receiver.bodies[1]
 
 
+@pytest.mark.soak
 def test_an_answer_that_never_ends_keeps_nobody_waiting(
     start: "Start", told: Settings, receiver: Receiver
 ) -> None:

@@ -44,6 +44,7 @@ def evaluated(service: "Service", rows: bytes, *, chat: bool) -> list[dict[str, 
     return sorted(found, key=lambda sample: sample["index"])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lm_eval_gives_our_verdicts(
     service: "Service", lm_eval: Callable[..., list[dict[str, Any]]], shared: Path, backend: str

@@ -108,6 +108,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(
     assert len(service.jobs()) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("stream", [False, True])
 def test_repeats_after_a_timeout_leave_nothing_running(
     service: Any, eventually: Eventually, stream: bool

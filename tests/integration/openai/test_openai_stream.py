@@ -142,6 +142,7 @@ def test_an_error_in_the_middle_is_an_error_of_the_stream(
             list(chunks)
 
 
+@pytest.mark.soak
 def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, slow: list[float]) -> None:
     """Memory runs out in the middle, so that the sample begins anew and says everything once more."""
     lm_head = service.engine.model.hf.get_submodule("lm_head")
@@ -172,6 +173,7 @@ def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, s
     assert texts(chunks) == {0: sample.completion}
 
 
+@pytest.mark.soak
 def test_text_that_the_broker_forgets_is_said_to_it_again(service: Any, slow: list[float]) -> None:
     with service.client() as client, redis.Redis.from_url(service.settings.broker_url) as broker:
         chunks = client.chat.completions.create(
@@ -188,6 +190,7 @@ def test_text_that_the_broker_forgets_is_said_to_it_again(service: Any, slow: li
     assert longest < len(sample.completion) / 2
 
 
+@pytest.mark.soak
 def test_a_client_that_never_reads_holds_nobody_up(
     service: Any, client: Any, eventually: Callable[..., None]
 ) -> None:

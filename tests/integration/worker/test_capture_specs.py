@@ -345,6 +345,7 @@ def rows_meant(positions: Any, prompt: int, generated: int, names: list[str]) ->
     return [t for t in ran if names[t] in positions]
 
 
+@pytest.mark.soak
 def test_every_choice_works_with_every_other_and_means_what_it_says(capture: Capture) -> None:
     """Against everything that the model computed, kept by one capture without any choice."""
     whole = capture(texts=THINKING, hooks=sorted({h for hooks in CHOICES["hooks"] for h in hooks}))

@@ -291,6 +291,7 @@ def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:
         assert sample.prompt.count(sample.input["question"]) == 1
 
 
+@pytest.mark.soak
 def test_two_hundred_jobs_in_a_row_keep_memory_flat(bench: "Bench") -> None:
     from worker.engine.model.memory import memory_snapshot
 

@@ -123,6 +123,7 @@ class _Second:
     sample_index = 1
 
 
+@pytest.mark.soak
 def test_scoring_and_prompting_that_take_longer_than_the_stall_limit_in_all_are_no_stall(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_every_choice_stores_as_many_bytes_as_told(engine: Engine, stored: Store
             )  # fmt: skip
 
 
+@pytest.mark.soak
 def test_every_module_location_counts_with_its_own_width_and_rows(engine: Engine, stored: Store) -> None:
     locations = engine.structure.module_locations
     widths = {info.width for info in engine.structure.module_tensors.values()}

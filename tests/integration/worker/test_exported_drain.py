@@ -112,6 +112,7 @@ def check_with_the_tracker(lm_eval: Ask, where: Path, metrics: dict[str, float |
             assert found[key] == pytest.approx(sum(values) / len(values))
 
 
+@pytest.mark.soak
 def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
     bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from storage.index.database import Database
 from tests.support.chaos.changes import MODEL
 from tests.support.chaos.stack import Stack
 from tests.support.processes import words_of
-from tests.support.servers import swift
+from tests.support.servers import s3
 from tests.support.servers.faulty_proxy import FaultyProxy
 from tests.support.servers.postgres import PostgresServer
 from tests.support.servers.swift import SwiftServer
@@ -71,15 +71,15 @@ def servers(stack: str, home: Path) -> Iterator[Servers]:
         postgres = PostgresServer(durable=True)
         postgres.create()
         opened.callback(postgres.remove)
-        s3 = SwiftServer()
-        s3.create()
-        opened.callback(s3.remove)
-        proxy = opened.enter_context(FaultyProxy(s3.port, slow_seconds=SLOW_SECONDS))
-        bucket, spool = s3.new_bucket(), home / "spool"
+        server = SwiftServer()
+        server.create()
+        opened.callback(server.remove)
+        proxy = opened.enter_context(FaultyProxy(server.port, slow_seconds=SLOW_SECONDS))
+        bucket, spool = server.new_bucket(), home / "spool"
         spool.mkdir(parents=True)
         before = dict(os.environ)
         os.environ.clear()
-        os.environ.update(swift.environment(s3.url, before))
+        os.environ.update(s3.environment(server.url, before))
         opened.callback(os.environ.update, before)
         opened.callback(os.environ.clear)
         database = Database(postgres.url)

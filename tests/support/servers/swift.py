@@ -6,8 +6,6 @@ built on the first use and used by all later ones.
 
 import fcntl
 import getpass
-import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -16,19 +14,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-
-import boto3.session
-from botocore.config import Config
 
 from actograph.stack.ports import free_port
 from tests.support.servers import Unavailable, kept
+from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 REPO = Path(__file__).resolve().parents[3]
 SWIFT = "swift==2.38.3"
-ACCESS_KEY, SECRET_KEY = "tests:tester", "swift-secret-of-tests"
 BACKENDS = ("account", "container", "object")
 START_SECONDS = 60.0
 
@@ -77,18 +70,14 @@ def programs() -> Path:
     return venv / "bin"
 
 
-class SwiftServer:
+class SwiftServer(S3Server):
     """A one-disk cluster of four processes; `start` after `stop` finds what was stored."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="actograph-swift-"))
         self._programs = Path()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.port = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def create(self) -> None:
         """Install what is missing, configure, start. Raises Unavailable."""
@@ -130,26 +119,6 @@ class SwiftServer:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def new_bucket(self) -> str:
-        """The name of a new, empty bucket."""
-        name = f"tests-{secrets.token_hex(8)}"
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.url,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            region_name="us-east-1",
-            # on a busy machine the proxy answers 503 at times
-            config=Config(
-                s3={"addressing_style": "path"}, retries={"mode": "standard", "total_max_attempts": 8}
-            ),
-        )
-        # of an attempt whose answer was lost
-        with suppress(client.exceptions.BucketAlreadyOwnedByYou):
-            client.create_bucket(Bucket=name)
-        client.close()
-        return name
-
     def _configure(self) -> None:
         """Write the configuration and the rings."""
         (self.folder / "devices/d1").mkdir(parents=True)
@@ -180,17 +149,3 @@ class SwiftServer:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode > 1:  # 1 is a warning
                 raise Unavailable(f"no S3 server: the {kind} ring could not be built: {done.stdout}")
-
-
-def environment(url: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited` with the AWS variables by which boto3 finds the server at `url`, and no others."""
-    values = {name: value for name, value in inherited.items() if not name.startswith("AWS_")}
-    return values | {
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_S3": url,
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }

@@ -95,9 +95,8 @@ def test_an_unknown_tensor_is_not_found() -> None:
         tensor_files.row_range(header, "x", 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_malformed_files_are_refused(subtests: pytest.Subtests) -> None:
+    for data, reason in [
         (b"", "too short"),
         (b"\x05\0\0\0\0\0\0", "too short"),
         ((1 << 40).to_bytes(8, "little") + b"{}", "at most"),
@@ -125,12 +124,13 @@ def test_an_unknown_tensor_is_not_found() -> None:
         (file_of({"t": entry(offsets=[4, 20])}, bytes(20)), "hole or overlap"),
         (file_of({"t": entry(), "u": entry()}, bytes(16)), "hole or overlap"),
         (file_of({"t": entry(), "u": entry(offsets=[8, 24])}, bytes(24)), "hole or overlap"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("sized", [False, True])
-def test_malformed_files_are_refused(data: bytes, reason: str, sized: bool) -> None:
-    with pytest.raises(StoreDamaged, match=reason):
-        tensor_files.read_header(reader(data), len(data) if sized else None)
+    ]:  # fmt: skip
+        for sized in [False, True]:
+            with (
+                subtests.test(sized=sized, data=data, reason=reason),
+                pytest.raises(StoreDamaged, match=reason),
+            ):
+                tensor_files.read_header(reader(data), len(data) if sized else None)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -210,15 +210,18 @@ def test_files_of_the_reference_implementation_open_here() -> None:
     assert header.metadata == {"format": "pt"}
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "I64", "BOOL", "BF16"])
-@pytest.mark.parametrize("shape", [(2, 3), (6,), (0, 3)])
-def test_npy_is_read_by_numpy(dtype: str, shape: tuple[int, ...]) -> None:
-    size = int(np.prod(shape))
-    raw = np.arange(size).astype(tensor_files.NUMPY_DTYPES[dtype]).tobytes()
-    values = tensor_files.value_array(dtype, shape, raw)
-    again = np.load(io.BytesIO(tensor_files.npy_header(dtype, shape) + values.tobytes()), allow_pickle=False)
-    assert (again.dtype, again.shape) == (values.dtype, shape)
-    assert np.array_equal(again, values)
+def test_npy_is_read_by_numpy(subtests: pytest.Subtests) -> None:
+    for dtype in ["F32", "F16", "I64", "BOOL", "BF16"]:
+        for shape in [(2, 3), (6,), (0, 3)]:
+            with subtests.test(shape=shape, dtype=dtype):
+                size = int(np.prod(shape))
+                raw = np.arange(size).astype(tensor_files.NUMPY_DTYPES[dtype]).tobytes()
+                values = tensor_files.value_array(dtype, shape, raw)
+                again = np.load(
+                    io.BytesIO(tensor_files.npy_header(dtype, shape) + values.tobytes()), allow_pickle=False
+                )
+                assert (again.dtype, again.shape) == (values.dtype, shape)
+                assert np.array_equal(again, values)
 
 
 def test_json_has_null_for_what_json_lacks() -> None:

@@ -20,9 +20,8 @@ from api.served_models import ServedModels
 from storage.artifacts.checked_files import CheckedFile
 
 
-@pytest.mark.parametrize(
-    ("header", "window"),
-    [
+def test_ranges(subtests: pytest.Subtests) -> None:
+    for header, window in [
         (None, None),
         ("bytes=0-0", (0, 1)),
         ("bytes=0-", (0, 100)),
@@ -39,10 +38,9 @@ from storage.artifacts.checked_files import CheckedFile
         ("items=1-2", None),
         ("bytes=+1-2", None),
         ("bytes=0-" + "9" * 50, None),
-    ],
-)
-def test_ranges(header: str | None, window: tuple[int, int] | None) -> None:
-    assert parse_range(header, 100) == window
+    ]:
+        with subtests.test(header=header, window=window):
+            assert parse_range(header, 100) == window
 
 
 @pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0", "bytes=1000-1001"])

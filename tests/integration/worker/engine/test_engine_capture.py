@@ -454,6 +454,7 @@ def test_the_checkpoints_generation_config_does_not_choose_the_tokens(
         config.update(**kept)
 
 
+@pytest.mark.soak
 def test_nothing_waits_for_the_garbage_collector(
     engine_of: EngineOf, keeping_sink: Any, requests_for: Any
 ) -> None:
@@ -476,6 +477,7 @@ def test_nothing_waits_for_the_garbage_collector(
         gc.enable()
 
 
+@pytest.mark.soak
 def test_two_hundred_requests_leave_nothing_behind(
     engine_of: EngineOf, keeping_sink: Any, requests_for: Any
 ) -> None:

@@ -261,6 +261,7 @@ def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: in
     assert_same(got, want, range(4), hooks, {})
 
 
+@pytest.mark.soak
 def test_a_lone_sample_that_does_not_fit_fails_with_the_numbers(setting: Any, keeping_sink: Any) -> None:
     engine, requests, hooks = setting
     want, got = keeping_sink(), keeping_sink()

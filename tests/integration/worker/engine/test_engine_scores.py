@@ -107,6 +107,7 @@ def test_only_who_asks_is_scored_and_no_more_logits_are_held_than_said(
     assert max(rows * tokens for rows, tokens in seen) == 3 * len(PROMPTS) and len(seen) > 2
 
 
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_prompt(
     shared: Any, random_engine_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

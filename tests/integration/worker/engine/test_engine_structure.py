@@ -95,6 +95,7 @@ def test_hand_offs_are_there_during_a_trace_only(
     assert wrapped() == set()
 
 
+@pytest.mark.soak
 def test_a_dropped_model_gives_its_memory_back(
     tokenizer: PreTrainedTokenizerBase, random_engine_of: Any, keeping_sink: Any, requests_for: Any
 ) -> None:

@@ -117,9 +117,10 @@ def test_line_ends_of_windows_and_characters_of_any_kind(
     assert [line["scores"]["numeric"]["correct"] for line in scored] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
+def test_a_line_at_fault_is_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for bad, reason in [
         (b"{", "not JSON"),
         (b"[]", "not a JSON object"),
         (b"\xff", "not UTF-8"),
@@ -137,20 +138,17 @@ def test_line_ends_of_windows_and_characters_of_any_kind(
             "not valid JSON here: a number is too long",
         ),
         (b'{"id": 1, "completion": "5", "gold": 5, "generated_tokens": "x"}', "generated_tokens is not"),
-    ],
-)
-def test_a_line_at_fault_is_named_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bytes, reason: str
-) -> None:
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(json.dumps(LINES[0]).encode() + b"\n\n" + bad + b"\n")
-    for target in ([], ["--output", str(out)]):
-        assert main(["eval", "score", str(source), *target]) == 1
-        said = capsys.readouterr()
-        assert said.out == ""
-        (line,) = said.err.splitlines()
-        assert line.startswith(f"error: {source}: line 3: {reason}")
-    assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+    ]:
+        with subtests.test(bad=bad, reason=reason):
+            source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+            source.write_bytes(json.dumps(LINES[0]).encode() + b"\n\n" + bad + b"\n")
+            for target in ([], ["--output", str(out)]):
+                assert main(["eval", "score", str(source), *target]) == 1
+                said = capsys.readouterr()
+                assert said.out == ""
+                (line,) = said.err.splitlines()
+                assert line.startswith(f"error: {source}: line 3: {reason}")
+            assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +175,7 @@ def test_an_empty_and_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """40 MB of completions and of ids, and not 20 MB more than the imports take."""

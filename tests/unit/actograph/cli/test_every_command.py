@@ -45,18 +45,20 @@ def test_the_nouns_and_verbs_are_there() -> None:
     assert wanted | {"up", "demo", "workers", "bench", "eval run"} <= set(ALL)
 
 
-@pytest.mark.parametrize("name", sorted(set(ALL) - WITHOUT_ANSWER - ALWAYS_JSON))
-def test_every_command_answers_as_a_table_or_as_json(name: str) -> None:
-    options = {option: p for p in ALL[name].params for option in p.opts}
-    assert "--format" in options, name
-    assert options["--format"].default == "table"
+def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) -> None:
+    for name in sorted(set(ALL) - WITHOUT_ANSWER - ALWAYS_JSON):
+        with subtests.test(name=name):
+            options = {option: p for p in ALL[name].params for option in p.opts}
+            assert "--format" in options, name
+            assert options["--format"].default == "table"
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_every_command_has_examples_under_its_help(name: str) -> None:
-    assert examples.EXAMPLES[name]
-    epilog = str(ALL[name].epilog).replace("\\[", "[")
-    assert all(f"$ {line}" in epilog for line in examples.EXAMPLES[name])
+def test_every_command_has_examples_under_its_help(subtests: pytest.Subtests) -> None:
+    for name in sorted(ALL):
+        with subtests.test(name=name):
+            assert examples.EXAMPLES[name]
+            epilog = str(ALL[name].epilog).replace("\\[", "[")
+            assert all(f"$ {line}" in epilog for line in examples.EXAMPLES[name])
 
 
 def test_no_example_is_of_a_command_that_is_gone() -> None:
@@ -128,6 +130,7 @@ def complete(words: str, **environment: str) -> list[str]:
     return ended.stdout.split()
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_tab_offers_ids_and_models(service: Any) -> None:
     from actograph.contract import resources

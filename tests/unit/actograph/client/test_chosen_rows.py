@@ -25,9 +25,8 @@ SEGMENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "spans"),
-    [
+def test_tokens(subtests: pytest.Subtests) -> None:
+    for rows, spans in [
         ("all", [(0, 8)]),
         ("prompt", [(0, 5)]),
         ("generated", [(5, 8)]),
@@ -38,10 +37,9 @@ SEGMENTS = [
         (0, [(0, 1)]),
         (6, [(6, 7)]),
         (-1, [(4, 5)]),
-    ],
-)
-def test_tokens(rows: Any, spans: list[tuple[int, int]]) -> None:
-    assert token_spans(session(5, 4), rows, SEGMENTS) == spans
+    ]:
+        with subtests.test(rows=rows, spans=spans):
+            assert token_spans(session(5, 4), rows, SEGMENTS) == spans
 
 
 def test_a_text_that_was_only_read_has_a_row_for_its_last_token() -> None:

@@ -25,18 +25,20 @@ def client(request: pytest.FixtureRequest) -> Client:
     return found
 
 
-@pytest.mark.parametrize("index", INDICES)
-def test_indexing_is_numpy_indexing(client: Client, session: Session, index: Any) -> None:
-    got = client.sessions.get(session.id)["resid_post.1"][index]
-    assert np.array_equal(got, WHOLE[index])
-    assert got.shape == WHOLE[index].shape
+def test_indexing_is_numpy_indexing(client: Client, session: Session, subtests: pytest.Subtests) -> None:
+    for index in INDICES:
+        with subtests.test(index=index):
+            got = client.sessions.get(session.id)["resid_post.1"][index]
+            assert np.array_equal(got, WHOLE[index])
+            assert got.shape == WHOLE[index].shape
 
 
-@pytest.mark.parametrize("index", INDICES)
-def test_torch_tensors_are_indexed_alike(client: Client, session: Session, index: Any) -> None:
-    got = client.sessions.get(session.id)["resid_post.1"].torch(index)
-    assert isinstance(got, torch.Tensor)
-    assert np.array_equal(got.numpy(), WHOLE[index])
+def test_torch_tensors_are_indexed_alike(client: Client, session: Session, subtests: pytest.Subtests) -> None:
+    for index in INDICES:
+        with subtests.test(index=index):
+            got = client.sessions.get(session.id)["resid_post.1"].torch(index)
+            assert isinstance(got, torch.Tensor)
+            assert np.array_equal(got.numpy(), WHOLE[index])
 
 
 def test_bfloat16_is_float32_in_numpy_and_itself_in_torch(client: Client, session: Session) -> None:

@@ -49,9 +49,8 @@ def test_chosen_features_narrow_every_hook() -> None:
     assert estimate.bytes_per_token(structure(), hooks, "model", chosen) == 2 * 2 + 2 * 4
 
 
-@pytest.mark.parametrize(
-    ("positions", "rows", "tail"),
-    [
+def test_rows_of_ten_prompt_and_five_generated_tokens(subtests: pytest.Subtests) -> None:
+    for positions, rows, tail in [
         ("all", 14, 5),
         ("prompt", 10, 1),
         ("generated", 4, 4),
@@ -64,12 +63,11 @@ def test_chosen_features_narrow_every_hook() -> None:
         (["think", "answer"], 4, 4),
         (["prompt", "answer"], 14, 5),
         ("tool_result", 14, 5),
-    ],
-)
-def test_rows_of_ten_prompt_and_five_generated_tokens(positions: Any, rows: int, tail: int) -> None:
-    capture = CaptureSpec.model_validate({"positions": positions})
-    assert estimate.rows_of(structure(), "resid_post.0", capture, 10, 5) == rows
-    assert estimate.rows_of(structure(), "logits", capture, 10, 5) == tail
+    ]:
+        with subtests.test(positions=positions, rows=rows, tail=tail):
+            capture = CaptureSpec.model_validate({"positions": positions})
+            assert estimate.rows_of(structure(), "resid_post.0", capture, 10, 5) == rows
+            assert estimate.rows_of(structure(), "logits", capture, 10, 5) == tail
 
 
 def test_a_session_is_its_rows_and_a_little_more() -> None:

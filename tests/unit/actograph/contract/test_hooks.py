@@ -56,9 +56,8 @@ def llama(layers: int = 8) -> ModelStructure:
     return structure(layers, locations, order, unavailable=missing)
 
 
-@pytest.mark.parametrize(
-    ("name", "hook"),
-    [
+def test_every_alias_means_its_hook(subtests: pytest.Subtests) -> None:
+    for name, hook in [
         ("resid_post.3", "resid_post.3"),
         ("resid_post.03", "resid_post.3"),
         ("embed", "embed"),
@@ -82,15 +81,13 @@ def llama(layers: int = 8) -> ModelStructure:
         ("layer_3_mlp_output", "mlp_out.3"),
         ("layer_3_output", "resid_post.3"),
         ("model.layers[3].mlp.up_proj.output", "model.layers.3.mlp.up_proj.output"),
-    ],
-)
-def test_every_alias_means_its_hook(name: str, hook: str) -> None:
-    assert hooks.resolve(name, llama()) == hook
+    ]:
+        with subtests.test(name=name, hook=hook):
+            assert hooks.resolve(name, llama()) == hook
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_an_unknown_name_is_refused_and_says_what_is_near(subtests: pytest.Subtests) -> None:
+    for name, words in [
         ("resid_post.8", "layers 0 to 7"),
         ("blocks.99.hook_resid_post", "layers 0 to 7"),
         ("resid_pst.3", "resid_post.3"),
@@ -101,11 +98,12 @@ def test_every_alias_means_its_hook(name: str, hook: str) -> None:
         ("resid_post", "no such hook"),
         ("resid_post.-1", "no such hook"),
         ("", "no such hook"),
-    ],
-)
-def test_an_unknown_name_is_refused_and_says_what_is_near(name: str, words: str) -> None:
-    with pytest.raises(UnknownHook, match=words.replace("(", r"\(")):
-        hooks.resolve(name, llama())
+    ]:
+        with (
+            subtests.test(name=name, words=words),
+            pytest.raises(UnknownHook, match=words.replace("(", r"\(")),
+        ):
+            hooks.resolve(name, llama())
 
 
 @pytest.mark.parametrize(
@@ -197,9 +195,10 @@ def test_a_hook_names_its_point_and_layer(hook: str, point: str, layer: int | No
     assert (hooks.point_of(hook), hooks.layer_of(hook)) == (point, layer)
 
 
-@pytest.mark.parametrize("hook", [*llama(4).locations])
-def test_every_alias_of_a_hook_resolves_to_it(hook: str) -> None:
-    assert all(hooks.canonical(name) == hook for name in hooks.aliases(hook))
+def test_every_alias_of_a_hook_resolves_to_it(subtests: pytest.Subtests) -> None:
+    for hook in [*llama(4).locations]:
+        with subtests.test(hook=hook):
+            assert all(hooks.canonical(name) == hook for name in hooks.aliases(hook))
 
 
 def test_a_layer_point_has_aliases_in_each_vocabulary() -> None:

@@ -41,9 +41,8 @@ def structure() -> ModelStructure:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_accepted_and_the_same_after_storing(subtests: pytest.Subtests) -> None:
+    for value in [
         ADD,
         ADD | {"coefficient": -3},
         {"hook": "x", "op": "add", "vector_id": VEC},
@@ -57,16 +56,14 @@ def structure() -> ModelStructure:
             for p in ("all", "prompt", "generated", "last_prompt", [0, 5], {"start": 2})
         ],
         ADD | {"positions": {"start": 0, "stop": 1}},
-    ],
-)
-def test_accepted_and_the_same_after_storing(value: dict[str, Any]) -> None:
-    intervention = Intervention.model_validate(value)
-    assert Intervention.model_validate(intervention.model_dump(mode="json")) == intervention
+    ]:
+        with subtests.test(value=value):
+            intervention = Intervention.model_validate(value)
+            assert Intervention.model_validate(intervention.model_dump(mode="json")) == intervention
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_refused(subtests: pytest.Subtests) -> None:
+    for change, says in [
         ({"vector_id": VEC}, "exactly one of vector and vector_id"),
         ({"vector": None}, "exactly one of vector and vector_id"),
         ({"op": "zero"}, "takes no vector"),
@@ -91,12 +88,11 @@ def test_accepted_and_the_same_after_storing(value: dict[str, Any]) -> None:
         ({"positions": {"from": 3}}, "not permitted"),
         ({"hook": ""}, "at least 1"),
         ({"layer": 3}, "not permitted"),
-    ],
-)
-def test_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        Intervention.model_validate(ADD | change)
-    assert says in str(caught.value)
+    ]:
+        with subtests.test(change=change, says=says):
+            with pytest.raises(ValidationError) as caught:
+                Intervention.model_validate(ADD | change)
+            assert says in str(caught.value)
 
 
 def test_positions_are_read_as_what_they_are() -> None:

@@ -24,9 +24,8 @@ def selected(positions: Any, token: int, prompt: int, stop: int) -> bool:
     }[positions]
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [
+def test_rows_are_the_selected_tokens(subtests: pytest.Subtests) -> None:
+    for positions in [
         "all",
         "prompt",
         "generated",
@@ -38,15 +37,14 @@ def selected(positions: Any, token: int, prompt: int, stop: int) -> bool:
         [0, -1],
         [3, 5, 900],
         [-2],
-    ],
-)
-def test_rows_are_the_selected_tokens(positions: Any) -> None:
-    spec = CaptureSpec(positions=positions)
-    for prompt, generated, tail in itertools.product((1, 2, 7), (0, 1, 2, 5), (False, True)):
-        stop = prompt + max(0, generated - 1)
-        first = prompt - 1 if tail else 0
-        rows = Selection.of(spec.positions, prompt).rows(first, prompt, stop)
-        assert list(rows) == [t for t in range(first, stop) if selected(positions, t, prompt, stop)]
+    ]:
+        with subtests.test(positions=positions):
+            spec = CaptureSpec(positions=positions)
+            for prompt, generated, tail in itertools.product((1, 2, 7), (0, 1, 2, 5), (False, True)):
+                stop = prompt + max(0, generated - 1)
+                first = prompt - 1 if tail else 0
+                rows = Selection.of(spec.positions, prompt).rows(first, prompt, stop)
+                assert list(rows) == [t for t in range(first, stop) if selected(positions, t, prompt, stop)]
 
 
 def test_segments_are_bounded_by_the_tokens_that_can_be_theirs() -> None:

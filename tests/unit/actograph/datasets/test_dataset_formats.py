@@ -81,9 +81,8 @@ def test_byte_order_mark_blank_lines_and_line_ends_are_tolerated() -> None:
     assert [(row.index, row.question) for row in rows] == [(0, "How many?"), (1, 'two\nlines, "quoted"')]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_what_is_refused(subtests: pytest.Subtests) -> None:
+    for content, reason in [
         (HEAD + GOOD + b"only one\n", "row 1: has 1 values, but the first line names 2 columns (line 3)"),
         (HEAD + b"a,b,c\n", "row 0: has 3 values"),
         (HEAD + GOOD + b",#### 3\n", "row 1: question is empty"),
@@ -97,10 +96,9 @@ def test_byte_order_mark_blank_lines_and_line_ends_are_tolerated() -> None:
         (b"\xff\n", "not UTF-8"),
         (HEAD, "the dataset has no rows"),
         (b"", "the dataset has no rows"),
-    ],
-)
-def test_what_is_refused(content: bytes, reason: str) -> None:
-    assert reason in refusal(content)
+    ]:
+        with subtests.test(content=content, reason=reason):
+            assert reason in refusal(content)
 
 
 def test_a_quote_that_is_never_closed_is_not_read_to_the_end() -> None:

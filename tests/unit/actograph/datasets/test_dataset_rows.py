@@ -74,9 +74,8 @@ def test_text_is_kept_verbatim() -> None:
     assert read_rows([line(question=question)])[0].question == question
 
 
-@pytest.mark.parametrize(
-    ("bad", "fault"),
-    [
+def test_a_bad_row_is_named_with_its_number_and_fault(subtests: pytest.Subtests) -> None:
+    for bad, fault in [
         (b"{", r"not JSON: .+ \(column 2\)"),
         (b'{"question": "\xff"}', r"not UTF-8 \(byte 14\)"),
         (b"[1]", "not a JSON object with question and answer"),
@@ -94,10 +93,9 @@ def test_text_is_kept_verbatim() -> None:
         (b"[" * 200_000, "not valid JSON here: a number is too long, or the nesting too deep"),
         (b"1" * 10_000, "not valid JSON here: a number is too long, or the nesting too deep"),
         (b" " * (MAX_LINE_BYTES + 1), "the line is longer than 4000000 bytes"),
-    ],
-)
-def test_a_bad_row_is_named_with_its_number_and_fault(bad: bytes, fault: str) -> None:
-    assert re.fullmatch(rf"row 1: {fault}", refusal(line(), bad, line()))
+    ]:
+        with subtests.test(bad=bad, fault=fault):
+            assert re.fullmatch(rf"row 1: {fault}", refusal(line(), bad, line()))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +165,7 @@ def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int) -> None:
     assert b"".join(Lines(pieces)) == content
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_columns_that_no_task_reads_are_not_held() -> None:
     junk: dict[str, Any] = {"junk": [[] for _ in range(20_000)]}

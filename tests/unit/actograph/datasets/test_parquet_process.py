@@ -102,6 +102,7 @@ def bomb_of_a_dictionary() -> Bytes:
     return in_parquet(pyarrow.table({"text": lists}), compression="zstd")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "bomb", [pytest.param(bomb_of_one_page, marks=pytest.mark.integration), bomb_of_a_dictionary]
 )

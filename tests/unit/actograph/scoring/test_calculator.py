@@ -10,24 +10,21 @@ from hypothesis import strategies as st
 from actograph.scoring.calculator import MAX_CHARS, CalculatorError, annotations, calculate
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
+def test_arithmetic(subtests: pytest.Subtests) -> None:
+    for expression, value in [
         ("48/2", "24"), ("48/2+48", "72"), ("0.1+0.2", "0.3"), ("1/3", "0.333333333333"), ("2^10", "1024"),
         ("2**-1", "0.5"), ("1,234 + 1", "1235"), ("$1,200,000/4", "300000"), ("3 × 4 ÷ 2 − 1", "5"),
         ("-(3+4)*5", "-35"), ("7//2", "3"), ("-7 % 3", "2"), ("sqrt(16)", "4"), ("round(2.345, 2)", "2.34"),
         ("max(1, 2, 3) - min(4, 5)", "-1"), ("abs(-2.50)", "2.5"), ("floor(2.9) + ceil(2.1)", "5"),
         ("2*pi", "6.28318530718"), ("1e3", "1000"), ("10**50 + 1 - 10**50", "1"), ("sum(1, 2, 3)", "6"),
         (" 12 ", "12"), ("150*0.2", "30"), ("0.15*20", "3"), ("1/8", "0.125"), ("log10(1000)", "3"),
-    ],
-)  # fmt: skip
-def test_arithmetic(expression: str, value: str) -> None:
-    assert calculate(expression) == value
+    ]:  # fmt: skip
+        with subtests.test(expression=expression, value=value):
+            assert calculate(expression) == value
 
 
-@pytest.mark.parametrize(
-    ("expression", "says"),
-    [
+def test_anything_else_is_an_error_that_says_why(subtests: pytest.Subtests) -> None:
+    for expression, says in [
         ("", "empty"), ("two + two", "no arithmetic"),
         ("2 apples", "cannot be read"), ("1/0", "division by zero"), ("5 % 0", "division by zero"),
         ("9**9**9", "too large"), ("10**61", "too large"), ("1e400", "too large"),
@@ -41,11 +38,9 @@ def test_arithmetic(expression: str, value: str) -> None:
         ("(" * 60 + "1" + ")" * 60 + "+" + "-" * 60 + "1", "nested deeper"),
         ("1+" * 300 + "1", "longer than"), ("lambda: 1", "no arithmetic"), ("f'{1}'", "no arithmetic"),
         ("0x" + "f" * 300, "too large"), ("exp(1000)", "too large"), ("(" * 300, "cannot be read"),
-    ],
-)  # fmt: skip
-def test_anything_else_is_an_error_that_says_why(expression: str, says: str) -> None:
-    with pytest.raises(CalculatorError, match=says):
-        calculate(expression)
+    ]:  # fmt: skip
+        with subtests.test(expression=expression, says=says), pytest.raises(CalculatorError, match=says):
+            calculate(expression)
 
 
 @settings(max_examples=400, deadline=None)
@@ -91,16 +86,14 @@ def test_annotations_are_worked_out_anew() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("annotation", "right"),
-    [
+def test_results_may_be_rounded_to_their_decimals(subtests: pytest.Subtests) -> None:
+    for annotation, right in [
         ("<<10/3=3.33>>", True), ("<<10/3=3.34>>", False), ("<<10/3=3>>", False), ("<<2/3=0.67>>", True),
         ("<<2/3=.6667>>", True), ("<<2/3=0.66>>", False), ("<<1/8=0.13>>", True), ("<<5*2=$10>>", True),
         ("<<7-9=-2>>", True), ("<<1000*2=2,000>>", True), ("<<1+1=two>>", False), ("<<1/0=0>>", False),
-    ],
-)  # fmt: skip
-def test_results_may_be_rounded_to_their_decimals(annotation: str, right: bool) -> None:
-    assert [found.right for found in annotations(annotation)] == [right]
+    ]:  # fmt: skip
+        with subtests.test(annotation=annotation, right=right):
+            assert [found.right for found in annotations(annotation)] == [right]
 
 
 def test_nearly_every_annotation_of_gsm8k_is_right(shared: Path) -> None:

@@ -335,10 +335,11 @@ CUTS: list[Case] = [
 TABLE = PLACES + STYLES + CUTS
 
 
-@pytest.mark.parametrize(("completion", "gold", "answer", "correct"), TABLE)
-def test_completions(completion: str, gold: str, answer: str | None, correct: bool) -> None:
-    score = NUMERIC.score(Answered(completion=completion, target=gold))[KEY]
-    assert (score.answer, score.value) == (answer, float(correct))
+def test_completions(subtests: pytest.Subtests) -> None:
+    for completion, gold, answer, correct in TABLE:
+        with subtests.test(completion=completion, gold=gold, answer=answer, correct=correct):
+            score = NUMERIC.score(Answered(completion=completion, target=gold))[KEY]
+            assert (score.answer, score.value) == (answer, float(correct))
 
 
 @pytest.mark.parametrize("filler", ["word " * 40_000, "line 3\n" * 20_000], ids=["words", "numbers"])
@@ -347,6 +348,7 @@ def test_the_answer_may_stand_anywhere_in_a_long_text(filler: str) -> None:
         assert str(final_number(filler + stated + filler)) == "5"
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 @pytest.mark.timeout(150)
 def test_a_megabyte_of_anything_takes_linear_time() -> None:

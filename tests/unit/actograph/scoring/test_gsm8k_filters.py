@@ -98,21 +98,27 @@ def problems(shared: Path) -> list[DatasetRow]:
         return read_rows(stream)
 
 
-@pytest.mark.parametrize("case", LITERAL_CASES, ids=lambda case: repr(case[:2]))
-def test_literal_cases(case: tuple[str, str, int, str | None, int, str | None]) -> None:
-    completion, target, strict, strict_answer, flexible, flexible_answer = case
-    scores = score(completion, target)
-    assert list(scores) == [STRICT_MATCH, FLEXIBLE_EXTRACT]
-    assert (scores[STRICT_MATCH].value, scores[STRICT_MATCH].answer) == (strict, strict_answer)
-    assert (scores[FLEXIBLE_EXTRACT].value, scores[FLEXIBLE_EXTRACT].answer) == (flexible, flexible_answer)
+def test_literal_cases(subtests: pytest.Subtests) -> None:
+    for case in LITERAL_CASES:
+        with subtests.test(case=case):
+            completion, target, strict, strict_answer, flexible, flexible_answer = case
+            scores = score(completion, target)
+            assert list(scores) == [STRICT_MATCH, FLEXIBLE_EXTRACT]
+            assert (scores[STRICT_MATCH].value, scores[STRICT_MATCH].answer) == (strict, strict_answer)
+            assert (scores[FLEXIBLE_EXTRACT].value, scores[FLEXIBLE_EXTRACT].answer) == (
+                flexible,
+                flexible_answer,
+            )
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_all_gold_answers_and_corruptions_of_them(problems: list[DatasetRow], name: str) -> None:
-    vary, strict, flexible = VARIANTS[name]
-    scores = [score(vary(row.answer, row.answer.split("#### ")[1]), row.answer) for row in problems]
-    assert sum(one[STRICT_MATCH].value for one in scores) == strict
-    assert sum(one[FLEXIBLE_EXTRACT].value for one in scores) == flexible
+def test_all_gold_answers_and_corruptions_of_them(
+    problems: list[DatasetRow], subtests: pytest.Subtests
+) -> None:
+    for name, (vary, strict, flexible) in VARIANTS.items():
+        with subtests.test(name=name):
+            scores = [score(vary(row.answer, row.answer.split("#### ")[1]), row.answer) for row in problems]
+            assert sum(one[STRICT_MATCH].value for one in scores) == strict
+            assert sum(one[FLEXIBLE_EXTRACT].value for one in scores) == flexible
 
 
 def test_a_missing_answer_is_never_right() -> None:

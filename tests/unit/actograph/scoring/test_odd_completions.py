@@ -155,24 +155,21 @@ MARKUP: list[tuple[str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer"), LATEX + SCRIPTS + SIGNS_AND_SCALES + CONTINENTAL + NOT_ONE_NUMBER + MARKUP
-)
-def test_odd_completions(completion: str, answer: str | None) -> None:
-    found = final_number(completion)
-    assert (None if found is None else str(found)) == answer
+def test_odd_completions(subtests: pytest.Subtests) -> None:
+    for completion, answer in LATEX + SCRIPTS + SIGNS_AND_SCALES + CONTINENTAL + NOT_ONE_NUMBER + MARKUP:
+        with subtests.test(completion=completion, answer=answer):
+            found = final_number(completion)
+            assert (None if found is None else str(found)) == answer
 
 
-@pytest.mark.parametrize(
-    ("gold", "value"),
-    [
+def test_golds(subtests: pytest.Subtests) -> None:
+    for gold, value in [
         ("-1,234", "-1234"), ("\u2212 7", "-7"), ("$1,234.50", "1234.5"), ("12%", "12"), ("2½", "2.5"),
         ("3/4", "0.75"), ("٤٢", "42"), ("1e3", "1000"), ("so 5 - 12 = -7\n#### -7", "-7"),
         ("\\boxed{12}", "12"),
-    ],
-)  # fmt: skip
-def test_golds(gold: str, value: str) -> None:
-    assert str(gold_number(gold)) == value
-    numeric = ScorerSet([NumericScorer(name="numeric")])
-    (score,) = numeric.score(Answered(completion=f"the answer is {value}", target=gold)).values()
-    assert score.value == 1.0
+    ]:  # fmt: skip
+        with subtests.test(gold=gold, value=value):
+            assert str(gold_number(gold)) == value
+            numeric = ScorerSet([NumericScorer(name="numeric")])
+            (score,) = numeric.score(Answered(completion=f"the answer is {value}", target=gold)).values()
+            assert score.value == 1.0

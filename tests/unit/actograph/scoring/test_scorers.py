@@ -103,9 +103,8 @@ def test_texts(name: str, completion: str, target: str, value: float, answer: st
     assert score(name, completion, target) == Score(value=value, answer=answer)
 
 
-@pytest.mark.parametrize(
-    ("completion", "value", "answer"),
-    [
+def test_format(subtests: pytest.Subtests) -> None:
+    for completion, value, answer in [
         ("<think>hm</think>\n#### 5", 1.0, "5"),
         ("hm</think>\n#### 5 eggs\nbye", 1.0, "5 eggs"),
         ("#### 5", 0.5, "5"),
@@ -117,11 +116,10 @@ def test_texts(name: str, completion: str, target: str, value: float, answer: st
         ("<think>a</think><think>b</think>#### 5", 0.5, "5"),
         ("first <think>a</think>#### 5", 0.5, "5"),
         ("", 0.0, None),
-    ],
-)
-def test_format(completion: str, value: float, answer: str | None) -> None:
-    scored = format_reward(completion, think_required=True, answer_marker="####")
-    assert scored == Score(value=value, answer=answer)
+    ]:
+        with subtests.test(completion=completion, value=value, answer=answer):
+            scored = format_reward(completion, think_required=True, answer_marker="####")
+            assert scored == Score(value=value, answer=answer)
 
 
 def test_format_with_a_marker_of_your_own() -> None:

@@ -23,9 +23,8 @@ def render(source: str, row: dict[str, Any] | None = None) -> str:
     return RowTemplate(source, param="task.prompt").render(ROW if row is None else row)
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
+def test_what_templates_make(subtests: pytest.Subtests) -> None:
+    for source, text in [
         ("{{question}}", "2 + 3?"),
         ("question", "2 + 3?"),
         ("Q: {{question}}\nA:", "Q: 2 + 3?\nA:"),
@@ -36,10 +35,9 @@ def render(source: str, row: dict[str, Any] | None = None) -> str:
         ("{{choices|join(', ')}}", "a, b"),
         ("{{question|replace('2', 'two')}}", "two + 3?"),
         ("{{'<b>' ~ question}}", "<b>2 + 3?"),
-    ],
-)
-def test_what_templates_make(source: str, text: str) -> None:
-    assert render(source) == text
+    ]:
+        with subtests.test(source=source, text=text):
+            assert render(source) == text
 
 
 @pytest.mark.parametrize(
@@ -79,12 +77,13 @@ def test_the_child_process_opens_no_file_and_gets_no_secrets(monkeypatch: pytest
     assert child.rlimit(psutil.RLIMIT_NOFILE) == (3, 3)
 
 
-@pytest.mark.parametrize("name", sorted(jinja2.filters.FILTERS.keys() - {"random"}))
-def test_no_filter_needs_a_file(name: str) -> None:
-    try:
-        render("{{ question|" + name + " }}")
-    except InvalidDataset as error:
-        assert "open files" not in error.message
+def test_no_filter_needs_a_file(subtests: pytest.Subtests) -> None:
+    for name in sorted(jinja2.filters.FILTERS.keys() - {"random"}):
+        with subtests.test(name=name):
+            try:
+                render("{{ question|" + name + " }}")
+            except InvalidDataset as error:
+                assert "open files" not in error.message
 
 
 def test_rendering_goes_on_after_a_child_was_killed() -> None:
@@ -225,6 +224,7 @@ def test_wrong_fields_of_a_task_file_are_named() -> None:
 MANY, LONG = [1] * 1_000_000, "y" * 900_000
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "source",
     [

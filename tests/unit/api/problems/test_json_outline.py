@@ -130,6 +130,7 @@ def test_every_model_has_bounds(kind: type) -> None:
         parse_body(kind, body)
 
 
+@pytest.mark.soak
 def test_the_largest_requests_that_are_meant_pass() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "one, two: [three]"}]}
     chat = parse_body(ChatCompletionRequest, encoded({"model": "m", "messages": [message] * 9_000}))

@@ -18,9 +18,8 @@ def quotas(total: int = 0, owner: int = 0, **own: int) -> Quotas:
     return Quotas(total_limit=total, owner_limit=owner, own_limits=own, used=USED)
 
 
-@pytest.mark.parametrize(
-    ("limits", "ann", "bob", "new"),
-    [
+def test_the_nearer_limit_says_what_is_left(subtests: pytest.Subtests) -> None:
+    for limits, ann, bob, new in [
         (quotas(), None, None, None),
         (quotas(total=130), 30, 30, 30),
         (quotas(owner=75), 15, 45, 75),
@@ -38,17 +37,14 @@ def quotas(total: int = 0, owner: int = 0, **own: int) -> Quotas:
         (quotas(total=90, owner=50), 0, 0, 0),
         # 0 is no limit
         (quotas(total=0, owner=75, bob=0), 15, None, 75),
-    ],
-)
-def test_the_nearer_limit_says_what_is_left(
-    limits: Quotas, ann: int | None, bob: int | None, new: int | None
-) -> None:
-    assert [limits.left(owner) for owner in ("ann", "bob", "new")] == [ann, bob, new]
-    for owner, left in (("ann", ann), ("bob", bob), ("new", new)):
-        limits.require(owner, 10**9 if left is None else left, "a file")
-        if left is not None:
-            with pytest.raises(QuotaExceeded, match=rf"needed {left + 1} bytes, available {left} "):
-                limits.require(owner, left + 1, "a file")
+    ]:
+        with subtests.test(limits=limits, ann=ann, bob=bob, new=new):
+            assert [limits.left(owner) for owner in ("ann", "bob", "new")] == [ann, bob, new]
+            for owner, left in (("ann", ann), ("bob", bob), ("new", new)):
+                limits.require(owner, 10**9 if left is None else left, "a file")
+                if left is not None:
+                    with pytest.raises(QuotaExceeded, match=rf"needed {left + 1} bytes, available {left} "):
+                        limits.require(owner, left + 1, "a file")
 
 
 @pytest.mark.parametrize(

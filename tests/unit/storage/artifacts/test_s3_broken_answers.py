@@ -10,7 +10,7 @@ import pytest
 
 from actograph.contract.errors import ServiceUnavailable
 from storage.artifacts.s3 import S3Store
-from tests.support.servers import swift
+from tests.support.servers import s3
 
 
 class Breaking:
@@ -53,7 +53,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Breaking]:
 def test_an_upload_fails_where_the_answer_breaks_off(
     server: Breaking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = swift.environment(server.url, os.environ)
+    wanted = s3.environment(server.url, os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_") and name not in wanted]:
         monkeypatch.delenv(name)
     for name, value in wanted.items():

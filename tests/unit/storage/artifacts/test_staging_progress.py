@@ -3,12 +3,15 @@
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from storage.artifacts.factory import open_store
 from worker.sample.watched_store import watched
 
 PREFIX = "sessions/ses_" + "0" * 32
 
 
+@pytest.mark.soak
 def test_writing_and_hashing_report_every_piece(tmp_path: Path) -> None:
     reported: list[None] = []
     store = watched(open_store(tmp_path.as_uri()), lambda: reported.append(None))

@@ -69,6 +69,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     return False
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_leases_outlive_their_first_term_while_the_unit_runs(
     database: Database, leases: list[LeasedSample], tmp_path: Path
@@ -159,6 +160,7 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
     assert ended == []
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_steps_keep_the_watchdog_quiet(
     database: Database, leases: list[LeasedSample], tmp_path: Path
@@ -208,6 +210,7 @@ def test_the_end_of_one_job_of_a_unit_is_told_of_that_job_alone(
         assert not held.should_stop()
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_the_thread_outlives_any_error_and_says_so_once(
     database: Database,

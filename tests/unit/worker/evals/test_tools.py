@@ -19,9 +19,8 @@ NEEDS = 'Error: calculator needs {"expression": "..."}, a text such as "48/2"'
 SUM = ToolCall("calculator", {"expression": "48/2"})
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
+def test_calls_are_found(subtests: pytest.Subtests) -> None:
+    for text, calls in [
         ("The answer is 24.\n#### 24", []),
         (CALL, [SUM]),
         (f"I shall halve it.\n{CALL}\n{CALL}", [SUM, SUM]),
@@ -36,10 +35,9 @@ SUM = ToolCall("calculator", {"expression": "48/2"})
         ),
         ('<tool_call>{"name": "calculator", "parameters": {"expression": "48/2"}}</tool_call>', [SUM]),
         ('<tool_call>{"name": "clock"}</tool_call>', [ToolCall("clock", {})]),
-    ],
-)
-def test_calls_are_found(text: str, calls: list[ToolCall]) -> None:
-    assert parse_calls(text) == calls
+    ]:
+        with subtests.test(text=text, calls=calls):
+            assert parse_calls(text) == calls
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,8 @@ def sample(prompt: int, generated: int) -> Generation:
     return Generation(key="k", prompt_ids=(5,) * prompt, generated_ids=(5,) * generated, finish_reason="stop")
 
 
-@pytest.mark.parametrize(
-    ("hook", "positions", "rows"),
-    [
+def test_rows_of_ten_prompt_and_five_generated_tokens(qwen: Any, subtests: pytest.Subtests) -> None:
+    for hook, positions, rows in [
         ("resid_post.3", "all", range(14)),
         ("resid_post.3", "prompt", range(10)),
         ("resid_post.3", "generated", range(10, 14)),
@@ -48,14 +47,11 @@ def sample(prompt: int, generated: int) -> Generation:
         ("resid_post.3", [12, 0, -1, 3], [0, 3, 9, 12]),
         ("resid_post.3", [-1, 9], [9]),
         ("logits", [0, 11], [11]),
-    ],
-)
-def test_rows_of_ten_prompt_and_five_generated_tokens(
-    qwen: Any, hook: str, positions: Any, rows: Any
-) -> None:
-    spec = CaptureSpec(positions=positions)
-    due = due_tokens(sample(10, 5), spec.positions, Markup(qwen), tail_only=hook == "logits")
-    assert due == list(rows)
+    ]:
+        with subtests.test(hook=hook, positions=positions, rows=rows):
+            spec = CaptureSpec(positions=positions)
+            due = due_tokens(sample(10, 5), spec.positions, Markup(qwen), tail_only=hook == "logits")
+            assert due == list(rows)
 
 
 @pytest.mark.parametrize("number", [14, -11, 1000])

@@ -30,30 +30,32 @@ def pieces(stream: TextStream, ids: Sequence[int], seed: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(5))
 def test_pieces_are_whole_characters_and_make_up_the_text(
-    tokenizer: PreTrainedTokenizerBase, seed: int
+    tokenizer: PreTrainedTokenizerBase, subtests: pytest.Subtests
 ) -> None:
-    spoken = SpokenText(tokenizer)
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    given = pieces(TextStream(spoken.of, ()), ids, seed)
-    assert all("\ufffd" not in piece for piece in given)
-    assert "".join(given) == spoken.of(ids)
-    assert sum(map(bool, given)) > len(given) / 4  # it comes while it is generated
+    for seed in range(5):
+        with subtests.test(seed=seed):
+            spoken = SpokenText(tokenizer)
+            ids = tokenizer.encode(TEXT, add_special_tokens=False)
+            given = pieces(TextStream(spoken.of, ()), ids, seed)
+            assert all("\ufffd" not in piece for piece in given)
+            assert "".join(given) == spoken.of(ids)
+            assert sum(map(bool, given)) > len(given) / 4  # it comes while it is generated
 
 
-@pytest.mark.parametrize("stops", [["END"], ["= 7 x", " ✓ "], ["族 👩"], ["4 = 8", "it is"], ["z"]])
-@pytest.mark.parametrize("seed", range(5))
 def test_nothing_of_a_stop_string_is_given(
-    tokenizer: PreTrainedTokenizerBase, stops: list[str], seed: int
+    tokenizer: PreTrainedTokenizerBase, subtests: pytest.Subtests
 ) -> None:
-    spoken = SpokenText(tokenizer)
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    final = cut_at_stop(spoken.of(ids), stops)
-    given = "".join(pieces(TextStream(spoken.of, stops), ids, seed))
-    assert final.startswith(given)
-    held = len(final) - len(given)
-    assert held < max(map(len, stops))
+    for stops in [["END"], ["= 7 x", " ✓ "], ["族 👩"], ["4 = 8", "it is"], ["z"]]:
+        for seed in range(5):
+            with subtests.test(seed=seed, stops=stops):
+                spoken = SpokenText(tokenizer)
+                ids = tokenizer.encode(TEXT, add_special_tokens=False)
+                final = cut_at_stop(spoken.of(ids), stops)
+                given = "".join(pieces(TextStream(spoken.of, stops), ids, seed))
+                assert final.startswith(given)
+                held = len(final) - len(given)
+                assert held < max(map(len, stops))
 
 
 def test_an_incomplete_character_waits_for_its_bytes() -> None:

@@ -63,9 +63,8 @@ def test_the_older_route_takes_what_asks_for_nothing_too() -> None:
     assert text(**NOTHING, best_of=1, echo=False, suffix="").sampling(max_tokens=1, seed=0).top_p == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -> None:
+    for changes, param in [
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -89,12 +88,11 @@ def test_the_older_route_takes_what_asks_for_nothing_too() -> None:
         ({"capture": {"mode": "prefill"}}, "capture"),
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages.0.role"),
         ({"nonsense": 1}, "nonsense"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_its_name(changes: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidFields) as raised:
-        chat(**changes)
-    assert raised.value.param == param
+    ]:
+        with subtests.test(changes=changes, param=param):
+            with pytest.raises(InvalidFields) as raised:
+                chat(**changes)
+            assert raised.value.param == param
 
 
 @pytest.mark.parametrize(

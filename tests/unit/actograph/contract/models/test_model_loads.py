@@ -71,9 +71,8 @@ def test_a_device_map_names_a_device_for_each_module() -> None:
     assert ModelLoadOptions.model_validate_json(found.model_dump_json()) == found
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_what_cannot_be_meant_is_refused(subtests: pytest.Subtests) -> None:
+    for wrong in [
         {"device_map": {"model.layers.0": 0, "model.layers.1": "tpu"}},
         {"device_map": {"model.layers.0": True}},
         {"device_map": {"model.layers[0]": 0}},
@@ -95,11 +94,9 @@ def test_a_device_map_names_a_device_for_each_module() -> None:
         {"savepoints": [{"name": "a", "selector": "__import__('os')"}]},
         {"savepoints": [{"name": "a", "selector": "x"}, {"name": "a", "selector": "y"}]},
         {"trust_remote_code": True},
-    ],
-)
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        ModelLoadRequest.model_validate({"model_id": "demo"} | wrong)
+    ]:
+        with subtests.test(wrong=wrong), pytest.raises(ValidationError):
+            ModelLoadRequest.model_validate({"model_id": "demo"} | wrong)
 
 
 def test_savepoints_are_names_for_hooks_of_this_model() -> None:

@@ -46,9 +46,8 @@ def test_a_capture_in_prefill_mode_generates_nothing() -> None:
     assert job_spec_adapter.validate_python(body).max_tokens == 512
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
+def test_what_prefill_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
+    for body, reason in [
         (extract(capture={"mode": "generate"}), "prefill"),
         (extract(capture=None), "capture"),
         (extract(capture={"positions": "generated"}), "generates none"),
@@ -64,11 +63,9 @@ def test_a_capture_in_prefill_mode_generates_nothing() -> None:
             r"interventions.0.positions: generated needs",
         ),
         (EVALUATION | {"capture": {"mode": "prefill"}}, "no answers to score"),
-    ],
-)
-def test_what_prefill_cannot_do_is_refused(body: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        job_spec_adapter.validate_python(body)
+    ]:
+        with subtests.test(body=body, reason=reason), pytest.raises(ValidationError, match=reason):
+            job_spec_adapter.validate_python(body)
 
 
 def test_the_published_example_is_accepted() -> None:
@@ -91,9 +88,8 @@ def test_the_published_example_is_accepted() -> None:
     assert (spec.conditions[1].suffix, spec.capture.layers) == ("This is very important.", [8, 12, 16])
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
+def test_a_wrong_field_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for change, field in [
         ({"limit": -1}, "limit"),
         ({"limit": 0}, "limit"),
         ({"offset": -1}, "offset"),
@@ -119,13 +115,12 @@ def test_the_published_example_is_accepted() -> None:
         ({"dataset": {"hub": "text"}}, "hub"),
         ({"priority": 10}, "priority"),
         ({"metadata": {"k": 1}}, "metadata"),
-    ],
-)
-def test_a_wrong_field_is_refused_by_name(change: dict[str, Any], field: str | None) -> None:
-    with pytest.raises(ValidationError) as caught:
-        job_spec_adapter.validate_python(EVALUATION | change)
-    places = [str(part) for error in caught.value.errors() for part in error["loc"]]
-    assert field is None or field in places
+    ]:
+        with subtests.test(change=change, field=field):
+            with pytest.raises(ValidationError) as caught:
+                job_spec_adapter.validate_python(EVALUATION | change)
+            places = [str(part) for error in caught.value.errors() for part in error["loc"]]
+            assert field is None or field in places
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def inflated(pieces: Iterable[bytes]) -> int:
     return size
 
 
+@pytest.mark.soak
 @pytest.mark.integration
 def test_two_thousand_samples_are_never_held_at_once(database: Database, tmp_path: Path) -> None:
     job_id = finished_job(database)

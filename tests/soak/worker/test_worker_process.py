@@ -137,7 +137,7 @@ def test_a_lost_device_costs_its_process_and_only_the_sample_at_fault_fails(
     database: Database, start: Start, redis_url: str
 ) -> None:
     job_id = submit(database, ["one", "two", "poison", "four", "five", "six"])
-    worker = start(redis_url, "tests.integration.worker.failing_worker")
+    worker = start(redis_url, "tests.soak.worker.failing_worker")
     wait_for(lambda: is_completed(database, job_id), worker)
     with database.read() as session:
         rows = session.scalars(

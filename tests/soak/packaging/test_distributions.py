@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.availability import unavailable
 from tests.support.isolated_python import python_with
 from tests.support.marks import REPO
 from tests.support.servers import Unavailable
@@ -48,12 +49,6 @@ def run(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedPro
     return subprocess.run(
         words, cwd=cwd, env=environment(**more), capture_output=True, text=True, check=False
     )
-
-
-def unavailable(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")

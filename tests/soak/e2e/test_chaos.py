@@ -22,7 +22,7 @@ from tests.support.stored_files import stored_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 PROBLEMS = {"sqlite-files": 240, "postgres-s3": 100}
 #: two minutes on a quiet machine
 LIMIT_SECONDS = 600
@@ -35,7 +35,7 @@ def test_every_kind_of_fault_in_mid_drain_changes_nothing(
     request: pytest.FixtureRequest, shared: Path, tmp_path: Path, stack: str
 ) -> None:
     if stack == "postgres-s3":  # say by their own means where this machine has no such server
-        request.getfixturevalue("postgres_server"), request.getfixturevalue("swift_server")
+        request.getfixturevalue("postgres_server"), request.getfixturevalue("s3_server")
     kinds, problems = FAULTS[stack], PROBLEMS[stack]
     done = subprocess.run(
         [

@@ -1,6 +1,6 @@
 """A real worker whose device is lost in every batch that holds a prompt with the word "poison".
 
-python -m tests.integration.worker.failing_worker
+python -m tests.soak.worker.failing_worker
 """
 
 import sys

@@ -14,7 +14,7 @@ from actograph.client import Client
 from actograph.contract.resources import WorkerStatus
 from storage.artifacts.s3 import S3Store
 from tests.support.servers.receiver import Receiver
-from tests.support.servers.swift import SwiftServer
+from tests.support.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 
@@ -34,11 +34,11 @@ Wait = Callable[..., None]
 def service(
     up: Callable[..., Any],
     postgres_and_s3: Callable[[str], None],
-    swift_server: SwiftServer,
+    s3_server: S3Server,
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    postgres_and_s3(swift_server.url)
+    postgres_and_s3(s3_server.url)
     for name, value in {
         "BATCH_SIZE": "4",
         "API_PROCESSES": "2",
