@@ -1,6 +1,7 @@
 """Fixtures that every tier shares. A real input that is absent skips locally and fails in CI."""
 
 import os
+import random
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ from tests.support.servers.moto_server import MotoServer
 from tests.support.servers.postgres import PostgresServer
 from tests.support.servers.receiver import Receiver
 from tests.support.servers.s3 import S3Server
-from tests.support.servers.swift import SwiftServer
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ACTOGRAPH_TEST_SHARED", REPO.parent / "shared"))
@@ -52,6 +52,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
+    _draw_covering_cases(items)
+
+
+def _draw_covering_cases(items: list[pytest.Item]) -> None:
+    """Leave tests with the mark `covering(n)` n cases, drawn by the test's name; the others are for soak."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("covering") and not item.get_closest_marker("soak"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, found in cases.items():
+        mark = found[0].get_closest_marker("covering")
+        assert mark is not None
+        drawn = random.Random(name).sample(range(len(found)), min(mark.args[0], len(found)))
+        for place in set(range(len(found))).difference(drawn):
+            found[place].add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session")
@@ -139,10 +154,10 @@ def postgres_url(migrated_postgres: str) -> str:
     return migrated_postgres
 
 
-@pytest.fixture(scope="session", params=["moto", pytest.param("swift", marks=pytest.mark.soak)])
-def s3_server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
-    """A running S3 server: moto's, and in the soak tier Swift, which checks signatures and checksums."""
-    yield from s3.running(SwiftServer() if request.param == "swift" else MotoServer())
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A running S3 server: moto's; the soak tier has Swift in its place."""
+    yield from s3.running(MotoServer())
 
 
 @pytest.fixture

@@ -163,7 +163,12 @@ def run_python(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", [str(page.relative_to(REPO)) for page in PAGES if MARKED.search(page.read_text("utf-8"))]
+    "name",
+    [
+        pytest.param(str(page.relative_to(REPO)), marks=[] if page.name == "README.md" else pytest.mark.soak)
+        for page in PAGES
+        if MARKED.search(page.read_text("utf-8"))
+    ],
 )
 def test_what_the_page_shows_runs(
     name: str, reader: Reader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

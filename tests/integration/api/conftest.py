@@ -38,11 +38,11 @@ from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
 
-#: the modules whose routes live on the index
-ON_BOTH = {
-    "test_job_submission", "test_job_lifecycle", "test_event_stream", "test_reconciler", "test_service_state",
-    "test_export_api", "test_sessions_api", "test_session_sweep", "test_uploads", "test_batches_api",
-    "test_rescoring",
+#: modules whose tests run on Postgres too
+ON_BOTH = {"test_job_lifecycle", "test_event_stream", "test_reconciler", "test_session_sweep"}
+ON_BOTH_IN_SOAK = {
+    "test_job_submission", "test_service_state", "test_export_api", "test_sessions_api", "test_uploads",
+    "test_batches_api", "test_rescoring",
 }  # fmt: skip
 
 MODEL = "demo"
@@ -54,8 +54,11 @@ UP_PROJ = "model.layers.0.mlp.up_proj.output"
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "index_url" in metafunc.fixturenames:
-        both = Path(str(metafunc.module.__file__)).stem in ON_BOTH
-        metafunc.parametrize("index_url", ["sqlite", "postgres"] if both else ["sqlite"], indirect=True)
+        module = Path(str(metafunc.module.__file__)).stem
+        cases: list[Any] = ["sqlite"]
+        if module in ON_BOTH | ON_BOTH_IN_SOAK:
+            cases.append(pytest.param("postgres", marks=[] if module in ON_BOTH else pytest.mark.soak))
+        metafunc.parametrize("index_url", cases, indirect=True)
 
 
 @pytest.fixture

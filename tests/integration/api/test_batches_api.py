@@ -89,6 +89,7 @@ def told(settings: Settings, receiver: Receiver) -> Settings:
 END = {"completed": 3, "cancelled": 2, "expired": 2, "failed": 0}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("end", list(END))
 def test_every_end_keeps_what_finished_and_is_told(
     start: "Start", told: Settings, receiver: Receiver, end: str, eventually: Eventually

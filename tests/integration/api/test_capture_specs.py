@@ -35,9 +35,10 @@ def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, 
     assert {name: stored[name] for name in capture} == capture
 
 
-@pytest.mark.parametrize(
-    ("capture", "pointer"),
-    [
+def test_a_wrong_choice_is_refused_by_its_field(
+    service: "Service", problem: "Problem", subtests: pytest.Subtests
+) -> None:
+    for capture, pointer in [
         ({"features": {"first": 0}}, "/capture/features/first"),
         ({"features": {"indices": []}}, "/capture/features/indices"),
         ({"features": {"indices": [1, 1]}}, "/capture/features/indices"),
@@ -58,14 +59,11 @@ def test_a_spec_that_selects_is_accepted(service: "Service", capture: dict[str, 
         ({"positions": [True]}, "/capture/positions/0"),
         ({"positions": {"stride": 0}}, "/capture/positions/stride"),
         ({"positions": {"every": 4}}, "/capture/positions/every"),
-    ],
-)
-def test_a_wrong_choice_is_refused_by_its_field(
-    service: "Service", problem: "Problem", capture: dict[str, Any], pointer: str
-) -> None:
-    service.load_model()
-    problem(service.client.post("/v1/jobs", json=job(**capture)), 422, "invalid_request", pointer)
-    assert service.messages() == []
+    ]:
+        with subtests.test(capture=capture, pointer=pointer):
+            service.load_model()
+            problem(service.client.post("/v1/jobs", json=job(**capture)), 422, "invalid_request", pointer)
+            assert service.messages() == []
 
 
 def test_true_means_the_statistics_as_they_come(service: "Service") -> None:

@@ -176,6 +176,7 @@ def tampered(service: "Service", file_id: str, at: int) -> None:
     flip(path, at)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("copies", [1, 40_000])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
 def test_a_job_on_a_tampered_upload_is_refused(

@@ -144,9 +144,8 @@ def _pattern(method: str, address: str) -> str:
     return next(p for m, p in RULES if m == method and (p == address or _same(p, address) or ":path" in p))
 
 
-@pytest.mark.parametrize(
-    ("host", "origin", "status"),
-    [
+def test_without_keys_pages_of_others_cannot_act(service: "Service", subtests: pytest.Subtests) -> None:
+    for host, origin, status in [
         ("127.0.0.1:8420", None, 200),
         ("localhost:8420", None, 200),
         ("[::1]:8420", None, 200),
@@ -162,15 +161,12 @@ def _pattern(method: str, address: str) -> str:
         ("0.0.0.0:8420", None, 401),
         ("", None, 401),
         ("[::1", None, 401),
-    ],
-)
-def test_without_keys_pages_of_others_cannot_act(
-    service: "Service", host: str, origin: str | None, status: int
-) -> None:
-    headers = {"Host": host} | ({"Origin": origin} if origin is not None else {})
-    answer = service.client.get("/v1/jobs", headers=headers)
-    assert answer.status_code == status, answer.text
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+    ]:
+        with subtests.test(host=host, origin=origin, status=status):
+            headers = {"Host": host} | ({"Origin": origin} if origin is not None else {})
+            answer = service.client.get("/v1/jobs", headers=headers)
+            assert answer.status_code == status, answer.text
+            assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_without_keys_other_machines_are_not_served_whatever_a_proxy_says(service: "Service") -> None:
@@ -250,9 +246,8 @@ def test_parts_that_are_no_file_are_refused(keyed: "Keyed", problem: "Problem") 
     assert keyed.client.get("/v1/files", headers=keyed.headers()).json()["data"] == []
 
 
-@pytest.mark.parametrize(
-    ("header", "status", "size"),
-    [
+def test_ranges(keyed: "Keyed", subtests: pytest.Subtests) -> None:
+    for header, status, size in [
         ("bytes=0-0", 206, 1),
         ("bytes=0-0,2-3", 200, 10),
         ("bytes=" + ",".join(["0-1"] * 2000), 200, 10),
@@ -265,16 +260,15 @@ def test_parts_that_are_no_file_are_refused(keyed: "Keyed", problem: "Problem") 
         ("bytes=--1", 200, 10),
         ("bytes=\u00b2-\u00b3", 200, 10),
         ("lines=0-1", 200, 10),
-    ],
-)
-def test_ranges(keyed: "Keyed", header: str, status: int, size: int | None) -> None:
-    part = {"file": ("a", b"0123456789")}
-    file_id = keyed.client.post("/v1/files", files=part, headers=keyed.headers()).json()["id"]
-    key = keyed.headers()["Authorization"].encode()
-    wanted = {b"Authorization": key, b"Range": header.encode("latin-1")}
-    got = keyed.client.get(f"/v1/files/{file_id}/content", headers=wanted)
-    assert got.status_code == status
-    assert size is None or len(got.content) == size
+    ]:
+        with subtests.test(header=header, status=status, size=size):
+            part = {"file": ("a", b"0123456789")}
+            file_id = keyed.client.post("/v1/files", files=part, headers=keyed.headers()).json()["id"]
+            key = keyed.headers()["Authorization"].encode()
+            wanted = {b"Authorization": key, b"Range": header.encode("latin-1")}
+            got = keyed.client.get(f"/v1/files/{file_id}/content", headers=wanted)
+            assert got.status_code == status
+            assert size is None or len(got.content) == size
 
 
 def test_numbers_of_a_job_are_bounded(service: "Service", problem: "Problem") -> None:

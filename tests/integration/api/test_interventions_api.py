@@ -88,9 +88,10 @@ def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None
     problem(service.client.post("/v1/interventions", content=b"{}"), 415)
 
 
-@pytest.mark.parametrize(
-    ("intervention", "field", "says"),
-    [
+def test_a_job_that_cannot_be_steered_so_is_refused(
+    service: "Service", problem: "Problem", subtests: pytest.Subtests
+) -> None:
+    for intervention, field, says in [
         ({"hook": "resid_post.9", "op": "zero"}, "hook", "layers 0 to 3"),
         ({"hook": "resid_pots.1", "op": "zero"}, "hook", "nearest"),
         ({"hook": "router_logits.1", "op": "zero"}, "hook", "no experts"),
@@ -104,27 +105,21 @@ def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None
         ({"hook": "resid_post.1", "op": "zero", "positions": "last"}, "positions", "too late to change it"),
         ({"hook": "resid_post.1", "op": "project_out", "vector": [0.0] * 8}, "", "not zero"),
         ({"hook": "resid_post.1", "op": "add", "vector": [1.0, "nan"]}, "vector/1", "finite"),
-    ],
-)
-@pytest.mark.parametrize("where", ["job", "condition"])
-def test_a_job_that_cannot_be_steered_so_is_refused(
-    service: "Service",
-    problem: "Problem",
-    where: str,
-    *,
-    intervention: dict[str, Any],
-    field: str,
-    says: str,
-) -> None:
-    service.load_model()
-    before = service.queue_state()
-    if where == "job":
-        body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}".rstrip("/")
-    else:
-        conditions = [{"name": "a"}, {"name": "b", "interventions": [intervention]}]
-        body, pointer = job(conditions=conditions), f"/conditions/1/interventions/0/{field}".rstrip("/")
-    problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
-    assert service.queue_state() == before
+    ]:
+        for where in ["job", "condition"]:
+            with subtests.test(where=where, intervention=intervention, field=field, says=says):
+                service.load_model()
+                before = service.queue_state()
+                if where == "job":
+                    body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}".rstrip("/")
+                else:
+                    conditions = [{"name": "a"}, {"name": "b", "interventions": [intervention]}]
+                    body, pointer = (
+                        job(conditions=conditions),
+                        f"/conditions/1/interventions/0/{field}".rstrip("/"),
+                    )
+                problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
+                assert service.queue_state() == before
 
 
 def test_a_vector_of_another_model_or_width_is_refused(service: "Service", problem: "Problem") -> None:

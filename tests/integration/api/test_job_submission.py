@@ -151,9 +151,8 @@ def refused(service: "Service", problem: "Problem") -> Iterator[Callable[..., di
     assert service.queue_state() == before[0]
 
 
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [
+def test_a_field_at_fault_is_named(refused: Callable[..., Any], subtests: pytest.Subtests) -> None:
+    for body, pointer in [
         (capture(temprature=0.5), "/temprature"),
         (capture(sampling={"max_tokens": 0}), "/sampling/max_tokens"),
         (capture(sampling={"max_tokens": "many"}), "/sampling/max_tokens"),
@@ -189,10 +188,9 @@ def refused(service: "Service", problem: "Problem") -> Iterator[Callable[..., di
         (evaluation({"path": "x"}, limit=0), "/limit"),
         (evaluation({"path": "x"}, conditions=[{"name": "a"}, {"name": "a"}]), "/conditions"),
         (evaluation({"path": "x"}, conditions=[{"name": "no spaces"}]), "/conditions/0/name"),
-    ],
-)  # fmt: skip
-def test_a_field_at_fault_is_named(refused: Callable[..., Any], body: dict[str, Any], pointer: str) -> None:
-    refused(body, pointer)
+    ]:  # fmt: skip
+        with subtests.test(body=body, pointer=pointer):
+            refused(body, pointer)
 
 
 def test_every_field_at_fault_is_named_at_once(refused: Callable[..., Any]) -> None:
@@ -204,16 +202,17 @@ def test_a_prompt_of_10_mb_is_refused_by_its_field(refused: Callable[..., Any]) 
     refused(capture(inputs=[{"prompt": "x" * 10_000_000}]), "/inputs/0/prompt", says="1000000")
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"null", b"[]", b'"x"', b"\xff", b'{"kind": "capture"', b"1e999"]
-)
 def test_a_body_that_is_no_json_object_is_refused(
-    service: "Service", problem: "Problem", body: bytes
+    service: "Service", problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    before = service.queue_state()
-    answer = service.client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-    problem(answer, 422, "invalid_request")
-    assert service.queue_state() == before
+    for body in [b"", b"{", b"null", b"[]", b'"x"', b"\xff", b'{"kind": "capture"', b"1e999"]:
+        with subtests.test(body=body):
+            before = service.queue_state()
+            answer = service.client.post(
+                "/v1/jobs", content=body, headers={"Content-Type": "application/json"}
+            )
+            problem(answer, 422, "invalid_request")
+            assert service.queue_state() == before
 
 
 def test_a_lone_surrogate_is_refused(service: "Service", problem: "Problem") -> None:
@@ -235,22 +234,20 @@ def test_a_model_that_is_not_served_is_refused(refused: Callable[..., Any]) -> N
     assert body["error"]["param"] == "model"
 
 
-@pytest.mark.parametrize(
-    ("spec", "pointer", "says"),
-    [
+def test_a_hook_that_the_model_lacks_is_refused(
+    service: "Service", refused: Callable[..., Any], subtests: pytest.Subtests
+) -> None:
+    for spec, pointer, says in [
         ({"hooks": ["resid_post.9"]}, "/capture/hooks", "layers 0 to 3"),
         ({"hooks": ["resid_pots.1"]}, "/capture/hooks", "resid_post.1"),
         ({"hooks": ["__class__.output"]}, "/capture/hooks", "no such"),
         ({"points": ["router_logits"]}, "/capture/points", "no experts"),
         ({"points": ["resid_post"], "layers": [2, 4]}, "/capture/layers", "layer 4"),
         ({"points": ["resid_post"], "layers": "7:9"}, "/capture/layers", "selects none"),
-    ],
-)
-def test_a_hook_that_the_model_lacks_is_refused(
-    service: "Service", refused: Callable[..., Any], spec: dict[str, Any], pointer: str, says: str
-) -> None:
-    service.load_model()
-    refused(capture(capture=spec), pointer, code="unknown_hook", says=says)
+    ]:
+        with subtests.test(spec=spec, pointer=pointer, says=says):
+            service.load_model()
+            refused(capture(capture=spec), pointer, code="unknown_hook", says=says)
 
 
 def test_max_tokens_beyond_the_context_is_refused_with_both_numbers(
@@ -329,25 +326,21 @@ def test_no_path_leads_out_of_the_data_roots(
     assert len(messages) == 1, "the message must not tell whether a file exists"
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "says"),
-    [
+def test_a_bad_row_is_named(
+    service: "Service", refused: Callable[..., Any], subtests: pytest.Subtests
+) -> None:
+    for rows, options, says in [
         ([*GOOD_ROWS[:2], {"answer": "#### 1"}], {}, "row 2: question is missing"),
         ([{"question": "q", "answer": "no number"}], {}, "row 0: answer"),
         ([{"question": 5, "answer": "#### 1"}], {}, "row 0: question is not a string"),
         (GOOD_ROWS, {"offset": 5}, "offset 5"),
         (GOOD_ROWS, {"offset": 10**30}, "no rows at offset"),
-    ],
-)
-def test_a_bad_row_is_named(
-    service: "Service",
-    refused: Callable[..., Any],
-    rows: list[dict[str, Any]],
-    options: dict[str, Any],
-    says: str,
-) -> None:
-    file_id = service.upload(*rows)
-    refused(evaluation({"file_id": file_id}, **options), "/dataset", code="invalid_dataset", says=says)
+    ]:
+        with subtests.test(rows=rows, options=options, says=says):
+            file_id = service.upload(*rows)
+            refused(
+                evaluation({"file_id": file_id}, **options), "/dataset", code="invalid_dataset", says=says
+            )
 
 
 def test_rows_outside_the_window_do_not_matter(service: "Service") -> None:

@@ -15,12 +15,13 @@ POSTS = ["/v1/jobs", "/v1/estimate", "/v1/interventions", "/v1/models/load", "/v
 JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("path", POSTS)
-@pytest.mark.parametrize("body", [b"\xe9u\x00F", b"{", b"[]", b"null", b'"text"'])
 def test_a_body_that_cannot_be_read_is_unprocessable(
-    service: "Service", problem: "Problem", path: str, body: bytes
+    service: "Service", problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    problem(service.client.post(path, content=body, headers=JSON), 422)
+    for path in POSTS:
+        for body in [b"\xe9u\x00F", b"{", b"[]", b"null", b'"text"']:
+            with subtests.test(body=body, path=path):
+                problem(service.client.post(path, content=body, headers=JSON), 422)
 
 
 @pytest.mark.parametrize("path", POSTS)

@@ -155,9 +155,10 @@ def test_tags_of_sessions_are_their_own(service: "Service", make: Make) -> None:
     assert tagged("a", job_id=show(service, first)["job_id"]) == [first, second]
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
+def test_a_dry_run_tells_what_the_deletion_does(
+    service: "Service", make: Make, subtests: pytest.Subtests
+) -> None:
+    for params in [
         {"correct": "true"},
         {"correct": "false"},
         {"tag": "night"},
@@ -171,38 +172,35 @@ def test_tags_of_sessions_are_their_own(service: "Service", make: Make) -> None:
         {"expires_before": 2.0**40},
         {"tag": "night", "correct": "true", "condition": "a"},
         {"job_id": "JOB", "correct": "true", "tag": "night"},
-    ],
-)
-def test_a_dry_run_tells_what_the_deletion_does(
-    service: "Service", make: Make, params: dict[str, Any]
-) -> None:
-    conditions = [{"name": "a"}, {"name": "b"}]
-    spec = service.submit(
-        inputs=[{"prompt": "x"}, {"prompt": "y"}],
-        conditions=conditions,
-        tags=["night"],
-        expires_after={"seconds": 500},
-    )
-    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
-    for place, lease in enumerate(service.claim(spec, 4)):
-        service.finish(lease, tensors=rows, correct=place % 2 == 0)
-    other, _ = make(True, False)
-    service.client.patch(f"{BASE}/{other}", json={"pinned": True})
-    wanted = {k: spec if v == "JOB" else v for k, v in params.items()}
-    before = service.client.get(f"{BASE}/stats").json()
-    fitting = service.client.get(
-        f"{BASE}/stats", params={k: v for k, v in wanted.items() if k != "include_pinned"}
-    ).json()
-    dry = service.client.delete(BASE, params=wanted | {"dry_run": True}).json()
-    done = service.client.delete(BASE, params=wanted).json()
-    after = service.client.get(f"{BASE}/stats").json()
-    assert done == dry | {"dry_run": False}
-    assert done["sessions"] > 0
-    assert done["sessions"] + done["pinned"] == fitting["sessions"]
-    assert before["sessions"] - after["sessions"] == done["sessions"]
-    assert before["bytes"] - after["bytes"] == done["bytes"]
-    service.drain()
-    assert len(list(service.services.store.list_prefixes("sessions"))) == after["sessions"]
+    ]:
+        with subtests.test(params=params):
+            conditions = [{"name": "a"}, {"name": "b"}]
+            spec = service.submit(
+                inputs=[{"prompt": "x"}, {"prompt": "y"}],
+                conditions=conditions,
+                tags=["night"],
+                expires_after={"seconds": 500},
+            )
+            rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
+            for place, lease in enumerate(service.claim(spec, 4)):
+                service.finish(lease, tensors=rows, correct=place % 2 == 0)
+            other, _ = make(True, False)
+            service.client.patch(f"{BASE}/{other}", json={"pinned": True})
+            wanted = {k: spec if v == "JOB" else v for k, v in params.items()}
+            before = service.client.get(f"{BASE}/stats").json()
+            fitting = service.client.get(
+                f"{BASE}/stats", params={k: v for k, v in wanted.items() if k != "include_pinned"}
+            ).json()
+            dry = service.client.delete(BASE, params=wanted | {"dry_run": True}).json()
+            done = service.client.delete(BASE, params=wanted).json()
+            after = service.client.get(f"{BASE}/stats").json()
+            assert done == dry | {"dry_run": False}
+            assert done["sessions"] > 0
+            assert done["sessions"] + done["pinned"] == fitting["sessions"]
+            assert before["sessions"] - after["sessions"] == done["sessions"]
+            assert before["bytes"] - after["bytes"] == done["bytes"]
+            service.drain()
+            assert len(list(service.services.store.list_prefixes("sessions"))) == after["sessions"]
 
 
 def test_changes_that_say_nothing_or_nonsense_are_refused(

@@ -96,9 +96,8 @@ def test_sessions_are_searched_by_each_filter(service: "Service", session_id: st
     assert rest["has_more"] is False
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
+def test_bad_filters_are_refused(service: "Service", problem: "Problem", subtests: pytest.Subtests) -> None:
+    for params in [
         {"sample_index": -1},
         {"sample_index": 10**30},
         {"correct": "perhaps"},
@@ -108,12 +107,11 @@ def test_sessions_are_searched_by_each_filter(service: "Service", session_id: st
         {"id_prefix": "ses_"},
         {"id_prefix": "job_3fa2"},
         {"id_prefix": "ses_3FA2"},
-    ],
-)
-def test_bad_filters_are_refused(service: "Service", problem: "Problem", params: dict[str, Any]) -> None:
-    pointer = f"/{next(iter(params))}"
-    problem(service.client.get(BASE, params=params), 422, pointer=pointer)
-    problem(service.client.delete(BASE, params=params), 422, pointer=pointer)
+    ]:
+        with subtests.test(params=params):
+            pointer = f"/{next(iter(params))}"
+            problem(service.client.get(BASE, params=params), 422, pointer=pointer)
+            problem(service.client.delete(BASE, params=params), 422, pointer=pointer)
 
 
 def read_safetensors(data: bytes) -> tuple[str, str, tuple[int, ...], bytes]:
@@ -122,6 +120,7 @@ def read_safetensors(data: bytes) -> tuple[str, str, tuple[int, ...], bytes]:
     return name, entry.dtype, entry.shape, data[entry.start : entry.stop]
 
 
+@pytest.mark.covering(10)
 @pytest.mark.parametrize(
     "name", ["resid_post.1", "blocks.1.hook_resid_post", "layers_output[1]", "layer_1_output"]
 )
@@ -177,21 +176,23 @@ def test_token_ids_and_module_paths_are_tensors_too(service: "Service", session_
     assert path["shape"] == [6, 2]
 
 
-@pytest.mark.parametrize("rows", ["7:8", "0:7", "4:2", "6:7", "0:99999999999"])
 def test_rows_outside_the_tensor_are_refused(
-    service: "Service", session_id: str, problem: "Problem", rows: str
+    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    for hook in ("resid_post.1", LOCATION):
-        answer = service.client.get(f"{BASE}/{session_id}/tensors/{hook}", params={"rows": rows})
-        problem(answer, 416, "range_not_satisfiable", "/rows", says="0:6")
+    for rows in ["7:8", "0:7", "4:2", "6:7", "0:99999999999"]:
+        with subtests.test(rows=rows):
+            for hook in ("resid_post.1", LOCATION):
+                answer = service.client.get(f"{BASE}/{session_id}/tensors/{hook}", params={"rows": rows})
+                problem(answer, 416, "range_not_satisfiable", "/rows", says="0:6")
 
 
-@pytest.mark.parametrize("rows", ["-1:3", "1", "a:b", "1:2:3", "", "1.0:2", "0:" + "9" * 40])
 def test_rows_that_cannot_be_read_are_refused(
-    service: "Service", session_id: str, problem: "Problem", rows: str
+    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    answer = service.client.get(f"{BASE}/{session_id}/tensors/resid_post.1", params={"rows": rows})
-    problem(answer, 422, "invalid_request", "/rows")
+    for rows in ["-1:3", "1", "a:b", "1:2:3", "", "1.0:2", "0:" + "9" * 40]:
+        with subtests.test(rows=rows):
+            answer = service.client.get(f"{BASE}/{session_id}/tensors/resid_post.1", params={"rows": rows})
+            problem(answer, 422, "invalid_request", "/rows")
 
 
 def test_json_is_limited_to_a_sane_size(
@@ -230,13 +231,12 @@ def test_large_slices_are_limited_and_a_refused_one_may_come_back(
     assert service.client.get(url, params={"format": form}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "hook", ["resid_post.3", "resid_pots.1", "__metadata__", "../manifest.json", "a/b", "%00"]
-)
 def test_a_tensor_that_is_not_there_is_not_found(
-    service: "Service", session_id: str, problem: "Problem", hook: str
+    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    problem(service.client.get(f"{BASE}/{session_id}/tensors/{hook}"), 404, "not_found")
+    for hook in ["resid_post.3", "resid_pots.1", "__metadata__", "../manifest.json", "a/b", "%00"]:
+        with subtests.test(hook=hook):
+            problem(service.client.get(f"{BASE}/{session_id}/tensors/{hook}"), 404, "not_found")
 
 
 def test_an_unknown_format_is_refused(service: "Service", session_id: str, problem: "Problem") -> None:
@@ -276,11 +276,14 @@ def test_a_range_beyond_the_file_is_refused_with_its_size(
         assert answer.headers["content-range"] == f"bytes */{size}"
 
 
-@pytest.mark.parametrize("header", ["bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "rows=1-2", "bytes=-", "x"])
-def test_a_range_of_another_form_is_ignored(service: "Service", session_id: str, header: str) -> None:
-    answer = service.client.get(f"{BASE}/{session_id}/files/manifest.json", headers={"Range": header})
-    assert answer.status_code == 200
-    assert json.loads(answer.content)["session_id"] == session_id
+def test_a_range_of_another_form_is_ignored(
+    service: "Service", session_id: str, subtests: pytest.Subtests
+) -> None:
+    for header in ["bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "rows=1-2", "bytes=-", "x"]:
+        with subtests.test(header=header):
+            answer = service.client.get(f"{BASE}/{session_id}/files/manifest.json", headers={"Range": header})
+            assert answer.status_code == 200
+            assert json.loads(answer.content)["session_id"] == session_id
 
 
 def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service", session_id: str) -> None:
@@ -304,11 +307,12 @@ def test_head_tells_the_size_without_the_bytes(service: "Service", session_id: s
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
 
 
-@pytest.mark.parametrize("name", ["nothing.txt", "..%2f..%2factograph.db", "%2e%2e", "manifest.json%00", "."])
 def test_only_the_sessions_own_files_are_served(
-    service: "Service", session_id: str, problem: "Problem", name: str
+    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    problem(service.client.get(f"{BASE}/{session_id}/files/{name}"), 404, "not_found")
+    for name in ["nothing.txt", "..%2f..%2factograph.db", "%2e%2e", "manifest.json%00", "."]:
+        with subtests.test(name=name):
+            problem(service.client.get(f"{BASE}/{session_id}/files/{name}"), 404, "not_found")
 
 
 def test_the_manifest_says_how_it_was_made(service: "Service", session_id: str) -> None:
@@ -384,13 +388,12 @@ def test_damage_in_the_store_is_said_and_not_served(
     problem(service.client.get(f"{BASE}/{session_id}/manifest"), 500, "store_damaged", says="manifest.json")
 
 
-@pytest.mark.parametrize(
-    "bad", ["x", "ses_" + "0" * 31, "ses_" + "0" * 32, "ses_" + "G" * 32, "job_" + "0" * 32, "..%2f"]
-)
-@pytest.mark.parametrize("tail", ["", "/manifest", "/tensors/resid_post.1", "/files/manifest.json"])
 def test_unknown_and_malformed_ids_are_not_found(
-    service: "Service", problem: "Problem", bad: str, tail: str
+    service: "Service", problem: "Problem", subtests: pytest.Subtests
 ) -> None:
-    problem(service.client.get(f"{BASE}/{bad}{tail}"), 404, "not_found")
-    if not tail:
-        problem(service.client.delete(f"{BASE}/{bad}"), 404, "not_found")
+    for bad in ["x", "ses_" + "0" * 31, "ses_" + "0" * 32, "ses_" + "G" * 32, "job_" + "0" * 32, "..%2f"]:
+        for tail in ["", "/manifest", "/tensors/resid_post.1", "/files/manifest.json"]:
+            with subtests.test(tail=tail, bad=bad):
+                problem(service.client.get(f"{BASE}/{bad}{tail}"), 404, "not_found")
+                if not tail:
+                    problem(service.client.delete(f"{BASE}/{bad}"), 404, "not_found")

@@ -64,9 +64,8 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
     assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_what_is_meant_must_be_said(run: "Run", made: list[str], subtests: pytest.Subtests) -> None:
+    for arguments in [
         ("rm",),
         ("rm", "--all", "--tag", "night", "--yes"),
         ("rm", "ses_1", "--tag", "night"),
@@ -74,12 +73,11 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
         ("update", "--pin"),
         ("update", "--all", "--set-tag", "a", "--no-tags"),
         ("update", "--all", "--expires-in", "soon"),
-    ],
-)
-def test_what_is_meant_must_be_said(run: "Run", made: list[str], arguments: tuple[str, ...]) -> None:
-    code, out, err = run("sessions", *arguments)
-    assert (code, out) == (1, "")
-    assert err.startswith("error: ")
+    ]:
+        with subtests.test(arguments=arguments):
+            code, out, err = run("sessions", *arguments)
+            assert (code, out) == (1, "")
+            assert err.startswith("error: ")
 
 
 def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Service", made: list[str]) -> None:

@@ -117,9 +117,8 @@ def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) ->
     assert sample.prompt.endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "code", "param"),
-    [
+def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subtests: pytest.Subtests) -> None:
+    for changes, kind, code, param in [
         ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
         ({"max_tokens": 4096}, openai.BadRequestError, "context_length_exceeded", "max_tokens"),
         ({"max_tokens": 2047}, openai.BadRequestError, "context_length_exceeded", None),
@@ -132,16 +131,15 @@ def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) ->
         ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "invalid_request", None),
         ({"extra_body": {"typo": 1}}, openai.BadRequestError, "invalid_request", "typo"),
         ({"extra_body": {"capture": {"hooks": ["no.such"]}}}, openai.BadRequestError, "unknown_hook", None),
-    ],
-)
-def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(
-    client: Any, changes: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
-) -> None:
-    with pytest.raises(kind) as raised:
-        client.chat.completions.create(**{"model": MODEL, "messages": ASKED, "max_tokens": 4} | changes)
-    assert raised.value.code == code
-    if param is not None:
-        assert raised.value.param == param
+    ]:
+        with subtests.test(changes=changes, kind=kind, code=code, param=param):
+            with pytest.raises(kind) as raised:
+                client.chat.completions.create(
+                    **{"model": MODEL, "messages": ASKED, "max_tokens": 4} | changes
+                )
+            assert raised.value.code == code
+            if param is not None:
+                assert raised.value.param == param
 
 
 def test_token_ids_that_the_model_does_not_have_fail_their_own_request_alone(

@@ -234,6 +234,7 @@ def test_a_sound_store_has_no_problems(place: Place) -> None:
     assert len(made) == 3
 
 
+@pytest.mark.covering(6)
 @pytest.mark.parametrize(
     ("damage", "problem", "says"),
     [

@@ -132,6 +132,7 @@ def test_a_feature_that_a_raw_module_lacks_fails_the_batch_with_its_width(
         capture(hooks=[location], features={"first": 5000})
 
 
+@pytest.mark.covering(8)
 @pytest.mark.parametrize(
     "positions",
     [
@@ -214,6 +215,7 @@ def test_a_token_beyond_the_end_fails_its_sample_and_no_other(capture: Capture) 
     assert len(list(done.store.list_prefixes("sessions"))) == 1
 
 
+@pytest.mark.covering(6)
 @pytest.mark.parametrize("positions", ["all", "last", {"stride": 3}, [0, -1], "answer", "tool_call"])
 @pytest.mark.parametrize("reduce", ["mean", "max", "last"])
 def test_a_reduced_session_has_one_row_and_says_of_what(

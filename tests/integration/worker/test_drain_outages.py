@@ -114,6 +114,7 @@ def away() -> sa.exc.OperationalError:
     return sa.exc.OperationalError("COMMIT", {}, psycopg.OperationalError("server closed the connection"))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("is_committed_first", [False, True])
 def test_a_database_that_goes_away_costs_nothing_that_was_done(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, is_committed_first: bool

@@ -54,6 +54,7 @@ def holder(shared: Path) -> Iterator[ModelHolder]:
     made.unload()
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize(
     "capture",
     [

@@ -93,6 +93,7 @@ def check(engine: Engine, outcome: Recorded, spec: CaptureSpec, names: Sequence[
     )
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("positions", POSITIONS, ids=str)
 def test_every_choice_stores_as_many_bytes_as_told(engine: Engine, stored: Store, positions: Any) -> None:
     for features, summed in itertools.product(FEATURES, SUMMED):

@@ -216,6 +216,7 @@ def test_texts_of_a_dataset_that_only_the_worker_reads(bench: Bench) -> None:
     assert missing.error is not None and "row 1: text is missing" in missing.error["message"]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     "capture",
     [

@@ -100,6 +100,7 @@ CHOICES: list[tuple[Any, Callable[[Session], set[int]]]] = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("positions", "meant"), CHOICES)
 def test_rows_are_chosen_and_summed_up_over_all_turns(
     bench: "Bench", everything: list[Session], positions: Any, meant: Callable[[Session], set[int]]

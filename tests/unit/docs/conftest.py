@@ -1,7 +1,7 @@
-"""Pages and their fenced blocks, which tests get by the fixtures `page` and `<language>_block`."""
+"""Pages of the docs and their fenced blocks."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,23 +26,32 @@ class Block:
     language: str
     text: str
 
-
-def _blocks(language: str) -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for found in FENCE.finditer(text):
-            if found[1] == language:
-                yield Block(name_of(page), text.count("\n", 0, found.start()) + 1, language, found[2])
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name in metafunc.fixturenames:
-        if name == "page":
-            metafunc.parametrize("page", PAGES, ids=[name_of(page) for page in PAGES])
-        elif name.endswith("_block"):
-            found = list(_blocks(name.removesuffix("_block")))
-            assert found, f"no page has a block of {name}"
-            metafunc.parametrize(name, found, ids=[f"{block.page}:{block.line}" for block in found])
+@pytest.fixture(scope="session")
+def pages() -> list[Path]:
+    return PAGES
+
+
+@pytest.fixture(scope="session")
+def blocks() -> Callable[[str], list[Block]]:
+    """Fenced blocks of one language."""
+
+    def find(language: str) -> list[Block]:
+        found = []
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            for fence in FENCE.finditer(text):
+                if fence[1] == language:
+                    line = text.count("\n", 0, fence.start()) + 1
+                    found.append(Block(name_of(page), line, language, fence[2]))
+        assert found, f"no page has a block of {language}"
+        return found
+
+    return find
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +59,7 @@ def repository() -> Path:
     return REPO
 
 
-@pytest.fixture
-def prose(page: Path) -> str:
-    """The page without its fenced blocks."""
-    return FENCE.sub("", page.read_text(encoding="utf-8"))
+@pytest.fixture(scope="session")
+def prose() -> dict[str, str]:
+    """Each page without its fenced blocks."""
+    return {name_of(page): FENCE.sub("", page.read_text(encoding="utf-8")) for page in PAGES}

@@ -5,7 +5,7 @@ Of `python -m ...` the module is looked up, and whether its source knows the fla
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from actograph.cli import examples
 from actograph.cli.flags.options import GlobalOptions
 from actograph.cli.main import app
 
+Blocks = Callable[[str], list[Any]]
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*", re.DOTALL)
 #: what prose may leave out
 _INCOMPLETE = frozenset({"MissingParameter", "NoArgsIsHelpError"})
@@ -79,33 +80,44 @@ def check_module(repository: Path, module: str, words: list[str]) -> None:
         assert f'"{flag}"' in text, f"{module} knows no {flag}"
 
 
-def test_blocks_of_shell(sh_block: Any, repository: Path) -> None:
-    check(sh_block.text, repository)
+def test_blocks_of_shell(blocks: Blocks, repository: Path, subtests: pytest.Subtests) -> None:
+    for block in blocks("sh"):
+        with subtests.test(block.place):
+            check(block.text, repository)
 
 
-def test_what_was_typed_in_blocks_of_output(text_block: Any, repository: Path) -> None:
-    check("\n".join(re.findall(r"^\$ (.*)", text_block.text, re.MULTILINE)), repository)
+def test_typed_lines_in_blocks_of_output(blocks: Blocks, repository: Path, subtests: pytest.Subtests) -> None:
+    for block in blocks("text"):
+        with subtests.test(block.place):
+            check("\n".join(re.findall(r"^\$ (.*)", block.text, re.MULTILINE)), repository)
 
 
-def test_commands_in_the_text(prose: str, repository: Path) -> None:
-    """Here arguments may be left out, `a|b` stands for each of them and `COMMAND` for any."""
-    for span in re.findall(r"`((?:actograph|python -m) [^`\n]+)`", prose):
-        words = shlex.split(span)
-        if words[0] == "python" or "$(" in span:
-            check(span, repository)
-        elif not words[1].isupper() and "--install-completion" not in words:
-            for verb in words[-1].split("|"):
-                try:
-                    parse([*words[:-1], verb])
-                except Exception as error:
-                    if type(error).__name__ not in _INCOMPLETE:
-                        raise
+def test_commands_in_the_text(prose: dict[str, str], repository: Path, subtests: pytest.Subtests) -> None:
+    for page, text in prose.items():
+        for span in re.findall(r"`((?:actograph|python -m) [^`\n]+)`", text):
+            with subtests.test(page, span=span):
+                check_span(span, repository)
 
 
-@pytest.mark.parametrize("name", sorted(examples.EXAMPLES))
-def test_examples_under_the_help(name: str, repository: Path) -> None:
-    for line in examples.EXAMPLES[name]:
-        check(line, repository)
+def check_span(span: str, repository: Path) -> None:
+    """Arguments may be left out, `a|b` stands for each of them and `COMMAND` for any."""
+    words = shlex.split(span)
+    if words[0] == "python" or "$(" in span:
+        check(span, repository)
+    elif not words[1].isupper() and "--install-completion" not in words:
+        for verb in words[-1].split("|"):
+            try:
+                parse([*words[:-1], verb])
+            except Exception as error:
+                if type(error).__name__ not in _INCOMPLETE:
+                    raise
+
+
+def test_examples_under_the_help(repository: Path, subtests: pytest.Subtests) -> None:
+    for name, lines in examples.EXAMPLES.items():
+        with subtests.test(name):
+            for line in lines:
+                check(line, repository)
 
 
 def test_a_flag_that_is_gone_is_found(repository: Path) -> None:

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 
 def anchors(text: str) -> set[str]:
     """Ids of the headings, as GitHub makes them."""
@@ -12,19 +10,22 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-def test_links(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
-        linked = (page.parent / target).resolve() if target else page
-        assert linked.exists(), target
-        assert not anchor or anchor in anchors(linked.read_text(encoding="utf-8")), f"{target}#{anchor}"
+def test_links(pages: list[Path]) -> None:
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+            linked = (page.parent / target).resolve() if target else page
+            place = f"{page}: {target}#{anchor}"
+            assert linked.exists(), place
+            assert not anchor or anchor in anchors(linked.read_text(encoding="utf-8")), place
 
 
-def test_the_navigation_lists_the_page(page: Path, repository: Path) -> None:
+def test_the_navigation_lists_every_page(pages: list[Path], repository: Path) -> None:
     listed = re.findall(
         r"[\w/-]+\.md$", (repository / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert page.name == "README.md" or page.relative_to(repository / "docs").as_posix() in listed
+    docs = {page.relative_to(repository / "docs").as_posix() for page in pages if page.name != "README.md"}
+    assert docs <= set(listed)
 
 
 def test_pages_that_the_code_mentions_exist(repository: Path) -> None:
@@ -50,13 +51,9 @@ def missing_paths(text: str, repository: Path) -> list[str]:
     return missing + [name for name in FILE.findall(text) if not any(any(r.rglob(name)) for r in rooms)]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_paths_in_the_files_at_the_top_exist(name: str, repository: Path) -> None:
-    assert missing_paths((repository / name).read_text(encoding="utf-8"), repository) == []
-
-
-def test_paths_in_the_pages_exist(page: Path, repository: Path) -> None:
-    assert missing_paths(page.read_text(encoding="utf-8"), repository) == []
+def test_paths_in_the_pages_exist(pages: list[Path], repository: Path) -> None:
+    for page in [*pages, repository / "CONTRIBUTING.md", repository / "CHANGELOG.md"]:
+        assert missing_paths(page.read_text(encoding="utf-8"), repository) == [], page
 
 
 def test_a_path_that_is_gone_is_found(repository: Path) -> None:

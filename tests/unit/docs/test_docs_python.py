@@ -3,7 +3,10 @@
 import ast
 import importlib
 import importlib.util
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from actograph.client import AsyncClient, Client
 from actograph.client.blocking.resources.jobs import JobHandle
@@ -23,9 +26,15 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_python(python_block: Any) -> None:
-    tree = ast.parse(python_block.text)
-    compile(tree, python_block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+def test_python(blocks: Callable[[str], list[Any]], subtests: pytest.Subtests) -> None:
+    for block in blocks("python"):
+        with subtests.test(block.place):
+            check(block)
+
+
+def check(block: Any) -> None:
+    tree = ast.parse(block.text)
+    compile(tree, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     names = imported(tree)
     if not names:  # then `client` is another package's
         return

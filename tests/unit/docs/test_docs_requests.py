@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from actograph.contract.models.model_loads import ModelLoadRequest
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, job_spec_adapter
 from api.app import create_app
 
+Blocks = Callable[[str], list[Any]]
 #: answers, not requests: told by a field that only answers have
 _OF_ANSWERS = ("id", "scores")
 
@@ -39,23 +41,33 @@ def is_answered(routes: set[tuple[str, str]], method: str, path: str) -> bool:
     return False
 
 
-def test_requests_in_the_text(page: Path, routes: set[tuple[str, str]]) -> None:
-    text = page.read_text(encoding="utf-8")
-    for methods, path in re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE)[A-Z|]*) (/[^`\s]*)`", text):
-        for method in methods.split("|"):
-            assert is_answered(routes, method, path), f"{method} {path}"
+def test_requests_in_the_text(
+    pages: list[Path], routes: set[tuple[str, str]], subtests: pytest.Subtests
+) -> None:
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for methods, path in re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE)[A-Z|]*) (/[^`\s]*)`", text):
+            for method in methods.split("|"):
+                with subtests.test(str(page)):
+                    assert is_answered(routes, method, path), f"{method} {path}"
 
 
-def test_requests_by_curl(sh_block: Any, routes: set[tuple[str, str]]) -> None:
-    for command in re.findall(r"^curl (?:.*\\\n)*.*", sh_block.text, re.MULTILINE):
-        path = re.search(r"\$ACTOGRAPH_URL(/[^\s\"']*)", command)
-        assert path is not None, command
-        stated = re.search(r"-X (\w+)", command)
-        method = stated[1] if stated else "POST" if " -d " in command else "GET"
-        assert is_answered(routes, method, path[1]), f"{method} {path[1]}"
-        for body in re.findall(r"-d '(\{.*?\})'", command, re.DOTALL):
-            if path[1] == "/v1/jobs":
-                job_spec_adapter.validate_python(json.loads(body))
+def test_requests_by_curl(blocks: Blocks, routes: set[tuple[str, str]], subtests: pytest.Subtests) -> None:
+    for block in blocks("sh"):
+        for command in re.findall(r"^curl (?:.*\\\n)*.*", block.text, re.MULTILINE):
+            with subtests.test(block.place):
+                check_curl(command, routes)
+
+
+def check_curl(command: str, routes: set[tuple[str, str]]) -> None:
+    path = re.search(r"\$ACTOGRAPH_URL(/[^\s\"']*)", command)
+    assert path is not None, command
+    stated = re.search(r"-X (\w+)", command)
+    method = stated[1] if stated else "POST" if " -d " in command else "GET"
+    assert is_answered(routes, method, path[1]), f"{method} {path[1]}"
+    for body in re.findall(r"-d '(\{.*?\})'", command, re.DOTALL):
+        if path[1] == "/v1/jobs":
+            job_spec_adapter.validate_python(json.loads(body))
 
 
 def form_of(value: dict[str, Any]) -> TypeAdapter[Any] | None:
@@ -72,8 +84,14 @@ def form_of(value: dict[str, Any]) -> TypeAdapter[Any] | None:
     return None
 
 
-def test_bodies(json_block: Any) -> None:
-    text = re.sub(r",\s*\.\.\.", "", json_block.text)  # "and so on"
+def test_bodies(blocks: Blocks, subtests: pytest.Subtests) -> None:
+    for block in blocks("json"):
+        with subtests.test(block.place):
+            check_body(block.text)
+
+
+def check_body(block: str) -> None:
+    text = re.sub(r",\s*\.\.\.", "", block)  # "and so on"
     value = json.loads(re.sub(r"\b(file|vec|job|ses)_\.\.\.", rf"\1_{0:032x}", text))
     form = form_of(value)
     if form is not None:

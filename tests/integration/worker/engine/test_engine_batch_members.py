@@ -77,6 +77,7 @@ def edited(base: Edit, width: int) -> dict[str, tuple[Edit, ...]]:
     }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_edits_that_differ_in_one_thing_each(
@@ -132,6 +133,7 @@ def variants(engine: Engine) -> dict[str, GenerationRequest]:
     return {key: replace(base, key=key, **change) for key, change in changes.items()}
 
 
+@pytest.mark.covering(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "sampling",
@@ -183,6 +185,7 @@ SHAPINGS = {
 }
 
 
+@pytest.mark.covering(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
 @pytest.mark.parametrize("block", [2, 64])
@@ -336,6 +339,7 @@ def any_batch(way: "type[Way]", engine: Engine, dice: random.Random) -> tuple["W
     return batch, requests
 
 
+@pytest.mark.covering(12)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(25))
 def test_any_member_of_any_batch_is_what_it_is_alone(

@@ -81,6 +81,7 @@ def test_stream_equals_output_hidden_states(
             assert close(norm(sink.rows(i, f"resid_post.{layers - 1}")), out.hidden_states[-1][0])
 
 
+@pytest.mark.covering(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "sampling",

@@ -62,6 +62,7 @@ def test_what_it_asks_for_knows_no_padding(asked: dict[str, Any], engine: Engine
     assert made != plain
 
 
+@pytest.mark.covering(5)
 @pytest.mark.parametrize(
     "asked",
     [

@@ -229,6 +229,7 @@ def check(
     return made
 
 
+@pytest.mark.covering(10)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "point", ["resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post"]
@@ -260,6 +261,7 @@ def test_every_point_equals_plain_hooks(
         assert engine.generate([request], sampling=sampling) == [generation]
 
 
+@pytest.mark.covering(18)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("op", ["add", "scale", "zero", "replace", "project_out"])
 @pytest.mark.parametrize(

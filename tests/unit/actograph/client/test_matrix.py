@@ -29,6 +29,7 @@ def client(request: pytest.FixtureRequest, sessions: list[resources.Session]) ->
     return found
 
 
+@pytest.mark.covering(6)
 @pytest.mark.parametrize(
     ("rows", "taken"),
     [

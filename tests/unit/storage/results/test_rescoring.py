@@ -176,6 +176,7 @@ def test_no_transaction_writes_more_than_one_slice(database: Database, job_id: s
     assert is_settled(database)
 
 
+@pytest.mark.covering(4)
 @pytest.mark.parametrize("at", [BEGIN, BEGIN + 1, SWITCH - 2, SWITCH, SWITCH + 1, SWITCH + 3, LAST])
 def test_a_kill_changes_everything_or_nothing_and_a_repeat_completes(
     database: Database, job_id: str, between: Callable[..., None], at: int

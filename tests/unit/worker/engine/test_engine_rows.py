@@ -163,6 +163,7 @@ def test_samples_that_end_with_their_first_token(positions: Positions) -> None:
     check(sink, positions, generated=(1, 6, 2))
 
 
+@pytest.mark.covering(12)
 @pytest.mark.parametrize("seed", range(60))
 def test_any_batch_in_any_budget(seed: int) -> None:
     dice = random.Random(seed)
@@ -455,6 +456,7 @@ def test_integers_are_stored_as_they_are_whatever_the_dtype() -> None:
     assert {rows.dtype for _, rows in sink.joined(10).values()} == {torch.int64}
 
 
+@pytest.mark.covering(10)
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
 @pytest.mark.parametrize("reduce", ["mean", "max", "last"])
 @pytest.mark.parametrize("options", [SMALL, BufferOptions()])

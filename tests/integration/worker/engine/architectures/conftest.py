@@ -149,10 +149,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
+#: run by `make test`: separate and joint projections, norms after the blocks, experts
+QUICK = ("llama", "gpt2", "gemma2", "qwen3_moe")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "architecture" in metafunc.fixturenames:
-        metafunc.parametrize("architecture", list(ARCHITECTURES), scope="session")
+        cases = [
+            name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in ARCHITECTURES
+        ]
+        metafunc.parametrize("architecture", cases, scope="session")
 
 
 @pytest.fixture(scope="session")

@@ -108,6 +108,7 @@ def _attention_delta(engine: Engine, ids: tuple[int, ...]) -> str:
     raise AssertionError("no module gives what attention adds")
 
 
+@pytest.mark.covering(16)
 @pytest.mark.parametrize("hook", POINTS)
 def test_adding_a_vector_reaches_everything_after_it(
     architecture: str, hook: str, engine_for: Any, requests_for: Any, keeping_sink: Any

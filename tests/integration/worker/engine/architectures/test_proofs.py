@@ -26,6 +26,7 @@ def fresh(architectures: Any, random_engine_of: Any, engine_for: EngineFor) -> E
     return make
 
 
+@pytest.mark.covering(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_changes_no_proof(
     architecture: str, dtype: torch.dtype, engine_for: EngineFor, fresh: EngineFor

@@ -112,6 +112,7 @@ def oracle(
     return got
 
 
+@pytest.mark.covering(8)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt_neox", "olmo2"])
 def test_rows_are_those_of_plain_hooks(

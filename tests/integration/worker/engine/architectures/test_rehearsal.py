@@ -115,6 +115,7 @@ def check_rows(engine: Engine, made: Sequence[Any], sink: Any, reference: Any) -
             assert torch.allclose(rows, expected, rtol=1e-4, atol=2e-4 * scale), (index, hook)
 
 
+@pytest.mark.covering(4)
 @pytest.mark.parametrize("name", list(SERVED))
 def test_rows_are_those_of_a_plain_forward(
     name: str, make: Make, keeping_sink: Any, requests_for: Any, reference: Any
@@ -195,6 +196,7 @@ def test_a_location_that_steps_show_otherwise_is_unavailable_with_the_reason(mak
         grammar.resolve(location, structure)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_model_in_half_precision_is_not_refused_for_its_rounding(make: Make, dtype: torch.dtype) -> None:
     engine = make(LlamaConfig(**DENSE | {"num_hidden_layers": 12}), "deep")

@@ -149,6 +149,7 @@ def test_one_keeps_every_step_beside_one_that_begins_later(
     ).check()
 
 
+@pytest.mark.covering(12)
 @pytest.mark.parametrize("seed", range(40))
 def test_any_choices_in_any_budget(seed: int) -> None:
     dice = random.Random(seed)
@@ -168,6 +169,7 @@ def test_any_choices_in_any_budget(seed: int) -> None:
     Batch(prompts, generated, choosers, options=options).check()
 
 
+@pytest.mark.covering(8)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
     "shaping",

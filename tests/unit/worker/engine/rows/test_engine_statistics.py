@@ -38,6 +38,7 @@ def data(seed: int, rows: int, *, offset: float, dtype: torch.dtype = torch.floa
     return torch.from_numpy(made).to(dtype)
 
 
+@pytest.mark.covering(8)
 @pytest.mark.parametrize("sizes", [[1], [7], [64, 1, 3], [1000]])
 @pytest.mark.parametrize("offset", [0.0, -3.5, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
