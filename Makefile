@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check test lint up bench docs clean
+.PHONY: demo check test soak lint up bench docs clean
 
 $(STAMP): pyproject.toml server/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
@@ -16,13 +16,21 @@ $(STAMP): pyproject.toml server/pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/actograph demo
 
-# before every commit: the unit tier without tests that start a server or take seconds
-check: lint
-	$(BIN)/python -m pytest tests/unit -m "not integration" -n logical --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4
 
-# in several processes; each keeps a model and servers of its own, so more than four ask for much memory
+# before every commit: no server, no model above 300,000 parameters
+check: lint
+	$(PYTEST) --dist worksteal -m "not soak and not integration" tests/unit
+
+# each process keeps a model and servers of its own, so more than four need much memory
 test: $(STAMP)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m tests.support.other_programs inspect lm-eval
+	$(PYTEST) --dist worksteal -m "not soak"
+
+# before a release, and when a change touches its subject
+soak: $(STAMP)
+	$(BIN)/python -m tests.support.other_programs inspect lm-eval swift
+	$(PYTEST) --dist loadfile -m soak
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

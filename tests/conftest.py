@@ -3,7 +3,7 @@
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import psycopg
@@ -15,6 +15,7 @@ from sqlalchemy.engine import make_url
 from storage import migrate
 from storage.index.database import Database
 from storage.tables.models import Base
+from tests.support import skips
 from tests.support.availability import unavailable
 from tests.support.servers import Unavailable, s3
 from tests.support.servers import receiver as receivers
@@ -53,6 +54,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
     _draw_covering_cases(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that skips in CI for a reason that nobody accepted."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(accepted in reason for accepted in skips.ACCEPTED):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}; in CI only reasons in tests/support/skips.py may skip a test"
+    return report
 
 
 def _draw_covering_cases(items: list[pytest.Item]) -> None:

@@ -194,6 +194,8 @@ class Database:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
+        """Close all connections; those that other threads still hold are closed on their return."""
+        event.listen(self.engine.pool, "checkin", lambda _connection, record: record.close())
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()

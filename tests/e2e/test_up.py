@@ -89,6 +89,7 @@ def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Star
     assert again.stop() == 0
 
 
+@pytest.mark.soak
 def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
     service = up()
     service.await_ready()

@@ -14,8 +14,8 @@ import redis
 from actograph.contract.errors import ServiceUnavailable
 from actograph.stack.ports import free_port
 from actograph.stack.redis_server import find_executable
+from tests.support import other_programs
 from tests.support.availability import unavailable
-from tests.support.isolated_python import python_with
 from tests.support.lmeval.environment import LmEval
 from tests.support.servers import Unavailable
 
@@ -101,18 +101,11 @@ def lm_eval(
         yield running.ask
 
 
-INSPECT = "inspect_ai==0.3.285"
-
-
-#: the package, and what its OpenAI provider needs
-INSPECT_INSTALL = (INSPECT, "openai==3.52.0")
-
-
 @pytest.fixture(scope="session")
 def run_inspect(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script of ours with inspect_ai itself, in a virtual environment of its own."""
     try:
-        python = python_with("inspect", " ".join(INSPECT_INSTALL), INSPECT_INSTALL)
+        python = other_programs.inspect()
     except Unavailable as error:
         unavailable(str(error))
     home = tmp_path_factory.mktemp("inspect-home")

@@ -9,9 +9,13 @@ from pathlib import Path
 from tests.support.marks import REPO
 from tests.support.servers import Unavailable
 
+_CONSTRAINTS = Path(__file__).with_name("constraints")
+
 
 def python_with(name: str, package: str, *installs: Sequence[str]) -> Path:
     """The Python of `.venv-<name>`, which is built on the first call, of wheels alone.
+
+    `constraints/<name>.txt`, if there is one, holds the versions of all its packages.
 
     Args:
         package: what it holds, with its version; another one has it built anew.
@@ -27,6 +31,9 @@ def python_with(name: str, package: str, *installs: Sequence[str]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
         if not stamp.exists() or stamp.read_text() != package:
             pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
+            constraints = _CONSTRAINTS / f"{name}.txt"
+            if constraints.exists():
+                pip += ["-c", str(constraints)]
             for command in (
                 [sys.executable, "-m", "venv", str(venv)],
                 *([*pip, *packages] for packages in installs),

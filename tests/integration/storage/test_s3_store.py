@@ -183,6 +183,7 @@ def test_an_upload_whose_client_goes_away_leaves_nothing(store: S3Store, size: i
     assert not store._client.list_multipart_uploads(Bucket=store.bucket).get("Uploads")
 
 
+@pytest.mark.soak
 def test_listing_reads_every_page(store: S3Store) -> None:
     """A page has 1,000 keys."""
     names = [f"files/file_{i:032x}" for i in range(1003)]

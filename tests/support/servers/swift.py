@@ -22,6 +22,7 @@ from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 REPO = Path(__file__).resolve().parents[3]
 SWIFT = "swift==2.38.3"
+CONSTRAINTS = REPO / "tests/support/constraints/swift.txt"
 BACKENDS = ("account", "container", "object")
 START_SECONDS = 60.0
 
@@ -61,7 +62,7 @@ def programs() -> Path:
         if not stamp.exists() or stamp.read_text() != SWIFT:
             for command in (
                 [sys.executable, "-m", "venv", str(venv)],
-                [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", SWIFT],
+                [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), SWIFT],
             ):
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:

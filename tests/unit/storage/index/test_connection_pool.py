@@ -79,3 +79,14 @@ def test_intervals_are_made_without_a_connection(database: Database, monkeypatch
     monkeypatch.setattr(paired, "bootstrap_interval", watched)
     assert conditions.compare(Bootstrap()).conditions["b"].metrics["acc,none"].pairs == 5
     assert set(seen) == {0}
+
+
+def test_a_connection_in_use_at_the_close_is_closed_on_its_return(small: Database) -> None:
+    with ExitStack() as held:
+        session = held.enter_context(small.read())
+        connection = session.connection().connection.dbapi_connection
+        small.close()
+        assert connection is not None
+        connection.cursor()
+    with pytest.raises(Exception, match="closed"):
+        connection.cursor()

@@ -1,0 +1,36 @@
+"""Programs that tests compare with, each in a virtual environment of its own.
+
+python -m tests.support.other_programs NAME...    builds them beforehand
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.isolated_python import python_with
+from tests.support.lmeval import environment
+from tests.support.servers import swift
+
+#: the package, and the requirement of its OpenAI provider
+_INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0")
+
+
+def inspect() -> Path:
+    """The Python of `.venv-inspect`.
+
+    Raises:
+        Unavailable: it could not be built, for example without a network.
+    """
+    return python_with("inspect", " ".join(_INSPECT), _INSPECT)
+
+
+PROGRAMS: dict[str, Callable[[], Path]] = {
+    "inspect": inspect,
+    "lm-eval": environment.python,
+    "swift": swift.programs,
+}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        PROGRAMS[name]()
