@@ -123,7 +123,7 @@ def test_a_worker_killed_in_mid_drain_costs_its_batch_and_nothing_else(
         wait(lambda: client.jobs.get(job_id).progress.completed >= 10)
         killed = service.child("worker")
         killed.send_signal(signal.SIGKILL)
-        killed.wait(60)
+        killed.wait(120)
         before = {s.id: s for s in client.jobs.samples(job_id, status="completed")}
         leased = {s.id for s in client.jobs.samples(job_id, status="leased")}
         goal = len(before) + 4 * problems

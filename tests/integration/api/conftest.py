@@ -305,7 +305,7 @@ def start() -> Iterator[Start]:
         client.__enter__()
         opened.append(client)
         # its first round must not come between two steps of a test
-        assert app.state.reconciler.has_looked.wait(30)
+        assert app.state.reconciler.has_looked.wait(120)
         return Service(client, app)
 
     yield start_one
@@ -390,7 +390,7 @@ def url(service: Service) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
-        thread.join(timeout=30)
+        thread.join(timeout=120)
 
 
 @pytest.fixture

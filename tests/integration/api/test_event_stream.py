@@ -155,7 +155,7 @@ def test_many_streams_hold_no_connection_between_looks(
     assert service.client.get("/readyz").status_code in (200, 503)
     service.finish(*service.claim(job_id))
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert len(texts) == 60
     assert all(parse(text)[-1]["event"] == "job.completed" for text in texts)
 

@@ -152,7 +152,7 @@ def test_an_answer_that_never_ends_keeps_nobody_waiting(
         ((_, entry),) = deliver(service, first, until=["webhook.failed"])
         assert "no answer within 2 s" in entry["reason"]
         is_over.set()
-        thread.join(10)
+        thread.join(120)
     other = service.submit(webhook={"url": receiver.url})
     finish(service, other)
     deliver(service, other, until=["webhook.delivered"])

@@ -23,7 +23,7 @@ def test_a_worker_takes_the_next_message_after_one_that_redis_did_not_hear_of(
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue("words", no_ack=False)
         connection.Producer().publish("first", routing_key="words")
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=120)
         message.channel.qos.prefetch_count = 1
         server.stop()
         if how == "ack":
@@ -47,7 +47,7 @@ def test_messages_are_taken_from_a_redis_without_memory(
             client.set("anything", 1)
         queue = connection.SimpleQueue("words", no_ack=False)
         for word in ("first", "second"):
-            message = queue.get(timeout=10)
+            message = queue.get(timeout=120)
             assert message.payload == word
             message.ack()
         assert client.keys() == []

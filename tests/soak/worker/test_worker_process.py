@@ -113,14 +113,12 @@ def submit(database: Database, prompts: list[str], **changes: Any) -> str:
     return row.id
 
 
-def wait_for(condition: Callable[[], bool], worker: Worker, seconds: float = 400) -> float:
-    """Seconds until the condition held."""
-    began = time.monotonic()
+def wait_for(condition: Callable[[], bool], worker: Worker) -> None:
+    deadline = time.monotonic() + 400
     while not condition():
-        assert time.monotonic() - began < seconds, worker.log[-4000:]
+        assert time.monotonic() < deadline, worker.log[-4000:]
         assert worker.process.poll() is None, worker.log[-4000:]
         time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def completed(database: Database, job_id: str) -> int:
@@ -157,36 +155,24 @@ def test_a_lost_device_costs_its_process_and_only_the_sample_at_fault_fails(
 
 
 def test_a_drain_goes_on_while_redis_is_down_and_goes_by_messages_afterwards(
-    database: Database,
-    start: Start,
-    redis_process: "Callable[[], RedisProcess]",
-    capsys: pytest.CaptureFixture[str],
+    database: Database, start: Start, redis_process: "Callable[[], RedisProcess]"
 ) -> None:
     server = redis_process()
     # slices of one batch each, so that the drain asks for its next turn all the time
     worker = start(server.url, BENCH_UNIT_SECONDS="0.05", ACTOGRAPH_SLICE_SECONDS="0.01")
-    long = submit(database, ["word"] * 4000)
+    long = submit(database, ["word"] * 20_000)  # at least 250 seconds of work
     wait_for(lambda: completed(database, long) >= 2 * UNIT_SAMPLES, worker)
-
-    def rate(seconds: float) -> float:
-        before, began = completed(database, long), time.monotonic()
-        time.sleep(seconds)
-        return (completed(database, long) - before) / (time.monotonic() - began)
-
-    with_redis = rate(5)
     server.stop()
-    without_redis = rate(5)
-    with capsys.disabled():
-        print(f"\nsamples/s with Redis {with_redis:.1f}, without {without_redis:.1f}")  # noqa: T201
-    assert without_redis > with_redis / 2
+    so_far = completed(database, long)
+    wait_for(lambda: completed(database, long) >= so_far + 10 * UNIT_SAMPLES, worker)
     urgent = submit(database, ["now"], priority=0)
-    wait_for(lambda: is_completed(database, urgent), worker, 60)
+    wait_for(lambda: is_completed(database, urgent), worker)
     assert not is_completed(database, long)
     server.start()
     broker = Broker(server.url)
     again = submit(database, ["again"], priority=0)
     wait_for(lambda: broker.wake(MODEL), worker)
-    wait_for(lambda: is_completed(database, again), worker, 60)
+    wait_for(lambda: is_completed(database, again), worker)
     wait_for(lambda: broker.messages() == 0, worker)  # the worker reads them again
     broker.close()
     assert worker.end() == 0
@@ -210,7 +196,7 @@ def test_a_worker_without_redis_and_api_runs_jobs_and_heals(database: Database, 
             silent = session.get_one(WorkerRow, "wrk_silent").status
             return (jobs.status_of(session, late), silent) == (JobStatus.FAILED, WorkerStatus.OFFLINE)
 
-    wait_for(is_healed, worker, 60)
+    wait_for(is_healed, worker)
     assert worker.end() == 0
 
 
@@ -232,7 +218,7 @@ def test_a_redis_without_memory_costs_the_worker_nothing_but_its_messages(
         later = submit(database, ["later"])
         assert not broker.wake(MODEL)
         assert "maxmemory" in (broker.trouble or "")
-        wait_for(lambda: is_completed(database, later), worker, 60)
+        wait_for(lambda: is_completed(database, later), worker)
     broker.close()
     assert worker.end() == 0
     assert worker.log.count("Traceback") == 0, worker.log[-4000:]

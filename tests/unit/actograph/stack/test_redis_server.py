@@ -57,7 +57,7 @@ def test_a_server_comes_back_at_its_address_and_keeps_nothing_on_disk(
     with running(server) as process, connection(server.url) as client:
         client.rpush("queue", *map(str, range(1000)))
         process.send_signal(number)
-        process.wait(10)
+        process.wait(120)
         assert not server.answers()
     with running(server), connection(server.url) as client:
         assert client.lrange("queue", 0, -1) == []
