@@ -66,7 +66,7 @@ def tokenizer_of(model: Path) -> Any:
 
 @pytest.mark.parametrize("problems", [150, pytest.param(1319, marks=pytest.mark.soak)])
 def test_all_problems_are_drained_with_a_session_each(
-    up: Callable[..., Any], wait: Callable[..., None], shared: Path, problems: int
+    up: Callable[..., Any], wait: Callable[..., None], gone: Callable[..., bool], shared: Path, problems: int
 ) -> None:
     spec = SPEC | {"limit": problems}
     model = shared / "models" / "tiny-qwen3"
@@ -98,7 +98,10 @@ def test_all_problems_are_drained_with_a_session_each(
             results.metrics["exact_match,strict-match"]
             == sum(s.scores["exact_match,strict-match"].value for s in samples) / problems
         )
+    processes = service.children()
+    assert len(processes) >= 4
     assert service.stop() == 0
+    assert gone(processes)
     check_sessions(service.home, samples, tokenizer_of(model))
 
 

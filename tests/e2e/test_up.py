@@ -42,6 +42,7 @@ def evaluate(client: Client, limit: int = 8) -> str:
     return job.id
 
 
+@pytest.mark.soak
 def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Start, tmp_path: Path) -> None:
     service = up()
     service.await_ready()

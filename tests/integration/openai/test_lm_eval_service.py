@@ -69,7 +69,7 @@ def test_lm_eval_gives_our_verdicts(
             assert found == other["scores"][name], (sample["index"], name)
 
 
-@pytest.mark.parametrize("tokenized", [True, False])
+@pytest.mark.parametrize("tokenized", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_lm_eval_scores_choices_as_its_own_hf_backend_does(
     service: "Service",
     lm_eval: Callable[..., list[dict[str, Any]]],

@@ -121,7 +121,7 @@ def s3_client() -> Any:
     return boto3.session.Session().client("s3", config=Config(s3={"addressing_style": "path"}))
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.soak)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         opened = Database(f"sqlite:///{tmp_path / 'index.db'}")

@@ -192,6 +192,7 @@ def run_all(bench: "Bench", *job_ids: str) -> list[int]:
     return sizes
 
 
+@pytest.mark.soak
 def test_each_line_of_a_batch_is_what_it_is_alone(bench: "Bench") -> None:
     names = list(LINES)
     together = submit_lines(bench, names)

@@ -363,6 +363,7 @@ def test_an_error_inside_a_trace_leaves_the_next_one_clean(
         assert close(sink.rows(i, "resid_post.0"), reference(engine, g, ["resid_post.0"])["resid_post.0"])
 
 
+@pytest.mark.soak
 def test_out_of_memory_halves_the_batch_and_fails_only_what_does_not_fit_alone(
     engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
 ) -> None:

@@ -261,7 +261,7 @@ def test_every_point_equals_plain_hooks(
         assert engine.generate([request], sampling=sampling) == [generation]
 
 
-@pytest.mark.covering(18)
+@pytest.mark.covering(12)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("op", ["add", "scale", "zero", "replace", "project_out"])
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def assert_same(
     assert not dropped.keys() & got.chunks.keys()
 
 
-@pytest.mark.covering(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("most", [1, 2])
 def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: int) -> None:
     engine, requests, hooks = setting

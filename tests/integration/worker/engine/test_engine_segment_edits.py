@@ -88,7 +88,7 @@ def moved(engine: Engine, generation: Generation, rows: torch.Tensor, hook: str,
     return set((apart > 0.05).nonzero().flatten().tolist())
 
 
-@pytest.mark.covering(8)
+@pytest.mark.covering(4)
 @pytest.mark.parametrize("name", ["tiny-qwen3", "random"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("positions", EVERY, ids=str)
