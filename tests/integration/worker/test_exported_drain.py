@@ -186,6 +186,7 @@ def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
     assert first["filter"] == "strict-match"
     assert [len(line["resps"][0]) for line in lines(samples_path)[:3]] == [2, 2, 1]
     assert [len(repeats) for repeats in first["resps"]] == [2]
+    assert [len(repeats) for repeats in first["filtered_resps"]] == [2]
     assert [line["filter"] for line in lines(samples_path)] == [
         name for name in ("strict-match", "flexible-extract", "numeric") for _ in PROBLEMS
     ]

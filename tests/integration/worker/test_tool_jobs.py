@@ -84,6 +84,20 @@ def test_the_calculator_is_used_and_every_row_is_kept(bench: "Bench") -> None:
         assert len(reader.tokens_of_rows("logits")) == chosen
 
 
+def test_each_turn_draws_its_own_noise(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: dict[str, list[int]] = {}
+    generate = Engine.generate
+
+    def noted(engine: Engine, requests: list[GenerationRequest], **options: Any) -> list[Generation]:
+        for request in requests:
+            seeds.setdefault(request.key, []).append(request.seed)
+        return generate(engine, requests, **options)
+
+    monkeypatch.setattr(Engine, "generate", noted)
+    run(bench, submit(bench, 2))
+    assert [len(set(drawn)) for drawn in seeds.values()] == [2, 2]
+
+
 def test_conditions_with_and_without_tools_meet_the_same_problems(bench: "Bench") -> None:
     job_id = submit(
         bench, mode="no_tools", conditions=[{"name": "plain"}, {"name": "calculator", "mode": "with_tools"}]
