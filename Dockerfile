@@ -1,4 +1,4 @@
-# Two images from one file: `--target api` holds no torch, `--target worker` holds the model.
+# Three images from one file: `--target api` and `--target analysis` hold no torch, `--target worker` the model.
 FROM python:3.13-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 ACTOGRAPH_HOME=/data
 RUN useradd --create-home --uid 1000 actograph && mkdir /data && chown actograph /data
@@ -13,12 +13,17 @@ VOLUME /data
 
 FROM base AS api
 RUN pip install -c constraints.txt . ./server
-USER actograph
+USER 1000
 EXPOSE 8420
 # bring the schema up to date, then serve
 CMD ["sh", "-c", "python -m storage.migrate && exec python -m api"]
 
+FROM base AS analysis
+RUN pip install -c constraints.txt . './server[analysis]'
+USER 1000
+CMD ["python", "-m", "worker.analysis"]
+
 FROM base AS worker
 RUN pip install -c constraints.txt . './server[worker]'
-USER actograph
+USER 1000
 CMD ["python", "-m", "worker"]

@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check test lint up bench docs clean
+.PHONY: demo check test lint up bench docs screenshots audit clean
 
 $(STAMP): pyproject.toml server/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
@@ -22,7 +22,7 @@ check: lint
 
 # in several processes; each keeps a model and servers of its own, so more than four ask for much memory
 test: $(STAMP)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --reruns 1 -raR
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,6 +39,19 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m mkdocs build --strict
+
+# renews docs/pictures from a run on the demo's model; needs chromium and the package playwright
+screenshots: $(STAMP)
+	$(BIN)/python -m docs.screenshots
+
+# a bill of materials, then known vulnerabilities; fails if a package cannot be looked up
+audit: $(STAMP)
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install \
+		--quiet --disable-pip-version-check 'pip-audit>=2.9' 'cyclonedx-bom>=6'; }
+	@mkdir -p build
+	.venv-audit/bin/cyclonedx-py environment $(BIN)/python -o build/sbom.json
+	$(BIN)/python -m pip freeze --exclude-editable > build/packages.txt
+	.venv-audit/bin/pip-audit --strict -r build/packages.txt --no-deps --disable-pip --progress-spinner off
 
 clean:
 	rm -rf $(VENV)

@@ -1,5 +1,7 @@
-"""Progress on stderr: a bar with rate and ETA on a terminal, plain lines elsewhere."""
+"""Progress: a bar with rate and ETA in a notebook or terminal, plain lines on stderr elsewhere."""
 
+import html
+import importlib
 import sys
 import time
 from collections import deque
@@ -124,8 +126,40 @@ class Update(Protocol):
     def __call__(self, status: str, done: int, total: int, failed: int = 0) -> None: ...
 
 
+class NotebookBar:
+    """Redraws a bar in the output of a notebook's cell."""
+
+    def __init__(self, unit: str = "samples") -> None:
+        self._unit = unit
+        self._handle: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None:
+        display = importlib.import_module("IPython.display")
+        text = html.escape(progress_text(status, done, failed, total, rate, unit=self._unit))
+        shown = display.HTML(f'<progress value="{done}" max="{total or 1}"></progress> {text}')
+        if self._handle is None:
+            self._handle = display.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
 def view(unit: str = "samples") -> View:
-    """Return a bar if stdout and stderr are terminals, else lines."""
+    """Return a bar in a notebook, or if stdout and stderr are terminals; else lines."""
+    if _in_notebook():
+        return NotebookBar(unit)
     return Bar(unit) if sys.stdout.isatty() and sys.stderr.isatty() else Lines(unit=unit)
 
 

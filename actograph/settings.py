@@ -7,13 +7,24 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+PackWeights = Literal["auto", "always", "never"]
 CommaList = Annotated[tuple[str, ...], NoDecode]
+
+
+#: settings as files, such as `actograph_api_keys`: secrets of Docker and Kubernetes
+SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
     """Settings of all processes. Default URLs are in `home`."""
 
-    model_config = SettingsConfigDict(env_prefix="ACTOGRAPH_", frozen=True, extra="ignore")
+    # pydantic-settings warns of a folder that does not exist
+    model_config = SettingsConfigDict(
+        env_prefix="ACTOGRAPH_",
+        frozen=True,
+        extra="ignore",
+        secrets_dir=SECRETS if SECRETS.is_dir() else None,
+    )
 
     home: Path = Field(
         default_factory=lambda: Path.home() / ".actograph",
@@ -51,13 +62,22 @@ class Settings(BaseSettings):
         "path",
         description="Place of the bucket in that URL: `path` is HOST/BUCKET, `virtual` is BUCKET.HOST.",
     )
-    model: str = Field("", description="Hub id or folder of the model, or `NAME=<id or folder>`.")
+    model: str = Field(
+        "",
+        description="Hub id or folder of the model, or `NAME=<id or folder>`. Empty: workers start without a "
+        "model, and load the first allowed model that is asked for.",
+    )
     revision: str | None = Field(None, description="Hub revision of the model.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="Dtype of the loaded model; `auto` is the checkpoint's dtype."
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` uses a GPU if there is one.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
+    pack_weights: PackWeights = Field(
+        "auto",
+        description="Packing of the weights of streaming models on a CPU, for faster decoding: `auto` packs "
+        "float32, `always` also bfloat16 and float16.",
+    )
     batch_size: int = Field(
         0,
         ge=0,
@@ -136,6 +156,21 @@ class Settings(BaseSettings):
         3.0,
         gt=0,
         description="Interval in which an idle worker looks for jobs in the index.",
+    )
+    analysis_workers: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="`up`: number of analysis workers, if `actograph[analysis]` is installed; 0 starts none.",
+    )
+    analysis_memory_bytes: int = Field(
+        512 << 20,
+        ge=16 << 20,
+        description="Analysis worker: memory for the rows that it reads at once; sums of the analysis come "
+        "on top.",
+    )
+    analysis_checkpoint_seconds: float = Field(
+        20.0, ge=0, description="Analysis worker: interval in which it stores its state, to resume from."
     )
     host_buffer_bytes: int = Field(
         2 << 30, gt=0, description="Memory for a batch's captured rows that are not yet on disk."

@@ -19,8 +19,15 @@ from api.background.reconciler import Reconciler
 from api.dependencies import Services, refuse_nul, use_reserve
 from api.metrics import RequestMetrics
 from api.openai.chat_waiting import JobEnds, LiveTexts
+from api.pages import bulk, frame, live, overview, service, session_view, submission
+from api.pages import jobs as job_pages
+from api.pages import samples as sample_pages
+from api.pages import sessions as session_pages
+from api.pages.analyses import routes as analysis_pages
+from api.pages.answers import PageErrors
 from api.problems import errors
 from api.requests.body_limit import BodyLimit
+from api.requests.request_ids import RequestIds
 from api.routes import (
     batches,
     chat,
@@ -32,7 +39,9 @@ from api.routes import (
     jobs,
     models,
     samples,
+    session_values,
     sessions,
+    tokens,
 )
 from api.routes.service import capabilities, health, keys, metrics, queue, store
 from api.security.auth import Authentication, refuse_unlisted
@@ -105,14 +114,18 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     for module in (
-        jobs, chat, batches, comparisons, samples, exports, events, sessions, store,
-        files, interventions, models, capabilities, queue, keys, health, metrics,
+        jobs, chat, batches, comparisons, samples, exports, events, sessions, session_values, store,
+        files, interventions, models, tokens, capabilities, queue, keys, health, metrics,
+        frame, live, overview, job_pages, analysis_pages, sample_pages, session_pages, session_view,
+        submission, service, bulk,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, ring=ring, limits=limits, metrics_open=settings.metrics_open)
+    app.add_middleware(PageErrors)
     app.add_middleware(RequestMetrics, settings=settings)
+    app.add_middleware(RequestIds)
     return app
 
 

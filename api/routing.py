@@ -18,8 +18,10 @@ from api.problems.errors import documented
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: probes, open to all; they show no data of owners
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+#: probes and the sign-in page, open to all; they show no data of owners
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/sign-in", "/static/{name}"})
+#: beginning of the addresses of the dashboard's own files, which are open too
+STATIC_PATH = "/static/"
 READ, SUBMIT, ADMIN = Role.READ, Role.SUBMIT, Role.ADMIN
 
 

@@ -40,6 +40,9 @@ class ServedModels:
         """Like `find`. Raises UnknownModel if the model is not served; `param` is the field at fault."""
         found = self.find(name)
         if found is None:
-            served = ", ".join(self._models) or "none (set ACTOGRAPH_MODEL)"
-            raise UnknownModel(f"model {name[:200]!r} is not served here; served: {served}", param=param)
+            raise UnknownModel(
+                f"model {name[:200]!r} is not served here; served: {', '.join(self._models) or 'none'}. The "
+                "service allows further models with ACTOGRAPH_ALLOWED_MODELS, or up --allow-model",
+                param=param,
+            )
         return found

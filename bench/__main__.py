@@ -13,6 +13,7 @@ say nothing: they are kept only where `--out` says, and no mark is judged.
 
 import argparse
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -37,6 +38,18 @@ PROGRAMS = (
         limit_minutes=20,
     ),
     Program(
+        module="streaming_drain",
+        quick=("--samples", "2", "--scale", "0.03", "--rounds", "2"),
+        minutes=8,
+        limit_minutes=40,
+    ),
+    Program(
+        module="same_tokens",
+        quick=("--samples", "2", "--max-tokens", "4"),
+        minutes=2,
+        limit_minutes=15,
+    ),
+    Program(
         module="peak_memory",
         quick=("--rounds", "1", "--tokens", "64", "128", "--cases", "small"),
         minutes=15,
@@ -59,6 +72,12 @@ PROGRAMS = (
         limit_minutes=15,
     ),
     Program(
+        module="pages",
+        quick=("--sessions", "2000", "--jobs", "200", "--rounds", "1"),
+        minutes=1,
+        limit_minutes=10,
+    ),
+    Program(
         module="overhead",
         arguments=("--seconds", "5", "--rounds", "100"),
         quick=("--rate", "50", "--seconds", "1", "--rounds", "10", "--apis", "1"),
@@ -78,6 +97,12 @@ PROGRAMS = (
         quick=("--chats", "128", "--alone", "4", "--rounds", "1", "--baseline-chats", "0"),
         minutes=8,
         limit_minutes=30,
+    ),
+    Program(
+        module="probe_speed",
+        quick=("--rows", "2000", "--width", "32", "--layers", "2"),
+        minutes=4,
+        limit_minutes=15,
     ),
     Program(module="eta", quick=("--unit-seconds", "0.1", "--within", "10"), minutes=1, limit_minutes=10),
     Program(
@@ -115,6 +140,8 @@ def show(outcomes: Sequence[Outcome], *, with_marks: bool = True) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["gpu"]:
+        return subprocess.run([sys.executable, "-m", "bench.gpu", *sys.argv[2:]], check=False).returncode
     names = [program.module for program in PROGRAMS]
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -190,7 +190,7 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
         "SessionReader, new": lambda: SessionReader(store, session_id).rows("resid_post.0", first, stop),
         "SessionReader, kept": lambda: warm.rows("resid_post.0", first, stop),
         "open_folder + slice": lambda: open_folder(folder)["resid_post.0"][first:stop],
-        "LazyTensor, kept": lambda: lazy[first:stop],
+        "open_folder, kept": lambda: lazy[first:stop],
         "Client(store=...), new": lambda: client_tensor(store, session_id, SLICE_ROWS, SLICE_WIDTH)[
             first:stop
         ],

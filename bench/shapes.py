@@ -30,6 +30,16 @@ QWEN3_50M = {
     "head_dim": 64,
     "vocab_size": 32_000,
 }
+#: 54 million parameters, more of them in layers
+MID_54M = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32_000,
+}
 #: https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
 LLAMA_8B = {
     "hidden_size": 4096,

@@ -18,6 +18,7 @@ def main() -> int:
     if here not in sys.path:
         sys.path.append(here)
     tune_for_cpu(os.environ)
+    tune_for_gpu(os.environ)
     with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
         celery_app.stop_signal = stop = StopSignal.create(Path(folder))
         options = ["--without-gossip", "--without-mingle"]
@@ -39,6 +40,13 @@ def tune_for_cpu(environment: MutableMapping[str, str]) -> None:
         environment.setdefault("GOMP_SPINCOUNT", "5000")
     # Activations of long prompts take tens of MB each: without large pages prefill is a fifth slower
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def tune_for_gpu(environment: MutableMapping[str, str]) -> None:
+    """Set the default of torch's allocator on GPUs; it must be set before torch is imported."""
+    # key-value slots grow with the longest request: segments that grow with them leave no holes
+    if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
     ),
     "demo": ("actograph demo", "actograph demo --limit 50 --keep"),
+    "open": (
+        "actograph open",
+        "actograph open job_ec8c48724aa350cf6dd470ce3e9b233b",
+        "actograph open --print",
+    ),
     "chat": (
         'actograph chat "What is 3 + 4?" --max-tokens 64',
         "actograph chat --system 'Answer briefly.' --capture resid_post@all",
@@ -18,8 +23,36 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "actograph estimate job.json",
         "actograph estimate --dataset rows.jsonl --capture resid_post@all --max-tokens 512",
     ),
+    "schema": ("actograph schema > job.schema.json",),
     "workers": ("actograph workers", "actograph workers --all --format json"),
+    "smoke": (
+        "actograph smoke",
+        "actograph smoke https://lab.example.org/actograph --model Qwen/Qwen3-0.6B",
+    ),
+    "drain": (
+        "actograph drain --model Qwen/Qwen3-0.6B --job job.json --out /outputs",
+        "actograph drain --model ./my-model --home ~/lab --options '--workers 2 --dtype bfloat16'",
+    ),
+    "run": (
+        "actograph run experiment.yaml --dry-run",
+        "actograph run experiment.yaml --stages evaluate,report",
+        "actograph run --schema > experiment.schema.json",
+    ),
+    "backup": ("actograph backup /mnt/backup/lab", "actograph backup /mnt/backup/lab --home ~/lab"),
+    "restore": ("actograph restore /mnt/backup/lab --home ~/lab-restored",),
     "bench": ("actograph bench --quick", "actograph bench --only drain overhead"),
+    "deploy to": (
+        "actograph deploy me@gpu-box --model Qwen/Qwen3-0.6B",
+        "actograph deploy me@10.0.0.4:2222 --model ./my-model --options '--workers 2' --env-file service.env",
+        "actograph deploy night --fresh",
+        "actograph deploy me@gpu-box --python /opt/conda/bin/python",
+    ),
+    "deploy status": ("actograph deploy status", "actograph deploy status night --format json"),
+    "deploy logs": ("actograph deploy logs night -f", "actograph deploy logs --log worker-1 --lines 50"),
+    "deploy tunnel": ("actograph deploy tunnel night", "actograph deploy tunnel night --close"),
+    "deploy stop": ("actograph deploy stop night",),
+    "deploy rollback": ("actograph deploy rollback night",),
+    "deploy destroy": ("actograph deploy destroy night --keep home --yes",),
     "completion": (
         'eval "$(actograph completion bash)"',
         "actograph completion zsh > ~/.zfunc/_actograph",
@@ -29,6 +62,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "actograph jobs submit --task gsm8k --dataset test.jsonl --capture resid_post@all --watch",
         "actograph jobs submit --prompt 'Once upon a time' --max-tokens 50 --hooks resid_post.1",
         "actograph jobs submit job.json --tag night --priority 8",
+        "actograph jobs submit job.json --dry-run",
     ),
     "jobs ls": ("actograph jobs ls --status in_progress", "actograph jobs ls --tag night -q --no-trunc"),
     "jobs show": ("actograph jobs show job_3fa2", "actograph jobs show 3fa2 --format json"),
@@ -49,6 +83,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "actograph jobs compare job_3fa2 --activations EP02 --rows last_prompt --store-as career",
     ),
     "jobs export": ("actograph jobs export job_3fa2 --out night-run --activations sampled",),
+    "jobs stack": ("actograph jobs stack job_3fa2 rows.safetensors --points attn_in,mlp_in",),
     "results pull": ("actograph results pull job_3fa2 --out night-run --activations all",),
     "eval run": (
         "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
@@ -57,6 +92,28 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "eval rescore": ("actograph eval rescore job_3fa2 --scorer numeric",),
     "eval score": ("actograph eval score completions.jsonl --scorer numeric --output scores.jsonl",),
+    "probe": (
+        "actograph probe features.npz",
+        "actograph probe features.npz --kind ridge --folds 10 --weights directions.npz",
+        "actograph probe night.npz --hook resid_post.2 --transfer other-night.npz",
+    ),
+    "compare": (
+        "actograph compare plain.npz tools.npz",
+        "actograph compare plain.npz tools.npz --hook resid_post.2 --vectors differences.npz",
+    ),
+    "outliers": (
+        "actograph outliers activations.safetensors --positions mean",
+        "actograph outliers job_37605916fa3f job_a1f0c4d2b3e5",
+    ),
+    "lens": (
+        "actograph lens pulled/ses_37605916fa3f --model ./my-model --top 3",
+        "actograph lens rows.npz --model ./my-model --hook resid_post.4",
+        "actograph lens job_37605916fa3f --rows last_prompt --token next",
+    ),
+    "report": (
+        "actograph report job_3fa2 --out night.html",
+        "actograph report job_3fa2 job_77b0 --analysis scores.json --analysis comparison.json",
+    ),
     "batches create": ("actograph batches create in.jsonl --window 12h",),
     "batches ls": ("actograph batches ls",),
     "batches show": ("actograph batches show batch_3fa2",),

@@ -7,23 +7,43 @@ import typer
 
 from actograph import __version__
 from actograph.cli import batches, examples, exit_codes, keys, models, queue, store
+from actograph.cli.analysis.compare import compare as compare_files
+from actograph.cli.analysis.lens import lens
+from actograph.cli.analysis.outliers import outliers
+from actograph.cli.analysis.probe import probe
+from actograph.cli.analysis.report import report
 from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
 from actograph.cli.completion_scripts import completion
 from actograph.cli.demo import demo
+from actograph.cli.deploy import care, group, to
 from actograph.cli.flags.options import GlobalOptions
 from actograph.cli.jobs import evals, exports, jobs
 from actograph.cli.jobs.comparisons import compare
 from actograph.cli.jobs.estimate import estimate
 from actograph.cli.jobs.samples import samples
 from actograph.cli.output.output import emit, note
+from actograph.cli.schema import schema
+from actograph.cli.service.backup import backup, restore
+from actograph.cli.service.drain import drain
+from actograph.cli.service.open import open_dashboard
+from actograph.cli.service.run import run
+from actograph.cli.service.smoke import smoke
 from actograph.cli.sessions import sessions
 from actograph.cli.up import up
 from actograph.cli.workers import workers
 from actograph.contract.errors import ActographError
 
+#: files with commands of `deploy`, which register them at import
+_DEPLOY = (to, care)
 #: groups of commands under `--help`
-START, JOBS, OPERATE, OTHER = "Start", "Jobs and results", "Operate", "Other"
+START, JOBS, ANALYSES, OPERATE, OTHER = (
+    "Start",
+    "Jobs and results",
+    "Analyses",
+    "Operate",
+    "Other",
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,20 +54,34 @@ app = typer.Typer(
 jobs.app.command()(samples)
 jobs.app.command()(compare)
 jobs.app.command()(exports.export)
+jobs.app.command()(exports.stack)
 app.command(rich_help_panel=START)(up)
 app.command(rich_help_panel=START)(demo)
+app.command("open", rich_help_panel=START)(open_dashboard)
 app.command(rich_help_panel=JOBS)(chat)
 app.command(rich_help_panel=JOBS)(estimate)
+app.command(rich_help_panel=JOBS)(run)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 app.add_typer(evals.app, name="eval", rich_help_panel=JOBS)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 app.add_typer(exports.app, name="results", rich_help_panel=JOBS)
+app.command(rich_help_panel=ANALYSES)(probe)
+app.command("compare", rich_help_panel=ANALYSES)(compare_files)
+app.command(rich_help_panel=ANALYSES)(lens)
+app.command(rich_help_panel=ANALYSES)(report)
+app.command(rich_help_panel=ANALYSES)(outliers)
 app.command(rich_help_panel=OPERATE)(workers)
+app.command(rich_help_panel=OPERATE)(drain)
+app.command(rich_help_panel=OPERATE)(smoke)
+app.command(rich_help_panel=OPERATE)(backup)
+app.command(rich_help_panel=OPERATE)(restore)
+app.add_typer(group.app, name="deploy", rich_help_panel=OPERATE)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(queue.app, name="queue", rich_help_panel=OPERATE)
 app.add_typer(store.app, name="store", rich_help_panel=OPERATE)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
+app.command(rich_help_panel=JOBS)(schema)
 app.command(rich_help_panel=OTHER)(completion)
 app.command(rich_help_panel=OTHER, context_settings=PASSED_ON)(bench)
 examples.show(app)

@@ -23,7 +23,12 @@ def up(
     *,
     home: Annotated[Path | None, typer.Option(help="Data folder. (default: ~/.actograph)")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Hub id or folder of the model, or NAME=<id or folder>.")
+        str | None,
+        typer.Option(help="Hub id or folder of the model, or NAME=<id or folder>. Default: none is loaded."),
+    ] = None,
+    allow_model: Annotated[
+        list[str] | None,
+        typer.Option(help="Further model that jobs and loads may name. Repeat for more."),
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="Port of the API; 0 picks a free one. (default: 8420)")
@@ -37,6 +42,10 @@ def up(
         list[str] | None, typer.Option(help="Folder that jobs may read datasets from. Repeat for more.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of workers; each loads the model.")] = 1,
+    analysis_workers: Annotated[
+        int | None,
+        typer.Option(min=0, max=64, help="Number of analysis workers, which hold no model. (default: 1)"),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda, cuda:1; commas assign one per worker. (default: auto)"),
@@ -55,30 +64,39 @@ def up(
     settings = load_settings(
         home=home,
         model=model,
+        allowed_models=tuple(allow_model) if allow_model else None,
         port=port,
         host=host,
         api_processes=api_processes,
+        analysis_workers=analysis_workers,
         data_roots=tuple(data_root) if data_root else None,
         device=device,
         dtype=dtype,
         threads=threads,
         log_level=log_level,
     )
-    _check_model(settings.model)
+    for text in (settings.model, *settings.allowed_models):
+        _check_model(text)
     _run(settings.model_copy(update={"home": settings.home.expanduser().absolute()}), workers)
 
 
 def _check_model(model: str) -> None:
-    """Raises InvalidRequest if no model is set, or its folder does not exist."""
+    """Raises InvalidRequest if the folder of a model does not exist."""
     from actograph.contract.models import model_names
 
-    if not model:
-        raise InvalidRequest(
-            "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>"
-        )
-    source = model_names.parse(model).source
+    source = model_names.parse(model).source if model else ""
     if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-        raise InvalidRequest(f"--model {model}: no folder {source!r}")
+        raise InvalidRequest(f"model {model}: no folder {source!r}")
+
+
+def _plan(settings: "Settings") -> str:
+    """The model that is loaded at the start, or how to load one."""
+    if settings.model:
+        return f"the worker loads {settings.model}"
+    if settings.allowed_models:
+        names = ", ".join(settings.allowed_models)
+        return f"no model is loaded; load one of {names} with: actograph models load"
+    return "no model is loaded, and none may be: start with --model or --allow-model"
 
 
 def _run(settings: "Settings", workers: int) -> None:
@@ -103,7 +121,7 @@ def _run(settings: "Settings", workers: int) -> None:
             if not stack.has_default_address:
                 note(f"for other commands: export ACTOGRAPH_URL={shlex.quote(stack.url)}")
 
-        note(f"starting on {settings.home}; the worker loads {settings.model}")
+        note(f"starting on {settings.home}; {_plan(settings)}")
         try:
             stack.run(ready)
         except CrashLoop as error:

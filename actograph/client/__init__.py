@@ -5,20 +5,28 @@ from typing import TYPE_CHECKING, Any
 from actograph.client.errors import (
     ApiError,
     DownloadDamaged,
+    JobFailed,
     ServiceUnreachable,
     UnexpectedAnswer,
     WaitTimeout,
 )
+from actograph.contract.errors import ActographError, Conflict, Forbidden, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from actograph.client.aio.client import AsyncClient
     from actograph.client.blocking.client import Client
 
 __all__ = [
+    "ActographError",
     "ApiError",
     "AsyncClient",
     "Client",
+    "Conflict",
     "DownloadDamaged",
+    "Forbidden",
+    "InvalidRequest",
+    "JobFailed",
+    "NotFound",
     "ServiceUnreachable",
     "UnexpectedAnswer",
     "WaitTimeout",

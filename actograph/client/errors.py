@@ -3,21 +3,26 @@
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.request import getproxies
 
 import httpx
 from pydantic import ValidationError
 
 from actograph.client.transport import is_loopback_host
+from actograph.contract import errors
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import Problem, ProblemItem
+from actograph.contract.resources import Job, JobStatus, Problem, ProblemItem
 
 _EXCERPT_CHARS = 200
 
 
 class ApiError(ActographError):
-    """The service refused the request."""
+    """The service refused the request.
+
+    An answer with a known code is also of the class that local calls raise: `except NotFound` of
+    `actograph.contract.errors` catches both.
+    """
 
     # status and code come with each answer
     code: str  # type: ignore[misc]
@@ -32,7 +37,7 @@ class ApiError(ActographError):
         param: str | None = None,
         errors: Sequence[ProblemItem] = (),
     ) -> None:
-        super().__init__(message, param=param)
+        ActographError.__init__(self, message, param=param)
         self.status = status
         self.code = code
         #: invalid fields, if the service listed them
@@ -73,6 +78,59 @@ class WaitTimeout(ActographError):
     status = 504
 
 
+class JobFailed(ActographError):
+    """The job failed, or was cancelled."""
+
+    code = "job_failed"
+
+    def __init__(self, message: str, job: Job) -> None:
+        super().__init__(message)
+        self.job = job
+
+
+J = TypeVar("J", bound=Job)
+
+
+def ended(job: J) -> J:
+    """Return a completed job.
+
+    Raises:
+        JobFailed: it ended in another way.
+    """
+    if job.status is JobStatus.COMPLETED:
+        return job
+    reason = f": {job.error.message}" if job.error else ""
+    numbers = job.progress
+    raise JobFailed(
+        f"job {job.id} is {job.status} ({numbers.completed} of {numbers.total} samples completed, "
+        f"{numbers.failed} failed){reason}",
+        job,
+    )
+
+
+#: statuses of answers with an unknown code
+_BY_STATUS: dict[int, type[ActographError]] = {
+    400: errors.InvalidRequest, 401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.NotFound,
+    409: errors.Conflict, 422: errors.InvalidRequest, 429: errors.RateLimited, 503: errors.ServiceUnavailable,
+}  # fmt: skip
+_BY_CODE: dict[str, type[ActographError]] = {}
+for _kind in vars(errors).values():
+    if isinstance(_kind, type) and issubclass(_kind, ActographError) and _kind is not ActographError:
+        _BY_CODE.setdefault(_kind.code, _kind)
+
+
+_ANSWERS: dict[str, type[ApiError]] = {
+    kind.__name__: type(kind.__name__, (ApiError, kind), {"__doc__": kind.__doc__})
+    for kind in (*_BY_CODE.values(), *_BY_STATUS.values())
+}
+
+
+def kind_of(status: int, code: str) -> type[ApiError]:
+    """Return the class for an answer: `ApiError`, and the contract's error if there is one."""
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    return ApiError if kind is None else _ANSWERS[kind.__name__]
+
+
 def unreachable(base_url: str, cause: Exception) -> ServiceUnreachable:
     """Return the error for a connection that failed or was lost."""
     if isinstance(cause, httpx.ReadTimeout | httpx.WriteTimeout | httpx.PoolTimeout):
@@ -109,11 +167,13 @@ def from_response(response: httpx.Response) -> ApiError:
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        return ApiError(_plain(response), status=response.status_code, code="http_error")
-    return ApiError(
+        kind = kind_of(response.status_code, "http_error")
+        return kind(_plain(response), status=response.status_code, code="http_error")
+    code = problem.error.code or problem.error.type
+    return kind_of(response.status_code, code)(
         problem.detail,
         status=response.status_code,
-        code=problem.error.code or problem.error.type,
+        code=code,
         param=problem.error.param,
         errors=problem.errors,
     )

@@ -1,20 +1,10 @@
-"""Resolve hook names and aliases to a session's tensors."""
+"""The error for a hook that a session does not have."""
 
-import re
 from collections.abc import Iterable
 
 from actograph.contract.errors import NotFound
-from actograph.contract.hooks import canonical
 
-_INDEX = re.compile(r"\[(\d+)\]")
 _SHOWN = 8
-
-
-def stored_name(name: str, hooks: Iterable[str]) -> str | None:
-    """Return the entry of `hooks` for a hook point, alias or module location; None if there is none."""
-    known = set(hooks)
-    location = _INDEX.sub(r".\1", name).removesuffix(".0")
-    return next((found for found in (name, canonical(name), location) if found in known), None)
 
 
 def absent(name: str, hooks: Iterable[str]) -> NotFound:

@@ -45,7 +45,8 @@ class MatrixOptions(SessionChoice, total=False):
     """Options of `matrix`, and filters of its sessions."""
 
     #: `last_prompt` (default), `last`, `all`, `prompt`, `generated`, a segment (`think`, `answer`,
-    #: `tool_call`, `tool_result`), the number of a token, or `mean` (all rows averaged)
+    #: `tool_call`, `tool_result`), the number of a token, `mean` (all rows averaged), or a slice of a name:
+    #: `generated[0:3]`, `generated[-5:]`, `prompt[-2:]`, `answer[:1]`
     rows: RowChoice
     #: `mean`, `max` or `last` reduces each session's rows to one; default `none`
     reduce: Reduce
@@ -61,6 +62,8 @@ class MatrixOptions(SessionChoice, total=False):
     progress: bool
     #: allow sessions that were recorded with different models
     mixed_identities: bool
+    #: read the text of each row's token too, with one more request per session
+    texts: bool
 
 
 class ComparisonOptions(TypedDict, total=False):

@@ -6,8 +6,8 @@ evaluated or followed as an attribute path.
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal, Protocol, get_args
 
 from pydantic import Field
 
@@ -160,9 +160,7 @@ def resolve(name: str, structure: ModelStructure) -> str:
             raise UnknownHook(f"{name}: the model has layers 0 to {structure.num_layers - 1}", param="hooks")
         reason = _why_missing(hook, structure)
         raise UnknownHook(f"{name}: {reason}", param="hooks")
-    location = _INDEX.sub(r".\1", name)
-    if location.endswith(_FIRST):
-        location = location.removesuffix(_FIRST) + ".output"
+    location = _location(name)
     for hook, known in structure.locations.items():
         if known == location:
             return hook
@@ -173,6 +171,31 @@ def resolve(name: str, structure: ModelStructure) -> str:
     near = nearest(name, location, structure)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")
+
+
+class HasNames(Protocol):
+    """A stored tensor with the names of its hook in its model alone."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+
+def find_stored(name: str, tensors: Mapping[str, HasNames]) -> str | None:
+    """The stored tensor of a hook point, alias, module path or savepoint; None if there is none.
+
+    The names were stored with the tensors, so savepoints mean the same as when they were recorded.
+    """
+    location = _location(name)
+    for found in (name, canonical(name), location):
+        if found is not None and found in tensors:
+            return found
+    return next((hook for hook, one in tensors.items() if name in one.names or location in one.names), None)
+
+
+def _location(name: str) -> str:
+    """A module path with dots; `.output[0]` is `.output`."""
+    location = _INDEX.sub(r".\1", name)
+    return location.removesuffix(".0") if location.endswith(_FIRST) else location
 
 
 def _why_missing(hook: str, structure: ModelStructure) -> str:

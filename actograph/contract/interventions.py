@@ -15,7 +15,7 @@ from actograph.contract import hooks
 from actograph.contract.base import Metadata, Name, Spec
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.resources import ModelStructure, Resource
-from actograph.contract.row_selection import Segment, Segments, Stride, Tokens
+from actograph.contract.row_selection import Segment, Segments, Stride, Tokens, TokenSlice
 
 MAX_WIDTH = 1_000_000
 MAX_INTERVENTIONS = 64
@@ -66,7 +66,7 @@ def _known_in_the_pass(value: Any) -> Any:
 NamedPositions = Literal["all", "prompt", "generated", "last_prompt"]
 #: the positions of a capture spec without "last", and ranges
 Positions = Annotated[
-    NamedPositions | Segment | Stride | TokenRange | Tokens | Segments,
+    NamedPositions | Segment | TokenSlice | Stride | TokenRange | Tokens | Segments,
     BeforeValidator(_known_in_the_pass),
 ]
 
@@ -86,8 +86,9 @@ class Intervention(Spec):
     coefficient: Number = 1.0
     positions: Positions = Field(
         "all",
-        description="Tokens whose rows change: a name, one or several segments, {stride: k}, {start, stop}, "
-        "or token numbers (negative numbers count from the end of the prompt).",
+        description="Tokens whose rows change: a name, one or several segments, a slice such as "
+        "generated[0:3], {stride: k}, {start, stop}, or token numbers (negative numbers count from the end "
+        "of the prompt).",
     )
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 `positions` is interpreted here alone. `Selection` is its compiled form for one sample.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -53,8 +54,43 @@ Tokens = Annotated[
     AfterValidator(_distinct),
 ]
 Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
+_SLICE = re.compile(r"([a-z_]+)\[(-?\d{1,8})?:(-?\d{1,8})?\]")
+
+
+def is_slice(positions: object) -> bool:
+    """True for slices of named tokens, such as `generated[0:3]`."""
+    return isinstance(positions, str) and _SLICE.fullmatch(positions) is not None
+
+
+def slice_of(positions: str) -> tuple[str, slice]:
+    """Split `generated[0:3]` into the name and Python's slice.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    found = _SLICE.fullmatch(positions)
+    if found is None:
+        raise ValueError(f"{positions!r} is not a slice; use a form such as generated[0:3]")
+    start, stop = (None if bound is None else int(bound) for bound in found.groups()[1:])
+    return found[1], slice(start, stop)
+
+
+def _not_empty(value: str) -> str:
+    _, bounds = slice_of(value)
+    start, stop = bounds.start or 0, bounds.stop
+    if stop is not None and (start < 0) == (stop < 0) and stop <= start:
+        raise ValueError(f"{value} selects no token: the second number must be larger")
+    return value
+
+
+#: a part of the prompt, or the first tokens after it: `prompt[-3:]`, `generated[0:3]`, `generated[10:]`
+TokenSlice = Annotated[
+    str,
+    Field(pattern=r"^(prompt\[(-?\d{1,8})?:(-?\d{1,8})?\]|generated\[\d{0,8}:\d{0,8}\])$"),
+    AfterValidator(_not_empty),
+]
 NamedRows = Literal["all", "prompt", "generated", "last", "last_prompt"]
-Positions = NamedRows | Segment | Stride | Tokens | Segments
+Positions = NamedRows | Segment | TokenSlice | Stride | Tokens | Segments
 
 #: segments that a model generates
 GENERATED_SEGMENTS = frozenset({"think", "answer", "tool_call"})
@@ -67,7 +103,7 @@ _ENDLESS = 1 << 40
 def needs_generation(positions: object) -> str | None:
     """First of `positions` that only generated tokens can match; None if there is none."""
     names = positions if isinstance(positions, list) else [positions]
-    return next((name for name in names if isinstance(name, str) and name in _GENERATED), None)
+    return next((name for name in names if isinstance(name, str) and name.split("[")[0] in _GENERATED), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +132,10 @@ class Selection:
                 return cls(numbers=range(prompt_tokens - 1, prompt_tokens))
             case "generated":
                 return cls(segments=GENERATED_SEGMENTS)
+            case str() if is_slice(positions):
+                name, bounds = slice_of(positions)
+                tokens = range(prompt_tokens) if name == "prompt" else range(prompt_tokens, _ENDLESS)
+                return cls(numbers=tokens[bounds])
             case Stride():
                 return cls(numbers=range(0, _ENDLESS, positions.stride))
             case str():

@@ -46,6 +46,7 @@ _LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 
 
 #: modules of the programs and of their largest dependencies
+_ANALYSIS_MODULES = ("matplotlib", "scipy", "sklearn")
 _PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
 
 
@@ -134,7 +135,7 @@ class Stack:
             while not self._signals.asked():
                 self._supervisor.check()
                 self._probe()
-                if not announced and self._all_ready() and self._asks(self._client.ready):
+                if not announced and self._all_ready() and self._serves():
                     announced = True
                     on_ready()
                 time.sleep(_TICK_SECONDS)
@@ -186,6 +187,21 @@ class Stack:
                 stop_seconds=WORKER_STOP_SECONDS,
             )
             self._workers.append(self._supervisor.start(program))
+        for number in range(1, self._analysis_workers() + 1):
+            program = Program(
+                name=f"analysis-{number}",
+                command=[sys.executable, "-m", "worker.analysis"],
+                environment=_without(self._environment(), _NOT_FOR_WORKERS),
+                log=logs / f"analysis-{number}.log",
+                log_max_bytes=settings.log_max_bytes,
+                stop_seconds=WORKER_STOP_SECONDS,
+            )
+            self._workers.append(self._supervisor.start(program))
+
+    def _analysis_workers(self) -> int:
+        """Number of analysis workers; 0 if their packages are not installed."""
+        is_installed = all(importlib.util.find_spec(module) for module in _ANALYSIS_MODULES)
+        return self._options.settings.analysis_workers if is_installed else 0
 
     def _await_broker(self, broker: Child) -> None:
         """Wait until the broker has loaded its data."""
@@ -252,6 +268,7 @@ class Stack:
             "ACTOGRAPH_API_PROCESSES": str(settings.api_processes),
             "ACTOGRAPH_BROKER_URL": broker_url or "",
             "ACTOGRAPH_MODEL": settings.model,
+            "ACTOGRAPH_ALLOWED_MODELS": ",".join(settings.allowed_models),
             "ACTOGRAPH_DATA_ROOTS": ",".join(settings.data_roots),
             "ACTOGRAPH_DTYPE": settings.dtype,
             "ACTOGRAPH_DEVICE": settings.device,
@@ -304,6 +321,10 @@ class Stack:
 
     def _all_ready(self) -> bool:
         return all(child.ready for child in self._supervisor.children)
+
+    def _serves(self) -> bool:
+        """Whether requests are served. A service without a model is ready once its programs are."""
+        return not self._options.settings.model or bool(self._asks(self._client.ready))
 
     def _asks(self, question: Callable[[], T]) -> T | None:
         """Return the API's answer; None if it does not answer yet."""

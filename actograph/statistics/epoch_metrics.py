@@ -10,7 +10,7 @@ self-consistency tasks vote as `maj@n`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import comb
 
@@ -54,30 +54,29 @@ def ks(epochs: int) -> list[int]:
     return sorted({*(1 << power for power in range(epochs.bit_length())), epochs})
 
 
-def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
-    """Add pass@k and maj@n of one problem, for each scorer that judges right or wrong.
+def add_problem(moments: dict[str, Moments], key: str, answers: Sequence[Score], epochs: int) -> None:
+    """Add pass@k and maj@n of one problem and one scorer, if the scorer judges right or wrong.
 
     A problem counts for pass@k once k epochs are completed, and for maj@n once all are, so that values of a
     running job can be compared.
 
     Args:
         moments: metrics, keyed `<metric>,<filter>`.
-        scores: one mapping per completed epoch, in order.
+        key: the scorer.
+        answers: its score of each completed epoch, in order.
         epochs: epochs of the job.
     """
-    for key in scores[0]:
-        metric, _, filter_name = key.partition(",")
-        if metric not in _VERDICTS:
-            continue
-        # `includes,none` and `exact_match,none` may stand beside each other
-        prefix = "" if metric == "exact_match" else f"{metric}_"
-        answers = [sample[key] for sample in scores]
-        right = sum(answer.value == 1.0 for answer in answers)
-        for k in ks(epochs):
-            values = moments.setdefault(f"{prefix}pass@{k},{filter_name}", Moments())
-            if len(answers) >= k:
-                values.add([pass_at_k(len(answers), right, k)])
-        if metric in _VOTES:
-            values = moments.setdefault(f"{prefix}maj@{epochs},{filter_name}", Moments())
-            if len(answers) == epochs:
-                values.add([majority(answers)])
+    metric, _, filter_name = key.partition(",")
+    if metric not in _VERDICTS:
+        return
+    # `includes,none` and `exact_match,none` may stand beside each other
+    prefix = "" if metric == "exact_match" else f"{metric}_"
+    right = sum(answer.value == 1.0 for answer in answers)
+    for k in ks(epochs):
+        values = moments.setdefault(f"{prefix}pass@{k},{filter_name}", Moments())
+        if len(answers) >= k:
+            values.add([pass_at_k(len(answers), right, k)])
+    if metric in _VOTES:
+        values = moments.setdefault(f"{prefix}maj@{epochs},{filter_name}", Moments())
+        if len(answers) == epochs:
+            values.add([majority(answers)])

@@ -1,17 +1,10 @@
 """Means and standard errors of scores, under lm-eval's metric keys."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from actograph.contract.resources import Score
 from actograph.statistics.moments import Moments
-
-
-def check_scorers(scores: Sequence[Collection[str]]) -> None:
-    """Raises ValueError if samples have scores of different scorers."""
-    names = set(scores[0])
-    if any(set(sample) != names for sample in scores):
-        raise ValueError("the samples were not scored by the same scorers")
 
 
 def shown(moments: Mapping[str, Moments]) -> dict[str, float | None]:

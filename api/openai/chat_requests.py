@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from api.submission import pauses, planning
 from api.submission.submit import check, insert
@@ -26,6 +27,8 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
         tools=[tool.for_template() for tool in request.offered_tools] or None,
         must_call=request.must_call,
         call_name=request.call_name,
+        strict_tools=request.strict_tools,
+        answer_format=request.answer_format,
         one_call=request.one_call,
         enable_thinking=request.thinks,
         max_tokens=request.most_tokens,
@@ -66,13 +69,23 @@ def _spec(
         inputs=inputs,
         epochs=request.choices,
         sampling=request.sampling(max_tokens=most, seed=seed),
-        capture=request.captures,
+        capture=_capture(request, services),
         interventions=request.interventions,
         tags=request.tags,
         expires_after=request.expires_after,
         metadata=metadata,
         deadline_seconds=services.settings.chat_timeout_seconds,
     )
+
+
+def _capture(request: CompletionBase, services: Services) -> CaptureSpec | None:
+    """The capture of a request: `store_activations` alone keeps the savepoints of the loaded model."""
+    model = services.models.find(request.model)
+    if not request.has_default_capture or model is None:
+        return request.captures
+    with services.database.read() as session:
+        structure = services.structures.find(session, model)
+    return CaptureSpec(hooks=list(structure.savepoints if structure is not None else ()))
 
 
 def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:

@@ -12,6 +12,7 @@ from actograph.contract.chat import chat_answers as answers
 from actograph.contract.chat.chat_job import is_only_read
 from actograph.contract.chat.tool_calls import ToolCall, parse_calls, text_before_calls
 from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.models import model_names
 from actograph.contract.resources import JobStatus, SampleStatus
 from api.dependencies import Services
 from storage import samples
@@ -109,12 +110,16 @@ def chat_completion(result: ChatResult) -> answers.ChatCompletion:
 
 def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
     content, calls = split_answer(row)
+    captured = _captured(result, row)
+    also = {name: captured[name] for name in ("session_id", "activation_files") if captured}
+    if also:
+        also["run_id"] = result.job.id
     return answers.ChatChoice(
         index=row.epoch,
-        message=answers.AssistantMessage(content=content, tool_calls=calls or None),
+        message=answers.AssistantMessage(content=content, tool_calls=calls or None, **also),
         finish_reason="tool_calls" if calls else finish_reason(row),
         logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=_tokens(row)),
-        **_captured(result, row),
+        **captured,
     )
 
 
@@ -175,7 +180,7 @@ def envelope(job: JobRow, prefix: str) -> dict[str, Any]:
     return {
         "id": f"{prefix}-{job.id.removeprefix('job_')}",
         "created": int(job.created_at),
-        "model": job.model,
+        "model": model_names.short(job.model),
         "system_fingerprint": fingerprint(job.model),
         "run_id": job.id,
     }

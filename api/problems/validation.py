@@ -16,13 +16,14 @@ from actograph.contract.chat.chat import ChatCompletionRequest, CompletionReques
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import MAX_WIDTH, NewVector
 from actograph.contract.specs import (
+    ANALYSIS_KINDS,
     JOB_KINDS,
     MAX_INPUTS,
-    AnyJobSpec,
     CaptureInput,
     CaptureJobSpec,
     ExtractSpec,
-    job_spec_adapter,
+    SubmittedSpec,
+    submitted_spec_adapter,
 )
 from api.problems.json_outline import Bounds, outline, require_bounded
 
@@ -74,7 +75,7 @@ class InvalidFields(InvalidRequest):
         super().__init__(f"{where}{first.detail}{more}", param=first.param or None)
 
 
-def parse_job_spec(body: bytes) -> AnyJobSpec:
+def parse_job_spec(body: bytes) -> SubmittedSpec:
     """Read a job spec from JSON.
 
     Raises:
@@ -83,7 +84,7 @@ def parse_job_spec(body: bytes) -> AnyJobSpec:
     """
     outlined = outline(body, _JOB_BOUNDS, "inputs")
     try:
-        spec = job_spec_adapter.validate_json(outlined.shell)
+        spec = submitted_spec_adapter.validate_json(outlined.shell)
     except ValidationError as error:
         raise InvalidFields(_job_spec_errors(error, outlined.shell)) from None
     _refuse_nul(outlined.shell)
@@ -163,7 +164,7 @@ def _errors_in(body: bytes, error: ValidationError, *, skip: int = 0) -> list[Fi
 def _job_spec_errors(error: ValidationError, body: bytes) -> list[FieldError]:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"].startswith("union_tag"):
-        return [FieldError(("kind",), f"kind must be one of {', '.join(JOB_KINDS)}")]
+        return [FieldError(("kind",), f"kind must be one of {', '.join((*JOB_KINDS, *ANALYSIS_KINDS))}")]
     return _errors_in(body, error, skip=1)  # the job's kind
 
 

@@ -16,7 +16,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from actograph import tensor_files
-from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable, ServiceBusy
 from api.reading.downloads import CheckedResponse
 from storage.index.database import Database
@@ -26,6 +25,8 @@ Format = Literal["safetensors", "npy", "json"]
 
 TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
+#: tensors that belong to no hook
+NUMBERS = frozenset({TOKEN_IDS, ROW_POSITIONS})
 #: a JSON number takes about 20 bytes
 MAX_JSON_VALUES = 1 << 18
 #: stored bytes of a piece; a JSON number takes many times its stored bytes
@@ -67,9 +68,9 @@ class _Slice:
 
 
 def answer(
-    reader: SessionReader, name: str, rows: str | None, form: Format, database: Database | None = None
+    reader: SessionReader, hook: str, rows: str | None, form: Format, database: Database | None = None
 ) -> Response:
-    """Answer with rows `a:b` of the tensor of hook `name`; all rows by default.
+    """Answer with rows `a:b` of the stored tensor `hook`; all rows by default.
 
     Args:
         database: records damage found after the answer has started.
@@ -81,7 +82,7 @@ def answer(
         ServiceBusy: too many large slices are being sent.
         StoreDamaged: the stored files are missing, cut off or changed.
     """
-    found = _find(reader, name, rows)
+    found = _find(reader, hook, rows)
     if form == "json":
         _check_values(found)
     elif form == "npy" and found.dtype.startswith("F8"):
@@ -117,11 +118,7 @@ class _StreamedSlice(CheckedResponse):
             _streamed.release()
 
 
-def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
-    # savepoints keep their meaning from the time of recording
-    hook = reader.manifest.resolved_hooks.get(name) or hooks.canonical(name) or name
-    if hook not in reader.manifest.tensors and name in reader.manifest.tensors:
-        hook = name
+def _find(reader: SessionReader, hook: str, rows: str | None) -> _Slice:
     numbers = _numbers(reader, hook)
     if numbers is not None:
         start, stop = _parse_rows(rows, len(numbers))

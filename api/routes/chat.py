@@ -62,6 +62,8 @@ CHAT_EVENTS = (
 )
 TEXT_EVENTS = 'data: {"object":"text_completion","choices":[{"index":0,"text":" 7"}]}\n\ndata: [DONE]\n\n'
 ERRORS = [400, 404, 409, 503, 504]
+#: header that lists accepted fields which the answer does not honour
+NOT_APPLIED = "x-actograph-not-applied"
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,11 @@ async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
     try:
         request, running = await to_thread.run_sync(_submit, call, route, body, limiter=call.threads)
+        headers = {NOT_APPLIED: ", ".join(request.not_applied)} if request.not_applied else {}
         if not request.stream:
-            return await _at_the_end(call, route, running)
+            answer = await _at_the_end(call, route, running)
+            answer.headers.update(headers)
+            return answer
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
         first = asyncio.ensure_future(anext(events))
@@ -152,7 +157,7 @@ async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
         if not await first_of(first, call.http):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         stream = chat_stream.guarded(first.result(), events)
-        return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
+        return StreamingResponse(stream, headers={**sse.HEADERS, **headers}, media_type="text/event-stream")
     except ActographError as error:
         return refusal(error, call.http.url.path)
 

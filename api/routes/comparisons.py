@@ -6,7 +6,6 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from actograph.contract import hooks
 from actograph.contract.comparison import (
     ActivationComparison,
     ActivationComparisonRequest,
@@ -15,7 +14,8 @@ from actograph.contract.comparison import (
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
-from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
+from api import named_hooks
+from api.dependencies import JobId, MixedIdentitiesQuery, Services, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
@@ -101,7 +101,7 @@ def compare_job_activations(
         condition = comparisons.require_condition(names, wanted.condition, "condition")
         if baseline == condition:
             raise InvalidRequest(f"{condition} is the baseline itself", param="condition")
-        chosen = _hooks(row, wanted.hooks)
+        chosen = _hooks(services, session, row, wanted.hooks)
         pairs = _pairs(session, job_id, baseline, condition)[: wanted.limit]
         _check_size(session, pairs, chosen, one_row=wanted.rows in ("last", "last_prompt"))
         model = row.model
@@ -130,12 +130,11 @@ def compare_job_activations(
     )
 
 
-def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
+def _hooks(services: Services, session: Session, row: JobRow, wanted: Sequence[str]) -> list[str]:
     captured = row.hooks or []
     if not captured:
         raise InvalidRequest(f"job {row.id} captured no activations")
-    savepoints = (row.pinned or {}).get("savepoints") or {}
-    chosen = [savepoints.get(name) or hooks.canonical(name) or name for name in wanted] or list(captured)
+    chosen = [named_hooks.of_job(services, session, row, name) for name in wanted] or list(captured)
     for name, hook in zip(wanted, chosen, strict=False):
         if hook not in captured:
             raise InvalidRequest(

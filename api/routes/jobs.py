@@ -3,23 +3,25 @@
 from typing import Annotated, Any
 
 from fastapi import Query
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
 from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
 from actograph.contract.scorers import RescoreRequest
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.specs import AnalysisSpec, submitted_spec_adapter
 from api.dependencies import JobId, PageDep, ServicesDep, require_priority
 from api.problems.validation import parse_body, parse_job_spec
 from api.requests.answered_once import IdempotencyKey, Keep, answered_once
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from api.security.auth import Caller
-from api.submission import planning, submit
+from api.submission import analyses, planning, submit
+from api.submission.analyses import AnalysisSubmission
 from storage.accounts import quotas
 from storage.index import pages
 from storage.jobs import control, job_deletion, jobs, view
-from storage.queue import forecast, job_view, routing
+from storage.queue import job_view
 from storage.results import rescoring, summary
 from storage.submission.idempotency import StoredAnswer
 from storage.tables.models import JobRow
@@ -85,8 +87,13 @@ SPEC_EXAMPLES = {
         "capture": {"points": ["resid_post", "router_logits"], "layers": None, "stats": True},
         "truncate": True,
     },
+    "outlier features of a stored job": {
+        "kind": "outliers",
+        "jobs": ["job_0f17c1b05243b6a08788fb444b6f4aa0"],
+        "positions": "union",
+    },
 }
-SPEC = Body(job_spec_adapter, SPEC_EXAMPLES, name="JobSpec", max_bytes=None)
+SPEC = Body(submitted_spec_adapter, SPEC_EXAMPLES, name="JobSpec", max_bytes=None)
 SCORERS = Body(
     RescoreRequest, {"another scorer": {"scorers": ["numeric", {"name": "efficiency", "target_tokens": 128}]}}
 )
@@ -104,8 +111,15 @@ def estimate_job(
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""
     spec = parse_job_spec(body)
     require_priority(services, spec.priority)
+    if isinstance(spec, AnalysisSpec):
+        analysis = analyses.check(services, spec, by)
+        return _with_spec(analyses.estimate(analysis), analysis.spec)
     submission = submit.check(services, spec, by)
-    return planning.plan(services, submission, prompt_tokens)
+    return _with_spec(planning.plan(services, submission, prompt_tokens), submission.spec)
+
+
+def _with_spec(estimate: Estimate, checked: BaseModel) -> Estimate:
+    return estimate.model_copy(update={"spec": checked.model_dump(mode="json", exclude={"inputs"})})
 
 
 @router.add(
@@ -133,9 +147,12 @@ def submit_job(
     require_priority(services, spec.priority)
 
     def act(keep: Keep) -> StoredAnswer:
-        submission = submit.check(services, spec, by)
-        planning.admit(services, submission)
-        ahead = submission.outlook
+        checked = (
+            analyses.check(services, spec, by)
+            if isinstance(spec, AnalysisSpec)
+            else submit.check(services, spec, by)
+        )
+        ahead = checked.outlook
 
         def finish(session: Session, row: JobRow) -> tuple[JobRow, StoredAnswer]:
             reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
@@ -144,7 +161,11 @@ def submit_job(
             keep(session, answer)
             return row, answer
 
-        row, answer = submit.insert(services.database, submission, finish, renew=keep.renew)
+        if isinstance(checked, AnalysisSubmission):
+            row, answer = analyses.insert(services.database, checked, finish)
+        else:
+            planning.admit(services, checked)
+            row, answer = submit.insert(services.database, checked, finish, renew=keep.renew)
         # without the broker an idle worker finds the job
         services.broker.wake(row.model)
         return answer
@@ -174,17 +195,9 @@ def list_jobs(
 ) -> ListPage[Job]:
     with services.database.read() as session:
         rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
-        active = any(row.status in jobs.ACTIVE for row in rows)
         limits = quotas.read(session, services.settings)
-        etas = forecast.etas(session) if active else {}
-        served = routing.served_models(session) if active else None
-        return pages.page(
-            rows,
-            has_more,
-            lambda row: job_view.resource(
-                session, row, limits, etas, broker_trouble=services.broker.trouble, served=served
-            ),
-        )
+        found = job_view.listed(session, rows, limits, broker_trouble=services.broker.trouble)
+        return pages.page(found, has_more, lambda job: job)
 
 
 @router.add("GET", "/jobs/{job_id}", READ, "One job")

@@ -1,13 +1,17 @@
 """/v1/models in OpenAI's form, the structure of a model, and model loads."""
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated
 
-from fastapi import Query
+from anyio import CapacityLimiter, to_thread
+from fastapi import Query, Request
 from sqlalchemy.orm import Session
+from starlette.responses import JSONResponse
 
-from actograph.contract.errors import NotFound
+from actograph.contract.errors import ActographError, NotFound
 from actograph.contract.models.model_loads import ModelLoadRequest, resolve_savepoints
-from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
+from actograph.contract.resources import JobStatus, ListPage, Model, ModelLoad, ModelStructure
 from api.dependencies import LoadId, Services, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
@@ -44,16 +48,46 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     ADMIN,
     "Load a model on a worker",
     body=BODY,
+    alias="/models/load",
+    lane="own",
     status_code=202,
+    response_model=ModelLoad,
+    responses={200: {"model": ModelLoad, "description": "With `wait`: the model is loaded."}},
 )
-@router.add("POST", "/models/load", ADMIN, "", body=BODY, status_code=202, include_in_schema=False)
-def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
+async def load_model(http: Request, services: ServicesDep, body: JsonBody) -> JSONResponse:
     """A worker unloads its model before its next batch, then loads and verifies this one.
 
     `GET /v1/models/load/{id}` shows the progress. If the model is refused, `error` has the reason and the
-    worker keeps its former model.
+    worker keeps its former model. With `wait` the answer is 200 once the model is loaded, an error if it is
+    refused, and 202 if the load still runs after the time limit. A load continues if the client disconnects.
     """
     request = parse_body(ModelLoadRequest, body)
+    threads: CapacityLimiter = http.app.state.chat_threads
+    load = await to_thread.run_sync(create_load, services, request, limiter=threads)
+    if request.wait:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(services.settings.chat_timeout_seconds):
+                await http.app.state.job_ends.wait(load.id)
+        load = await to_thread.run_sync(_read_load, services, load.id, limiter=threads)
+    if load.status.is_terminal() and load.status is not JobStatus.COMPLETED:
+        raise LoadFailed(load)
+    return JSONResponse(load.model_dump(mode="json"), 200 if load.status.is_terminal() else 202)
+
+
+class LoadFailed(ActographError):
+    """The model was not loaded."""
+
+    def __init__(self, load: ModelLoad) -> None:
+        """`load`: a failed or cancelled load."""
+        error = load.error
+        super().__init__(f"load {load.id} was cancelled" if error is None else error.message)
+        # a class has one code, but each load its own
+        self.code = "conflict" if error is None else error.type  # type: ignore[misc]
+        self.status = 409 if error is None else 422  # type: ignore[misc]
+
+
+def create_load(services: Services, request: ModelLoadRequest) -> ModelLoad:
+    """Queue a load and wake the workers of its model. Raises UnknownModel, UnknownHook."""
     model = services.models.require(request.model_id, "model_id")
     with services.database.read() as session:
         structure = services.structures.find(session, model)
@@ -66,10 +100,14 @@ def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
     return answer
 
 
-@router.add("GET", "/v1/models/load/{load_id}", ADMIN, "State of a model load")
-def get_model_load(services: ServicesDep, load_id: LoadId) -> ModelLoad:
+def _read_load(services: Services, load_id: str) -> ModelLoad:
     with services.database.read() as session:
         return model_loads.resource(session, model_loads.get(session, load_id))
+
+
+@router.add("GET", "/v1/models/load/{load_id}", ADMIN, "State of a model load")
+def get_model_load(services: ServicesDep, load_id: LoadId) -> ModelLoad:
+    return _read_load(services, load_id)
 
 
 @router.add("GET", "/v1/models/{model:path}", READ, "One served model")
@@ -97,7 +135,7 @@ def get_model_structure(
         else:
             name = workers.model_loaded_last(session) or services.models.default
         if name is None:
-            raise NotFound("no model is served; set ACTOGRAPH_MODEL")
+            raise NotFound("no model is served; set ACTOGRAPH_MODEL or ACTOGRAPH_ALLOWED_MODELS")
         found = services.structures.find(session, name)
     if found is None:
         raise NotFound(f"no worker has loaded {name} yet; /v1/workers shows how far they are")

@@ -18,10 +18,11 @@ from actograph.contract.resources import (
     StoreUsage,
 )
 from actograph.contract.specs import SessionUpdate
+from api import named_hooks
 from api.dependencies import PageDep, Services, ServicesDep, SessionId
 from api.problems.validation import parse_body
 from api.reading import downloads
-from api.reading.tensor_slices import Format, answer
+from api.reading.tensor_slices import NUMBERS, Format, answer
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from storage.accounts import quotas
@@ -160,7 +161,7 @@ def update_session(services: ServicesDep, session_id: SessionId, body: JsonBody)
 
 @router.add("GET", "/sessions/{session_id}/manifest", READ, "Origin and layout of a session")
 def get_session_manifest(services: ServicesDep, session_id: SessionId) -> SessionManifest:
-    return _reader(services, session_id, anew=True).manifest
+    return reader_of(services, session_id, anew=True).manifest
 
 
 @router.add(
@@ -187,8 +188,10 @@ def get_session_tensor(
     rows: Annotated[str | None, Query(description="start:stop within the tensor; default: all.")] = None,
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
-    """Read rows of `hook`: a tensor, an alias of one, `token_ids` or `row_positions`."""
-    return answer(_reader(services, session_id), hook, rows, form, services.database)
+    """Read rows of `hook`: a tensor by any name of its hook, `token_ids` or `row_positions`."""
+    reader = reader_of(services, session_id)
+    name = hook if hook in NUMBERS else named_hooks.of_session(services, reader, hook)
+    return answer(reader, name, rows, form, services.database)
 
 
 @router.add("HEAD", "/sessions/{session_id}/files/{name}", READ, "", include_in_schema=False)
@@ -235,7 +238,7 @@ def _session(services: Services, session_id: SessionId) -> resources.Session:
         return sessions.resources_of(session, [row])[0]
 
 
-def _reader(services: Services, session_id: SessionId, *, anew: bool = False) -> SessionReader:
+def reader_of(services: Services, session_id: SessionId, *, anew: bool = False) -> SessionReader:
     """A reader of an indexed session.
 
     Args:
@@ -267,4 +270,4 @@ def _checked_file(services: Services, session_id: SessionId, file: resources.Ses
     if file.bytes <= SESSION_CHUNK_BYTES or file.name == MANIFEST_NAME:
         key = f"sessions/{session_id}/{file.name}"
         return CheckedFile(services.store, key, size=file.bytes, sha256=file.sha256)
-    return _reader(services, session_id).file(file.name)
+    return reader_of(services, session_id).file(file.name)

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actograph.contract.errors import ActographError, Forbidden, RateLimited, Unauthorized
 from actograph.contract.service.key_roles import Role
 from api.problems.errors import actograph_problem
-from api.routing import OPEN_PATHS, rule_of
+from api.routing import OPEN_PATHS, STATIC_PATH, rule_of
+from api.security import browser
 from api.security.key_ring import Access, KeyRing
 from storage.broker.rate_limits import RateLimits
 
@@ -44,7 +45,7 @@ class Authentication:
         if scope["type"] == "http":
             access = NOBODY
             try:
-                if scope["path"] not in self._open:
+                if scope["path"] not in self._open and not scope["path"].startswith(STATIC_PATH):
                     access = await self._admit(scope)
                     await self._count(access)
                     _require_role(access, scope)
@@ -64,6 +65,8 @@ class Authentication:
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
+        if not key and (key := browser.key_of(headers)):
+            browser.require_same_origin(scope["method"], headers)
         if not self._ring.is_fresh(key):
             await run_in_threadpool(self._ring.refresh, scope["app"].state.services.database, key)
         if not self._ring.is_needed:

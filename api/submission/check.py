@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from actograph.contract import hooks
 from actograph.contract.chat.chat_job import ChatInput
+from actograph.contract.engines import engine_use
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.interventions import StoredVector, check_stored, check_width, each, resolve_hook
 from actograph.contract.resources import ModelStructure
@@ -37,6 +38,9 @@ def check_spec(
             param="sampling.max_tokens",
         )
     check_prompts(spec, structure)
+    if structure is not None and isinstance(spec, GeneratingSpec) and structure.streaming is not None:
+        edited = [resolve_hook(i.hook, structure, p) for p, i in each(spec.interventions, spec.conditions)]
+        engine_use(spec.engine, structure, prefill=spec.is_prefill, names=[*(names or ()), *edited])
     return names
 
 

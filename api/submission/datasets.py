@@ -18,7 +18,7 @@ from storage.tables.models import FileRow
 
 Dataset = FileDataset | PathDataset | HubDataset
 #: fields of specs that name a dataset
-FIELDS = ("dataset", "fewshot_dataset")
+FIELDS = ("dataset", "fewshot_dataset", "labels")
 
 
 def locate(services: Services, dataset: Dataset, field: str) -> Dataset:

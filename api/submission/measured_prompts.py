@@ -1,15 +1,11 @@
 """Prompt lengths of a job, measured on a sample with the model's tokenizer and chat template."""
 
-import json
 import logging
-import os
 import subprocess
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from actograph.contract.errors import ActographError
@@ -18,6 +14,7 @@ from actograph.datasets.dataset_rows import DatasetRow
 from actograph.tasks.prompts import FewshotSampler, build_prompt, task_of
 from actograph.tasks.rows import row_form
 from api.dependencies import Services
+from api.submission import counter_process
 from api.submission.prompt_tokens import PromptTokens, characters_of
 from api.submission.submit import Submission
 from storage.files import dataset_sources
@@ -33,8 +30,6 @@ SAMPLED_PROMPTS = 64
 SAMPLED_CHARACTERS = 4_000_000
 #: rows to draw few-shot examples from; the worker draws from all rows
 _EXAMPLE_ROWS = 256
-_TIMEOUT_SECONDS = 30.0
-_COUNTER = Path(__file__).with_name("token_counter.py")
 
 Prompt = dict[str, Any]
 
@@ -52,8 +47,7 @@ def measure(services: Services, submission: Submission) -> tuple[PromptTokens, s
     longest = characters.index(max(characters))
     chosen = sorted({*spread, longest})
     try:
-        prompts = json.dumps(_prompts(services, submission, chosen)).encode()
-        counts = _count(prompts, definition)
+        counts = counter_process.run(_prompts(services, submission, chosen), definition)
     except (ActographError, OSError, subprocess.SubprocessError, ValueError) as error:
         log.warning("prompts of model %s cannot be counted: %s", submission.spec.model, error)
         return f"the prompts could not be tokenized ({type(error).__name__})"
@@ -158,22 +152,3 @@ def _chat(messages: Sequence[Any], *, thinking: bool, add_generation_prompt: boo
         "enable_thinking": thinking,
         "add_generation_prompt": add_generation_prompt,
     }
-
-
-def _count(prompts: bytes, definition: bytes) -> list[int | None]:
-    """Count the tokens of each prompt in a child process, see `api.submission.token_counter`.
-
-    Raises:
-        OSError, subprocess.SubprocessError, ValueError: the process failed or took too long.
-    """
-    ended = subprocess.run(
-        [sys.executable, "-P", "-s", str(_COUNTER)],
-        input=prompts + b"\n" + definition,
-        capture_output=True,
-        timeout=_TIMEOUT_SECONDS,
-        check=True,
-        # the child does not receive our secrets
-        env={"PATH": os.environ.get("PATH", ""), "TOKENIZERS_PARALLELISM": "false"},
-    )
-    counts: list[int | None] = json.loads(ended.stdout)
-    return counts

@@ -1,4 +1,4 @@
-"""Count the tokens of prompts with a model's own tokenizer and chat template, in a process of its own.
+"""Count or list the tokens of prompts with a model's own tokenizer and chat template, in its own process.
 
     python -P api/submission/token_counter.py < input > output
 
@@ -10,6 +10,9 @@ Input: one line of JSON, a list of prompts, `{"text"}` or `{"messages", "add_gen
 "enable_thinking"}`; then the zlib-compressed definition of the tokenizer, as the worker
 stored it (`storage.queue.model_tokenizers`).
 Output: a JSON list with the number of tokens of each prompt, or null where the chat template refuses it.
+
+The line may also be `{"encode": prompt, "add_special_tokens": bool or null}`. Then the output is the list of
+the prompt's token ids, or null if the chat template refuses it.
 """
 
 import json
@@ -92,21 +95,36 @@ class PromptCounter:
                     counts[place] = len(found)
         return counts
 
+    def encode(self, prompt: dict[str, Any], add_special_tokens: bool | None) -> list[int] | None:
+        """Token ids of a prompt. None adds the special tokens that the worker would add."""
+        text = self._text(prompt)
+        if text is None:
+            return None
+        if add_special_tokens is None:
+            bos = self._special.get("bos_token")
+            add_special_tokens = "messages" not in prompt and not (bos and text.startswith(bos))
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
     def _text(self, prompt: dict[str, Any]) -> str | None:
         if "text" in prompt:
             return str(prompt["text"])
         if self._template is None:
             return None
         try:
-            return self._template.render(**self._special, tools=None, documents=None, **prompt)
+            return self._template.render(**self._special, documents=None, **{"tools": None} | prompt)
         except (jinja2.TemplateError, TypeError, ValueError):
             return None  # the worker fails this sample with the reason
 
 
 def main() -> None:
-    prompts, _, definition = sys.stdin.buffer.read().partition(b"\n")
-    counter = PromptCounter(json.loads(zlib.decompress(definition)))
-    sys.stdout.write(json.dumps(counter.count(json.loads(prompts))))
+    line, _, definition = sys.stdin.buffer.read().partition(b"\n")
+    counter, question = PromptCounter(json.loads(zlib.decompress(definition))), json.loads(line)
+    if isinstance(question, dict):
+        answer: object = counter.encode(question["encode"], question["add_special_tokens"])
+    else:
+        answer = counter.count(question)
+    sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """All generated pages by file name."""
 
+import json
 from pathlib import Path
 
+from actograph.experiment import spec as experiment
 from docs.generate import cli, errors, http, packages, python_api, settings
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
@@ -18,6 +20,7 @@ def pages() -> dict[str, str]:
         "settings.md": settings.page(),
         "python.md": python_api.page(),
         "errors.md": errors.page(),
+        "experiment.schema.json": json.dumps(experiment.schema(), indent=1),
         "../architecture.md": packages.architecture(),
     }
     return {name: text.rstrip() + "\n" for name, text in texts.items()}

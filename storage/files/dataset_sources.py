@@ -77,6 +77,20 @@ def read(
         yield from stream_rows(records, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
 
 
+@contextmanager
+def read_records(
+    ref: FileDataset, columns: Collection[str], required: Collection[str], uploads: Uploads
+) -> Iterator[Iterable[object]]:
+    """Records of an upload; a record that cannot be read is an `InvalidDataset`.
+
+    Args:
+        columns: columns that are decoded.
+        required: columns that a CSV or Parquet file must have.
+    """
+    with _records(ref, uploads, (), columns, required) as records:
+        yield records
+
+
 def read_text_rows(
     ref: FileDataset | PathDataset,
     field: str,

@@ -16,6 +16,9 @@ from storage.index.pages import PageOptions
 from storage.jobs import batches, jobs
 from storage.tables.models import FileRow
 
+#: purposes of files that analysis jobs make: results, and the state of a running one
+ANALYSIS, ANALYSIS_STATE = "analysis", "analysis-state"
+
 
 def insert(
     session: Session,
@@ -28,11 +31,13 @@ def insert(
     owner: str | None = None,
     expires_after: float | None = None,
     chunks: ChunkDigests | None = None,
+    job_id: str | None = None,
 ) -> FileRow:
     """Insert a stored file. It expires after `expires_after` seconds; None keeps it.
 
     Args:
         chunks: digests of the file's chunks; None for a file of one chunk.
+        job_id: analysis job that made the file.
     """
     moment = now(session)
     row = FileRow(
@@ -45,6 +50,7 @@ def insert(
         owner=owner,
         expires_at=None if expires_after is None else moment + expires_after,
         chunks=None if chunks is None else chunks.model_dump(),
+        job_id=job_id,
     )
     session.add(row)
     session.flush()
@@ -88,6 +94,12 @@ def find(
     if purpose is not None:
         statement = statement.where(FileRow.purpose == purpose)
     return pages.fetch(session, statement, FileRow.created_at, FileRow.id, **page)
+
+
+def of_job(session: Session, job_id: str, purpose: str) -> Sequence[FileRow]:
+    """Files that a job made for this purpose, by name."""
+    statement = sa.select(FileRow).where(FileRow.job_id == job_id, FileRow.purpose == purpose)
+    return session.scalars(statement.order_by(FileRow.filename, FileRow.id)).all()
 
 
 def delete(session: Session, file_id: str) -> None:

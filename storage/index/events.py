@@ -57,6 +57,14 @@ def last_progress(session: Session, job_id: str, count: int = 16) -> Sequence[Ev
     return list(reversed(session.scalars(statement).all()))
 
 
+def latest(session: Session, job_id: str | None = None, count: int = 1) -> list[resources.Event]:
+    """The newest entries of a job, or of all visible jobs, newest first."""
+    statement = sa.select(EventRow).order_by(EventRow.id.desc()).limit(count)
+    if job_id is not None:
+        statement = statement.where(EventRow.job_id == job_id)
+    return [_resource(row) for row in session.scalars(statement)]
+
+
 def _resource(row: EventRow) -> resources.Event:
     return resources.Event(
         id=row.id, job_id=row.job_id, event=row.event, created_at=row.created_at, data=row.data

@@ -8,7 +8,16 @@ from actograph.contract.resources import JobStatus
 from storage.index import counters, deletions, row_locks
 from storage.index.database import now
 from storage.jobs import jobs, session_removal
-from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, SampleRow, SessionRow, WebhookRow
+from storage.tables.models import (
+    BatchRow,
+    DeletionRow,
+    EventRow,
+    FileRow,
+    JobRow,
+    SampleRow,
+    SessionRow,
+    WebhookRow,
+)
 
 #: samples, or events, that one transaction deletes
 SLICE = 500
@@ -70,6 +79,9 @@ def remove_slice(session: Session, job_id: str) -> None:
     session.execute(sa.delete(EventRow).where(EventRow.id.in_(event_ids)))
     if len(event_ids) == SLICE:
         return
+    made = sa.delete(FileRow).where(FileRow.job_id == job_id)
+    made_files = session.execute(made.returning(FileRow.id, FileRow.owner, FileRow.bytes)).all()
+    deletions.add(session, [{"id": one.id, "owner": one.owner, "bytes": one.bytes} for one in made_files])
     session.execute(sa.delete(JobRow).where(JobRow.id == job_id))
     entry = DeletionRow.id == job_id
     if any(row.spec.get("capture") for row in held):  # the sweep may find files of it later

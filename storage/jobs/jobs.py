@@ -6,10 +6,11 @@ from typing import Any, Unpack, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract import resources
 from actograph.contract.errors import ActographError, Conflict, NotFound
 from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.contract.specs import JobSpecBase
+from actograph.contract.specs import QueuedSpec
 from storage.index import events, pages, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_job_id
@@ -35,7 +36,7 @@ def create(
     *,
     kind: str,
     model: str,
-    spec: JobSpecBase,
+    spec: QueuedSpec,
     hooks: Sequence[str] | None,
     total: int | None,
     owner: str | None = None,
@@ -90,6 +91,7 @@ def find(
     id_prefix: str | None = None,
     status: JobStatus | None = None,
     kind: str | None = None,
+    kinds: Collection[str] | None = None,
     tag: str | None = None,
     **page: Unpack[PageOptions],
 ) -> tuple[Sequence[JobRow], bool]:
@@ -100,6 +102,8 @@ def find(
     statement = statement.where(JobRow.status.not_in(HIDDEN) if status is None else JobRow.status == status)
     if kind is not None:
         statement = statement.where(JobRow.kind == kind)
+    if kinds is not None:
+        statement = statement.where(JobRow.kind.in_(kinds))
     if tag is not None:
         statement = statement.join(JobTagRow, JobTagRow.job_id == JobRow.id).where(JobTagRow.tag == tag)
     return pages.fetch(session, statement, JobRow.created_at, JobRow.id, **page)
@@ -149,6 +153,33 @@ def set_total(session: Session, job_id: str, total: int) -> None:
 def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
     """Record the canonical hook names of a job that was submitted before its model was loaded."""
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(hooks=list(hooks)))
+
+
+def set_engine(session: Session, job_id: str, use: resources.EngineUse) -> None:
+    """Record the engine that runs a job, and log it if it changes. The job must exist."""
+    row = lock(session, job_id)
+    if row.engine != use.model_dump():
+        row.engine = use.model_dump()
+        events.append(session, job_id, "job.engine", use.model_dump())
+
+
+def note_shared(
+    session: Session, job_id: str, *, computed_tokens: int, shared_tokens: int, merged_reads: int
+) -> None:
+    """Log the savings of a run whose prompts begin alike. The job must exist.
+
+    Args:
+        computed_tokens: tokens that the model ran.
+        shared_tokens: prompt tokens that were copied from other samples.
+        merged_reads: tokens that attention read once for several samples.
+    """
+    lock(session, job_id)
+    data = {
+        "computed_tokens": computed_tokens,
+        "shared_tokens": shared_tokens,
+        "merged_reads": merged_reads,
+    }
+    events.append(session, job_id, "job.shared", data)
 
 
 def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
@@ -260,7 +291,7 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
     if session.get(FileRow, file_id) is None:
         return None
     for row in session.scalars(sa.select(JobRow).where(JobRow.status.in_(ACTIVE))):
-        for field in ("dataset", "fewshot_dataset"):
+        for field in ("dataset", "fewshot_dataset", "labels"):
             if (row.spec.get(field) or {}).get("file_id") == file_id:
                 return row.id
     return None

@@ -25,6 +25,7 @@ def of_row(row: JobRow, **live: Any) -> resources.Job:
         deadline_at=_seconds(row.deadline_at),
         identity_sha256=row.identity_sha256,
         pinned=PinnedModel.model_validate(row.pinned) if row.pinned else None,
+        engine=resources.EngineUse.model_validate(row.engine) if row.engine else None,
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,

@@ -1,6 +1,6 @@
 """The resource of a job with its live fields: place, rate, ETA, and reasons to wait."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -44,12 +44,13 @@ def resource(
     *,
     broker_trouble: str | None = None,
     served: Collection[str] | None = None,
+    places: Mapping[str, int] | None = None,
 ) -> resources.Job:
-    """The resource of a job.
+    """The resource of a job; `listed` makes those of many.
 
     Args:
-        etas, served: read once by callers that show many jobs, see `forecast.etas` and
-            `routing.served_models`.
+        etas, served, places: read once for many jobs, see `forecast.etas`, `routing.served_models` and
+            `waiting.places`.
         quotas: if given, the resource says whether a quota pauses the job.
         broker_trouble: why workers are not woken.
     """
@@ -58,14 +59,30 @@ def resource(
         etas = {}
     elif etas is None:
         etas = forecast.etas(session)
+    if places is None:
+        places = waiting.places(session, [row])
     return view.of_row(
         row,
-        queue_position=waiting.place(session, row),
+        queue_position=places.get(row.id),
         waiting_reason=_waiting_reason(session, row, broker_trouble, served),
         samples_per_second=rate(session, row),
         eta_seconds=etas.get(row.id),
         paused_reason=paused,
     )
+
+
+def listed(
+    session: Session, rows: Sequence[JobRow], quotas: Quotas, *, broker_trouble: str | None = None
+) -> list[resources.Job]:
+    """The resources of jobs, with one reading of the queue for all of them."""
+    is_active = any(row.status in ACTIVE for row in rows)
+    etas = forecast.etas(session) if is_active else {}
+    served = routing.served_models(session) if is_active else None
+    places = waiting.places(session, rows)
+    return [
+        resource(session, row, quotas, etas, broker_trouble=broker_trouble, served=served, places=places)
+        for row in rows
+    ]
 
 
 def _paused(row: JobRow, quotas: Quotas | None) -> str | None:

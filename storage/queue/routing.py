@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import WorkerStatus
+from actograph.contract.specs import ANALYSIS_QUEUE
 from storage.tables.models import WorkerRow
 
 #: a worker that loads its first model counts as its holder
@@ -43,6 +44,9 @@ def why_unserved(model: str, served: Collection[str]) -> str | None:
     """The reason why no live worker can run jobs of this model; None if one can."""
     if model in served:
         return None
+    if model == ANALYSIS_QUEUE:
+        return "no analysis worker is alive; start one with python -m worker.analysis"
+    served = [name for name in served if name != ANALYSIS_QUEUE]
     if not served:
         return "no worker is alive; the job waits until one is"
     return (

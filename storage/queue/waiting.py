@@ -3,7 +3,7 @@
 `held` names owners whose quota is used up; their jobs do not start.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -159,14 +159,19 @@ def active_without_event(
 
 
 @of_everyone
-def place(session: Session, row: JobRow) -> int | None:
-    """The place of a job among the queued jobs of all owners, from 1; None if it is not queued."""
-    if row.status != JobStatus.QUEUED:
-        return None
-    order = sa.tuple_(JobRow.priority, JobRow.created_at, JobRow.id)
-    own = sa.tuple_(sa.literal(row.priority), sa.literal(row.created_at), sa.literal(row.id))
-    before = sa.select(sa.func.count()).where(JobRow.status == JobStatus.QUEUED, order < own)
-    return 1 + session.execute(before).scalar_one()
+def places(session: Session, rows: Iterable[JobRow]) -> dict[str, int]:
+    """Places of jobs among the queued jobs of all owners, from 1; jobs that are not queued are left out."""
+    wanted = [row for row in rows if row.status == JobStatus.QUEUED]
+    if not wanted:
+        return {}
+    order = (JobRow.priority, JobRow.created_at, JobRow.id)
+    last = max((row.priority, row.created_at, row.id) for row in wanted)
+    queue = sa.select(JobRow.id, sa.func.row_number().over(order_by=order).label("place")).where(
+        JobRow.status == JobStatus.QUEUED, sa.tuple_(*order) <= sa.tuple_(*map(sa.literal, last))
+    )
+    numbered = queue.subquery()
+    found = sa.select(numbered.c.id, numbered.c.place).where(numbered.c.id.in_([row.id for row in wanted]))
+    return {row[0]: row[1] for row in session.execute(found)}
 
 
 def queued(session: Session, limit: int) -> Sequence[str]:
@@ -188,13 +193,13 @@ def counts(session: Session) -> dict[JobStatus, int]:
 
 
 @of_everyone
-def open_samples(session: Session) -> dict[SampleStatus, int]:
-    """Number of pending and leased samples of active jobs.
+def open_samples(session: Session, model: str | None = None) -> dict[SampleStatus, int]:
+    """Number of pending and leased samples of active jobs, of one model or of all.
 
     The counts in the jobs' rows give the pending ones, so a queue of millions is not read.
     """
     open_ones = sa.func.sum(JobRow.total - JobRow.completed - JobRow.failed)
-    active = JobRow.status.in_(ACTIVE)
+    active = sa.and_(JobRow.status.in_(ACTIVE), sa.true() if model is None else JobRow.model == model)
     unended = session.execute(sa.select(open_ones).where(active)).scalar_one() or 0
     leased = session.execute(
         sa.select(sa.func.count())

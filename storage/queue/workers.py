@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import WorkerStatus
+from actograph.contract.specs import ANALYSIS_QUEUE
 from storage.index import counters, row_locks
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
@@ -169,8 +170,10 @@ def busy_job_ids(session: Session) -> Sequence[str]:
 
 def loaded_models(session: Session) -> set[str]:
     """Names of the models of live workers."""
-    statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))
-    return {name for name in session.scalars(statement) if name is not None}
+    statement = sa.select(WorkerRow.model).where(
+        WorkerRow.status.in_(LIVE), WorkerRow.model != ANALYSIS_QUEUE
+    )
+    return {name for name in session.scalars(statement) if name}
 
 
 def model_loaded_last(session: Session) -> str | None:

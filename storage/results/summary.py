@@ -1,5 +1,6 @@
 """Results of a job: its scores per condition, summed over every sample that has ended."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,9 +13,11 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus, SampleStatus, tool_use
 from actograph.contract.resources.tool_use import ToolUse
+from actograph.contract.specs import ANALYSIS_KINDS
 from actograph.contract.tasks import task_name
 from actograph.statistics import epoch_metrics, metrics
 from actograph.statistics.moments import Moments
+from storage.files import files
 from storage.jobs import view
 from storage.tables.models import JobRow, SampleRow
 
@@ -29,6 +32,8 @@ class ConditionSums:
         self.completed = 0
         self.failed = 0
         self.truncated = 0
+        #: scorer -> samples that it has scored; a retry or a rescoring may give samples other scorers
+        self.scored: dict[str, int] = defaultdict(int)
         #: scorer -> samples in which it found no answer
         self.unparsed: dict[str, int] = defaultdict(int)
         #: metric -> its values, one for each problem
@@ -44,18 +49,16 @@ class ConditionSums:
         self.failed += len(samples) - len(done)
         self.truncated += sum(sample.finish_reason == "length" for sample in done)
         self.tool_uses.update(ToolUse.model_validate(sample.tool_use) for sample in done if sample.tool_use)
-        scores = [
-            {key: resources.Score.model_validate(score) for key, score in (sample.scores or {}).items()}
-            for sample in done
-        ]
-        if not scores:
-            return
-        metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
-        for key in scores[0]:
-            self.unparsed[key] += sum(sample[key].answer is None for sample in scores)
-            self.means[key].add([metrics.problem_mean([sample[key].value for sample in scores])])
-        if epochs > 1:
-            epoch_metrics.add_problem(self.of_epochs, scores, epochs)
+        # as stored: a model for each of thousands of scores would take most of the time
+        scores: list[dict[str, dict[str, Any]]] = [sample.scores or {} for sample in done]
+        for key in dict.fromkeys(key for sample in scores for key in sample):
+            of_key = [sample[key] for sample in scores if key in sample]
+            self.scored[key] += len(of_key)
+            self.unparsed[key] += sum(score.get("answer") is None for score in of_key)
+            self.means[key].add([metrics.problem_mean([float(score["value"]) for score in of_key])])
+            if epochs > 1:
+                models = [resources.Score.model_validate(score) for score in of_key]
+                epoch_metrics.add_problem(self.of_epochs, key, models, epochs)
 
     def resource(self, alias: str) -> resources.ConditionResults:
         return resources.ConditionResults(
@@ -66,13 +69,16 @@ class ConditionSums:
             truncated=self.truncated,
             tool_use=tool_use.totals(self.tool_uses),
             truncated_rate=self.truncated / self.completed if self.completed else None,
+            scored=self.scored,
             unparsed=self.unparsed,
-            unparsed_rate={key: count / self.completed for key, count in self.unparsed.items()},
+            unparsed_rate={key: count / self.scored[key] for key, count in self.unparsed.items()},
         )
 
 
 def of_job(session: Session, row: JobRow) -> resources.JobResults:
     """Results of the samples that have ended so far. Call it in a `Database.snapshot`."""
+    if row.kind in ANALYSIS_KINDS:
+        return _of_analysis(session, row)
     task = task_name(row.spec.get("task"))
     epochs = int(row.spec.get("epochs") or 1)
     conditions = {condition["name"]: ConditionSums() for condition in row.spec.get("conditions", [])}
@@ -82,13 +88,29 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         for sample in problem:
             by_condition.setdefault(sample.condition or row.kind, []).append(sample)
         for name, samples in by_condition.items():
-            conditions.setdefault(name, ConditionSums()).add(samples, epochs)
+            if name not in conditions:
+                conditions[name] = ConditionSums()
+            conditions[name].add(samples, epochs)
     return resources.JobResults(
         job_id=row.id,
         status=JobStatus(row.status),
         task=task,
         progress=view.progress(row),
         conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
+    )
+
+
+def _of_analysis(session: Session, row: JobRow) -> resources.JobResults:
+    """The result and the files of an analysis job."""
+    done = (SampleRow.job_id == row.id, SampleRow.status == SampleStatus.COMPLETED)
+    found = session.scalar(sa.select(SampleRow.completion).where(*done))
+    return resources.JobResults(
+        job_id=row.id,
+        status=JobStatus(row.status),
+        progress=view.progress(row),
+        conditions={},
+        analysis=None if found is None else json.loads(found),
+        files=[files.resource(one) for one in files.of_job(session, row.id, files.ANALYSIS)],
     )
 
 

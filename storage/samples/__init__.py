@@ -7,9 +7,9 @@ a worker that was taken for dead does no harm.
 from storage.samples.claims import claim, is_any_pending, next_input
 from storage.samples.commits import SampleResult, committed, complete, fail
 from storage.samples.insertion import NewSample, insert, next_position
-from storage.samples.leases import LeasedSample, give_back, lock_jobs, release, renew
+from storage.samples.leases import ALONE_AFTER_ATTEMPTS, LeasedSample, give_back, lock_jobs, release, renew
 from storage.samples.lists import find, get, resource
-from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up
+from storage.samples.lost_workers import MAX_ATTEMPTS, give_up
 
 __all__ = [
     "ALONE_AFTER_ATTEMPTS",

@@ -12,8 +12,8 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
 from storage.index.database import now
 from storage.jobs import jobs
-from storage.samples.leases import LeasedSample
-from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_lost
+from storage.samples.leases import ALONE_AFTER_ATTEMPTS, LeasedSample
+from storage.samples.lost_workers import MAX_ATTEMPTS, give_up_lost
 from storage.tables.models import JobRow, SampleRow
 
 
@@ -25,6 +25,7 @@ def claim(
     count: int,
     lease_seconds: float,
     fits: Callable[[Mapping[str, Any]], bool] | None = None,
+    alone: bool = True,
 ) -> list[LeasedSample]:
     """Lease the next `count` samples that are pending or whose lease has expired.
 
@@ -33,6 +34,7 @@ def claim(
 
     Args:
         fits: whether a sample with this input can run in the batch; the first that cannot ends the batch.
+        alone: whether a sample that must run alone may be claimed; if not, it ends the batch.
     """
     try:
         job = jobs.lock(session, job_id)
@@ -43,7 +45,7 @@ def claim(
     if fits is not None:
         candidates = list(takewhile(lambda row: fits(row.input), candidates))
     if candidates and candidates[0].attempts >= ALONE_AFTER_ATTEMPTS:
-        ids = [candidates[0].id]
+        ids = [candidates[0].id] if alone else []
     else:
         ids = [c.id for c in candidates if c.attempts < ALONE_AFTER_ATTEMPTS]
     return _lease(session, ids, moment, worker_id, lease_seconds) if ids else []
@@ -105,6 +107,7 @@ def _lease(
             SampleRow.input,
             sa.func.coalesce(SampleRow.seed, 0).label("seed"),
             SampleRow.lease_token.label("token"),
+            SampleRow.attempts,
         )
         .execution_options(synchronize_session=False)
     )

@@ -12,6 +12,8 @@ from storage.index.database import changed, now
 from storage.jobs import jobs
 from storage.tables.models import SampleRow
 
+#: a sample runs alone after so many claims without a result
+ALONE_AFTER_ATTEMPTS = 2
 #: values of a sample that its worker returns unfinished
 RETURNED = {"status": SampleStatus.PENDING, "lease_until": 0.0, "worker_id": None, "started_at": None}
 
@@ -28,6 +30,18 @@ class LeasedSample:
     input: dict[str, Any]
     seed: int
     token: int
+    #: claims so far, with this one
+    attempts: int = 1
+
+    @property
+    def key(self) -> str:
+        """Name of this claim. A worker that lost a lease may claim the sample again while it still runs."""
+        return f"{self.id}.{self.token}"
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other sample may run beside it, since it may have ended its workers."""
+        return self.attempts > ALONE_AFTER_ATTEMPTS
 
 
 def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:

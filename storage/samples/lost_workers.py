@@ -15,12 +15,10 @@ from storage.index.counters import Counter
 from storage.index.database import now
 from storage.jobs import control, jobs
 from storage.samples.commits import fail
-from storage.samples.leases import RETURNED, LeasedSample, lock_jobs, ours
+from storage.samples.leases import ALONE_AFTER_ATTEMPTS, RETURNED, LeasedSample, lock_jobs, ours
 from storage.tables.models import JobRow, SampleRow
 
-#: a sample runs alone after so many claims without a result ...
-ALONE_AFTER_ATTEMPTS = 2
-#: ... and fails after so many
+#: a sample fails after so many claims without a result
 MAX_ATTEMPTS = 4
 
 

@@ -16,6 +16,7 @@ class SessionFilter:
     """Conditions that a session must meet; None means any value."""
 
     id_prefix: str | None = None
+    ids: frozenset[str] | None = None
     job_id: str | None = None
     model: str | None = None
     condition: str | None = None
@@ -48,6 +49,8 @@ class SessionFilter:
         where: list[sa.ColumnElement[bool]] = []
         if self.id_prefix is not None:
             where.append(pages.id_begins(SessionRow.id, self.id_prefix))
+        if self.ids is not None:
+            where.append(SessionRow.id.in_(sorted(self.ids)))
         for column, value in (
             (SessionRow.job_id, self.job_id),
             (SessionRow.model, self.model),

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.models.model_identity import ModelIdentity
-from actograph.contract.resources import SessionFile
+from actograph.contract.resources import EngineUse, SessionFile
 from actograph.tensor_files import itemsize
 from storage.artifacts.checked_files import ChunkDigests
 
@@ -42,6 +42,10 @@ class StoredTensor(ManifestPart):
         description="Reduction that made the single row from `over` tokens; null: rows as captured.",
     )
     over: int | None = Field(None, description="Rows that were reduced.")
+    names: list[str] = Field(
+        default_factory=list,
+        description="Other names of the hook in its model: the module path, and savepoints.",
+    )
     nbytes: int = 0
     parts: list[TensorPart] = Field(default_factory=list)
 
@@ -110,6 +114,9 @@ class SessionManifest(ManifestPart):
         None, description="Digest of the identity of the model; null in sessions of older versions."
     )
     identity: ModelIdentity | None = Field(None, description="Everything that the numbers depend on.")
+    engine: EngineUse | None = Field(
+        None, description="Engine that ran the sample, and why; null in sessions of older versions."
+    )
     resolved_hooks: dict[str, str] = Field(
         default_factory=dict, description="Each name in `capture.hooks` -> hook point or module location."
     )

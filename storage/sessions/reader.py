@@ -70,6 +70,7 @@ class SessionReader:
             summary=stored.summary,
             over=stored.over,
             nbytes=stored.nbytes,
+            names=stored.names,
         )
 
     def tokens_of_rows(self, hook: str) -> Sequence[int]:

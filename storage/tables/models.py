@@ -63,6 +63,8 @@ class JobRow(Base):
     pinned: Mapped[dict[str, Any] | None]
     #: digest of the pinned model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
+    #: `resources.EngineUse`; null until a worker has started the job
+    engine: Mapped[dict[str, Any] | None]
     #: submitter, see `storage.accounts.quotas`; null in a service without keys
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: an active job fails at this time; null for never
@@ -285,6 +287,7 @@ class FileRow(Base):
         sa.Index("ix_files_expires_at", "expires_at"),
         sa.Index("ix_files_created_at_id", "created_at", "id"),
         sa.Index("ix_files_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("ix_files_job_id", "job_id"),
     )
 
     id: Mapped[str] = id_key()
@@ -299,6 +302,8 @@ class FileRow(Base):
     expires_at: Mapped[float | None]
     #: digests of its chunks, see `storage.artifacts.checked_files`; null for one chunk or an earlier version
     chunks: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
+    #: analysis job that made it; deleted with the job
+    job_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
 class VectorRow(Base):

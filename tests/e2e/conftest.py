@@ -34,7 +34,8 @@ class Up:
             [*ACTOGRAPH, "up", f"--home={home}", "--port=0", "--threads=1", *arguments],
             stdout=subprocess.PIPE,
             stderr=self._err,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            # tests of analyses start their own
+            env={"ACTOGRAPH_ANALYSIS_WORKERS": "0", **os.environ, "HF_HUB_OFFLINE": "1"},
             start_new_session=True,
             text=True,
         )

@@ -101,7 +101,7 @@ def test_all_problems_are_drained_with_a_session_each(
     check_sessions(service.home, samples, tokenizer_of(model))
 
 
-def test_a_worker_killed_in_mid_drain_costs_the_unit_in_hand_and_nothing_else(
+def test_a_worker_killed_in_mid_drain_costs_the_samples_in_hand_and_nothing_else(
     up: Callable[..., Any], wait: Callable[..., None], shared: Path
 ) -> None:
     """Sampled, several epochs of each problem: what is run again gives what it would have given."""
@@ -127,7 +127,7 @@ def test_a_worker_killed_in_mid_drain_costs_the_unit_in_hand_and_nothing_else(
             assert after[sample_id].attempts == 1
             assert after[sample_id].session_id == sample.session_id
         again = [s for s in after.values() if s.attempts > 1]
-        assert 0 < len(again) <= 16, "one unit at most was run again"
+        assert 0 < len(again) <= 64, "at most the samples in hand were run again"
         assert len({s.session_id for s in after.values()}) == total
         texts = {(s.index, s.epoch): s.completion for s in after.values()}
         assert texts == {(s.index, s.epoch): s.completion for s in client.jobs.samples(undisturbed)}

@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from actograph.client import Client
-from actograph.contract.resources import WorkerStatus
+from actograph.client.errors import ApiError
+from actograph.contract.resources import JobStatus, WorkerStatus
+from actograph.contract.specs import ANALYSIS_QUEUE
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack import redis_server
 from tests.support.processes import is_broker, words_of
@@ -87,6 +89,23 @@ def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Star
         pulled = {p.name: p.read_bytes() for p in (tmp_path / "pulled" / session_id).iterdir()}
         assert pulled == {p.name: p.read_bytes() for p in (stored / session_id).iterdir()}
     assert again.stop() == 0
+
+
+def test_a_service_without_a_model_loads_one_later(up: Start) -> None:
+    service = up(f"--allow-model=demo={MODEL_DIR}", model="")
+    service.await_ready()
+    assert "no model is loaded; load one of demo=" in service.said()
+    with Client(service.url, "") as client:
+        with pytest.raises(ApiError, match="--allow-model"):
+            client.models.load("other")
+        assert [worker.model for worker in client.workers.list()] == [""]
+        points = [{"name": "late", "selector": "resid_post.1"}]
+        assert client.models.load("demo", wait=True, savepoints=points).status is JobStatus.COMPLETED
+        assert client.models.structure().savepoints == {"late": "resid_post.1"}
+        answer = client.chat("hello", model="demo", store_activations=True, max_tokens=2)
+        assert answer.session_id is not None
+        assert list(client.sessions.get(answer.session_id)) == ["resid_post.1"]
+    assert service.stop() == 0
 
 
 def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
@@ -268,3 +287,28 @@ def test_folders_of_the_users_that_are_named_like_ours_are_not_run(up: Start, tm
         os.chdir(before)
     service.await_ready()
     assert service.stop() == 0
+
+
+def test_up_starts_an_analysis_worker_again_after_its_death(up: Start, gone: Start) -> None:
+    service = up("--analysis-workers=1")
+    service.await_ready()
+    with Client(service.url, "") as client:
+        assert ANALYSIS_QUEUE in {worker.model for worker in client.workers.list()}
+        source = client.submit(
+            {
+                "kind": "capture",
+                "model": client.models.list()[0].id,
+                "inputs": [{"prompt": "one and two"}],
+                "sampling": {"max_tokens": 2},
+                "capture": {"points": ["attn_in", "mlp_in"], "layers": "all"},
+            }
+        ).wait(timeout=120)
+        found = client.submit({"kind": "outliers", "jobs": [source.id], "threshold": 0.01})
+        service.child("worker.analysis").kill()  # another one goes on
+        found = found.wait(timeout=120)
+        results = client.jobs.results(found.id)
+    assert results.analysis is not None
+    assert results.analysis["jobs"][0]["outlier_features"]
+    children = service.children()
+    assert service.stop() == 0
+    assert gone(children)

@@ -27,11 +27,12 @@ FORBIDDEN = {
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples queue submission broker files sessions "
-    "results upkeep",
-    "worker": "engine text evals runners sample signals drain process __main__",
-    "worker.engine": "requests model locations rows edits tokens structure batches traced prefill engine",
-    "api": "problems routing security structures served_models dependencies requests submission openai "
-    "reading background metrics openapi routes app heap serving keys __main__",
+    "results upkeep backup",
+    "worker": "engine text evals runners sample signals drain process analysis __main__",
+    "worker.engine": "requests runs model locations request_checks rows edits tokens structure batches "
+    "traced prefill streaming engine",
+    "api": "problems routing security structures served_models dependencies named_hooks requests submission "
+    "openai reading background metrics openapi routes pages app heap serving keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import unit_key
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
 from actograph.settings import Settings
 from storage import samples
@@ -25,16 +24,17 @@ from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
 from storage.queue import chat_batches, model_loads, pause, routing, workers
 from storage.samples import LeasedSample
-from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
-from worker.drain.commit import commit_each
+from worker.drain.committer import Committer
 from worker.drain.job_choice import JobChoice
 from worker.drain.job_models import HeldElsewhere, JobModels
 from worker.drain.lease import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
 from worker.drain.pauses import Pauses
 from worker.drain.slices import Slice, Slices
+from worker.drain.stream import Stream
 from worker.engine.model.device_errors import is_device_lost
+from worker.engine.model.memory import measured
 from worker.sample.outcome import Outcome
 from worker.sample.unforeseen import unforeseen
 from worker.signals.process_end import DEVICE_LOST, last_write
@@ -80,8 +80,7 @@ class Drain:
         self._turn = threading.Lock()
         #: True if the last commit of this slice has shown the worker as idle
         self._is_shown_idle = False
-        #: end of the time that was counted to batches of this slice
-        self._measured_to = 0.0
+        self._committer = Committer(database, store, self._pauses, worker_id, stop)
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
@@ -119,7 +118,8 @@ class Drain:
     def run_slice(self, job_id: str) -> bool:
         """Work on a job, or one whose turn comes first, for a slice of time. Returns True if any was run."""
         with self._failures():
-            return not self._stop.is_set() and not self._pauses.hold() and self._run_slice(job_id)
+            if not self._stop.is_set() and not self._pauses.hold():
+                return self._run_slice(job_id, goes_on=False)
         return False
 
     def _work(self) -> bool:
@@ -176,10 +176,13 @@ class Drain:
         last_write(mark)
         self._end_process(DEVICE_LOST)
 
-    def _run_slice(self, job_id: str) -> bool:
+    def _run_slice(self, job_id: str, *, goes_on: bool = True) -> bool:
         """Work on a job until it has nothing left, its slice is over, or the worker stops.
 
-        Returns True if a batch was run or a model loaded.
+        Returns True if samples were run or a model loaded.
+
+        Args:
+            goes_on: whether jobs that can join a run of the streaming engine follow in it.
         """
         self._is_shown_idle = False
         with self._database.write() as session:
@@ -202,7 +205,14 @@ class Drain:
             if row.kind == jobs.LOAD:
                 self._model.load_as_asked(row)
                 return True
-            return self._run(chosen)
+            current = self._prepared(chosen)
+            if current is None:
+                return False
+            self._choice.chats.begins(is_chat=current.chat is not None)
+            self._committer.begins()  # after the load, which no sample caused
+            if current.streams:
+                return self._run_stream(current, goes_on=goes_on)
+            return self._run_batches(current)
         finally:
             self._set_idle()
 
@@ -215,14 +225,34 @@ class Drain:
             give_up=self._stop.is_set,
         )
 
-    def _run(self, job_id: str) -> bool:
+    def _run_stream(self, first: Slice, *, goes_on: bool) -> bool:
+        """Run samples of a job, and of others that can join it, on the streaming engine."""
+        keeper, engine = self._keeper(), first.batches.generator.engine
+        stream = Stream(
+            first,
+            settings=self._settings,
+            database=self._database,
+            engine=engine,
+            worker_id=self._worker_id,
+            choice=self._choice,
+            models=self._model,
+            pauses=self._pauses,
+            keeper=keeper,
+            prepare=self._prepared,
+            store=self._store_streamed,
+            is_stopping=self._stop.is_set,
+            goes_on=goes_on,
+        )
+        with self._given_up_if_lost(keeper), measured(engine.model.devices) as memory:
+            stream.run()
+        self._models.batch_memory = memory
+        return stream.has_run
+
+    def _run_batches(self, first: Slice) -> bool:
         """Run batches of a job for a slice. Returns True if any was run."""
-        has_run = False
-        current = self._prepared(job_id)
-        if current is not None:
-            self._choice.chats.begins(is_chat=current.chat is not None)
-        began = self._measured_to = time.monotonic()  # after the load, which no sample caused
-        while current is not None and not self._pauses.hold():
+        has_run, job_id, began = False, first.job_id, time.monotonic()
+        current: Slice | None = first
+        while current is not None and not current.streams and not self._pauses.hold():
             with self._database.write() as session:
                 # the last look for a pause or a deadline before the claim
                 if pause.holds(session) or control.fail_overdue(session, job_id):
@@ -272,14 +302,13 @@ class Drain:
         """Lease the next batch: samples of the job, or of all chats that can share its batch."""
         count, seconds = current.batches.generator.size(), self._settings.lease_seconds
         if current.chat is None:
-            lines = current.lines
             return samples.claim(
                 session,
                 current.job_id,
                 worker_id=self._worker_id,
                 count=count,
                 lease_seconds=seconds,
-                fits=None if lines is None else lambda stored: unit_key(stored) == lines,
+                fits=current.fits,
             )
         return chat_batches.claim(
             session,
@@ -304,7 +333,15 @@ class Drain:
         if current.refused is not None:
             refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
             return self._store_batch(current, refused)
-        keeper = LeaseKeeper(
+        keeper = self._keeper(leases)
+        devices = current.batches.generator.engine.model.devices
+        with self._given_up_if_lost(keeper), measured(devices) as memory, keeper:
+            outcomes = current.batches.run(leases, keeper)
+        self._models.batch_memory = memory
+        return self._store_batch(current, outcomes)
+
+    def _keeper(self, leases: Sequence[LeasedSample] = ()) -> LeaseKeeper:
+        return LeaseKeeper(
             self._database,
             leases,
             self._stop,
@@ -312,15 +349,16 @@ class Drain:
             stall_seconds=self._settings.stall_seconds,
             end_process=self._end_process,
         )
-        with keeper:
-            try:
-                outcomes = current.batches.run(leases, keeper)
-            except Exception as error:
-                if is_device_lost(error):
-                    self._give_up(leases, error)
-                raise
-        self._models.batch_memory = current.batches.memory
-        return self._store_batch(current, outcomes)
+
+    @contextmanager
+    def _given_up_if_lost(self, keeper: LeaseKeeper) -> Iterator[None]:
+        """Give the held samples back if the device is lost."""
+        try:
+            yield
+        except Exception as error:
+            if is_device_lost(error):
+                self._give_up(keeper.held, error)
+            raise
 
     def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
         """Give back the samples of a lost device. Each runs alone next, so only a faulty one fails."""
@@ -337,31 +375,15 @@ class Drain:
 
     def _store_batch(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
         """Commit a batch. Returns False if the store is away or the job has ended with it."""
-        before, self._measured_to = self._measured_to, time.monotonic()
         # after a chat the slice may go on with the next one
         idle_model = (self._model.name or "") if current.chat is None else None
-        done = commit_each(
-            self._database,
-            outcomes,
-            current.batches.generator.provenance,
-            self._measured_to - before,
-            worker_id=self._worker_id,
-            idle_model=idle_model,
-            give_up=self._stop.is_set,
-        )
-        is_end = done.is_end and current.chat is None
-        self._is_shown_idle = is_end
-        for outcome in done.lost:
-            if outcome.recorded is not None:
-                # the sweep removes files that cannot be removed now
-                with suppress(ServiceUnavailable, OSError):
-                    self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
-        if done.outage is None:
-            if done.kept:
-                self._pauses.outage.is_over()
-            return not is_end
-        self._pauses.outage.note(done.outage)
-        return False
+        done = self._committer.store(current, outcomes, idle_model=idle_model)
+        self._is_shown_idle = done.is_end and current.chat is None
+        return done.outage is None and not self._is_shown_idle
+
+    def _store_streamed(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
+        """Commit samples that have ended beside running ones. Returns False if the store is away."""
+        return self._committer.store(current, outcomes).outage is None
 
 
 def _has_other_lines(session: Session, current: Slice) -> bool:

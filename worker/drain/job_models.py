@@ -45,6 +45,13 @@ class JobModels:
         """The held model's name."""
         return self.held.model if self.held else None
 
+    def runs(self, job: JobRow) -> bool:
+        """Whether a job runs on the held model as it is, without a load."""
+        pinned = pins.of_job(job)
+        if pinned is None:
+            return self._models.holds(job.model)
+        return self.held == Held(job.model, pinned.identity.sha256)
+
     def engine_of_job(self, job: JobRow) -> tuple[Engine, PinnedModel | None]:
         """The engine that a job is pinned to, and the pin.
 

@@ -1,7 +1,7 @@
-"""Renewal of the leases of the current batch.
+"""Renewal of the leases of the running samples.
 
-A thread renews them during a long decode, and looks for cancelled jobs. It renews only while the batch
-reports progress, from the first prompt to the last uploaded file. After `stall_seconds` without progress it
+A thread renews them during a long decode, and looks for cancelled jobs. It renews only while the samples
+report progress, from the first prompt to the last uploaded file. After `stall_seconds` without progress it
 gives the samples back and ends the process: nothing else frees a stuck device.
 """
 
@@ -23,12 +23,12 @@ from worker.signals.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-#: seconds for a batch to end by itself after a stop
+#: seconds for samples to end by themselves after a stop
 STOP_GRACE_SECONDS = 5.0
 
 
 class LeaseKeeper:
-    """Renews the leases of one batch; use as a context manager around its run."""
+    """Renews the leases of running samples; use as a context manager around their run."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class LeaseKeeper:
         end_process: Callable[[int], None] = os._exit,
     ) -> None:
         self._database = database
-        self._leases = list(leases)
-        self._job_ids = {lease.job_id for lease in leases}
+        self._held = {lease.key: lease for lease in leases}
+        #: leases that are held no more, by the last renewal, and jobs that have ended
+        self._lost: set[str] = set()
         self._ended: set[str] = set()
         self._stop = stop
         self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
         self._end_process = end_process
         self._silent_seconds = 0.0
-        self._cancelled = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
@@ -61,16 +61,34 @@ class LeaseKeeper:
         self._done.set()
         self._thread.join()
 
+    @property
+    def held(self) -> list[LeasedSample]:
+        """The leases that are renewed."""
+        return list(self._held.values())
+
+    def hold(self, leases: Sequence[LeasedSample]) -> None:
+        """Renew these leases too."""
+        self._held |= {lease.key: lease for lease in leases}
+
+    def let_go(self, lease: LeasedSample) -> None:
+        """Renew a lease no more: its sample has ended."""
+        self._held.pop(lease.key, None)
+
     def progress(self, _step: int = 0) -> None:
         """Note a decode step, a scored sample or a stored piece of a file."""
         self._silent_seconds = 0.0
 
     def should_stop(self) -> bool:
-        """Whether the batch ends now: all its jobs have ended, its leases are lost, or the worker stops."""
-        return self._cancelled.is_set() or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+        """Whether all samples end now: their jobs have ended, their leases are lost, or the worker stops."""
+        if self._stop.seconds_since_set() > STOP_GRACE_SECONDS:
+            return True
+        if not (self._ended or self._lost):
+            return False
+        held = self.held
+        return bool(held) and all(one.job_id in self._ended or one.key in self._lost for one in held)
 
     def has_ended(self, job_id: str) -> bool:
-        """Whether this job of the batch was cancelled or has ended otherwise."""
+        """Whether this job was cancelled or has ended otherwise."""
         return job_id in self._ended
 
     def _run(self) -> None:
@@ -95,22 +113,21 @@ class LeaseKeeper:
             self._renew()
 
     def _renew(self) -> None:
+        leases = self.held
         with self._database.write() as session:
-            held = samples.renew(session, self._leases, lease_seconds=self._lease_seconds)
-        if not held:
-            self._cancelled.set()
+            held = samples.renew(session, leases, lease_seconds=self._lease_seconds)
+        self._lost = {lease.key for lease in leases if lease.id not in held}
 
     def _look_for_end(self) -> None:
         """Note jobs that were cancelled, have ended elsewhere or have passed their deadline."""
+        job_ids = {lease.job_id for lease in self.held}
         with self._database.read() as session:
-            found = control.states(session, self._job_ids)
+            found = control.states(session, job_ids)
         for job_id in (job_id for job_id, (_, is_overdue) in found.items() if is_overdue):
             with self._database.write() as session:
                 control.fail_overdue(session, job_id)
         running = {j for j, (status, late) in found.items() if status in jobs.ACTIVE and not late}
-        self._ended = self._job_ids - running
-        if not running:
-            self._cancelled.set()
+        self._ended = job_ids - running
 
     def _end_stalled(self) -> None:
         """Give the samples back, as far as the index answers, and end the process."""
@@ -122,7 +139,7 @@ class LeaseKeeper:
 
         def give_up() -> None:
             with self._database.write() as session:
-                samples.give_up(session, self._leases, error)
+                samples.give_up(session, self.held, error)
 
         last_write(give_up)
         self._end_process(STALLED)

@@ -59,6 +59,11 @@ class ModelHolder:
         #: bytes before and after the last batch
         self.batch_memory: dict[str, int] = {}
 
+    def holds(self, name: str) -> bool:
+        """Whether `engine_for` needs no load."""
+        held = self.engine
+        return held is not None and held.structure.model == name and self._options_of(name) == self._options
+
     def engine_for(self, name: str) -> Engine:
         """The engine of the model served as `name`, loaded if another one is held.
 
@@ -67,10 +72,9 @@ class ModelHolder:
             ModelRefused: it cannot be loaded.
             UnknownHook: a savepoint refers to an unknown hook.
         """
-        options = self._options_of(name)
-        if self.engine is not None and self.engine.structure.model == name and options == self._options:
+        if self.engine is not None and self.holds(name):
             return self.engine
-        return self.load(name, options)
+        return self.load(name, self._options_of(name))
 
     def engine_as(self, pinned: ModelIdentity) -> Engine:
         """The engine of exactly this model variant, loaded if another one is held.
@@ -146,6 +150,8 @@ class ModelHolder:
         )
         _check_weights(loaded, options)
         engine = Engine(loaded)
+        # verified and packed now, so that no request waits for it
+        engine.pack_weights(settings.pack_weights)
         pairs = pair_bytes(loaded)
         found = {
             "kv_bytes_per_token": kv_bytes_per_token(loaded),
@@ -172,6 +178,7 @@ class ModelHolder:
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             on_gpu = engine.model.device.type == "cuda"
             numbers["batch_cap"] = batch_cap(on_gpu=on_gpu, most=self._settings.batch_size)
+            numbers["packed_weight_bytes"] = engine.structure.packed_bytes or 0
             numbers |= self.batch_memory
         return numbers
 

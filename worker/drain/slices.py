@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.contract import batches, hooks
+from actograph.contract import batches, engines, hooks
 from actograph.contract.chat import chat_job
 from actograph.contract.errors import ActographError, ServiceUnavailable
-from actograph.contract.resources import ModelStructure
+from actograph.contract.resources import EngineUse, ModelStructure
 from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
 from actograph.contract.structure_checks import check_capture
 from actograph.datasets.dataset_rows import DatasetRow
@@ -54,6 +54,29 @@ class Slice:
     lines: Mapping[str, Any] | None = None
     #: error of these lines, if they cannot run
     refused: ActographError | None = None
+    #: whether the samples join a run of the streaming engine
+    streams: bool = False
+
+    @property
+    def fits(self) -> Callable[[Mapping[str, Any]], bool] | None:
+        """Whether an input runs with this preparation; None if all inputs of the job do."""
+        if self.lines is None and self.chat is None:
+            return None
+
+        def fits(stored: Mapping[str, Any]) -> bool:
+            if self.lines is not None and batches.unit_key(stored) != self.lines:
+                return False
+            return not self.streams or self._may_stream(stored)
+
+        return fits
+
+    def _may_stream(self, stored: Mapping[str, Any]) -> bool:
+        return self.provenance is None or not chat_job.is_only_read(stored)
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Provenance of the sessions; None if nothing is captured."""
+        return self.batches.generator.provenance
 
 
 class Slices:
@@ -77,11 +100,13 @@ class Slices:
         Raises:
             ActographError: the job cannot be run at all.
         """
-        line = None
+        line, given = None, None
         with self._database.read() as session:
             row = jobs.get(session, job_id)
+            if row.kind in (batches.KIND, chat_job.KIND):
+                given = samples.next_input(session, job_id)
             if row.kind == batches.KIND:
-                line = samples.next_input(session, job_id)
+                line = given
         spec = row.spec if line is None else batches.spec_of(row.spec, line)
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure
@@ -89,11 +114,17 @@ class Slices:
             # savepoints as they were when the job was submitted
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         runner = self._runner(row, spec, engine)
-        steering, provenance, refused = UNSTEERED, None, None
+        steering, provenance, refused, streams = UNSTEERED, None, None, False
         try:
             with self._database.read() as session:
                 steering = steering_of(session, spec, row.model, engine, structure)
-            provenance = self._provenance(row, spec, engine, runner, structure=structure, steering=steering)
+            use = self._engine_use(row, spec, structure)
+            provenance = self._provenance(
+                row, spec, engine, runner, structure=structure, steering=steering, use=use
+            )
+            # rows of a prompt that is only read come from the traced engine: it has those of all its tokens
+            reads = provenance is not None and given is not None and chat_job.is_only_read(given)
+            streams = use.name == "streaming" and runner.sampling is not None and not reads
         except ServiceUnavailable:
             raise
         except ActographError as error:
@@ -119,6 +150,7 @@ class Slices:
             chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.KIND else None,
             lines=None if line is None else batches.unit_key(line),
             refused=refused,
+            streams=streams and refused is None,
         )
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
@@ -144,6 +176,18 @@ class Slices:
         """Insert the samples of a dataset that only workers can read."""
         bulk_insert.insert_dataset(self._database, row.id, list(read()))
 
+    def _engine_use(self, row: JobRow, spec: Mapping[str, Any], structure: ModelStructure) -> EngineUse:
+        """The engine of a job, noted in the job unless it is a chat or a batch file.
+
+        Raises:
+            InvalidRequest: the requested engine cannot run it.
+        """
+        use = engines.of_spec(spec, structure)
+        if row.engine != use.model_dump() and row.kind not in (batches.KIND, chat_job.KIND):
+            with self._database.write() as session:
+                jobs.set_engine(session, row.id, use)
+        return use
+
     def _provenance(
         self,
         row: JobRow,
@@ -153,6 +197,7 @@ class Slices:
         *,
         structure: ModelStructure,
         steering: Steering,
+        use: EngineUse,
     ) -> Provenance | None:
         capture = CaptureSpec.model_validate(spec["capture"]) if spec["capture"] else None
         if capture is None or capture.mode == "off":
@@ -172,5 +217,6 @@ class Slices:
             sampling=runner.sampling,
             markup=markup_of(spec, engine.model.tokenizer),
             steering=steering,
+            engine=use,
             takes_turns=runner.takes_turns,
         )

@@ -1,21 +1,23 @@
 """The engine of one model: its public methods, and one call at a time."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
-from actograph.contract.interventions import check_width
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.plans.batch_memory import batch_size, capture_need
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from actograph.contract.structure_checks import check_sampling
+from actograph.settings import PackWeights
 from worker.engine.batches import BatchJob, Capture
 from worker.engine.model import memory
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.prefill.prefill import Prefill
+from worker.engine.request_checks import check_request
 from worker.engine.requests import (
     BufferOptions,
     Generation,
@@ -24,9 +26,14 @@ from worker.engine.requests import (
     RowShaping,
     RowSink,
 )
+from worker.engine.streaming import packing
+from worker.engine.streaming.engine import StreamingEngine
+from worker.engine.streaming.verification import verify
 from worker.engine.structure.structure import discover
 from worker.engine.traced.generate import Generate, OnBatch
 from worker.engine.traced.score import Score
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NO_OPTIONS = BufferOptions()
@@ -48,11 +55,72 @@ class Engine:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
-        self._hooks = discover(model)
-        self.structure: ModelStructure = self._hooks.structure
+        self.hooks = discover(model)
+        self.structure: ModelStructure = self.hooks.structure
         self.limit = memory.LearnedLimit()  # for generation, in bytes
         self.prefill_limit = memory.LearnedLimit()  # for prefill and scoring, in padded tokens
         self._lock = threading.Lock()
+        self._streaming: StreamingEngine | None = None
+        self._streaming_verified = False
+        self._streaming_refusal: str | None = None
+        self._packed: packing.PackedLinears | None = None
+
+    def streaming(self) -> StreamingEngine | None:
+        """The streaming engine of the same model; None if it was refused, see `streaming_refusal`.
+
+        The first call verifies it with a few short generations and notes the result in `structure`. It
+        shares the lock of this engine: a run waits until calls of this engine have ended, and they wait for
+        the run.
+        """
+        with self._lock:
+            if not self._streaming_verified:
+                self._streaming, reason = verify(self.hooks, self._lock)
+                self._streaming_verified, self._streaming_refusal = True, reason or None
+                self.structure = self.structure.model_copy(
+                    update={"streaming": self._streaming is not None, "streaming_refusal": reason or None}
+                )
+        return self._streaming
+
+    def pack_weights(self, choice: PackWeights = "auto") -> None:
+        """Pack the linear layers of a CPU model that streams; `structure` says whether, and why not.
+
+        Both engines run on the packed layers. Their outputs differ from plain ones by rounding.
+
+        Args:
+            choice: "auto" packs float32 alone, where every measured number of rows gained.
+        """
+        if self._packed is not None:
+            return
+        reason = self._not_packed(choice)
+        with self._lock:
+            if reason is None:
+                self._packed = packing.pack(self.model.hf)
+            packed = None if self._packed is None else self._packed.bytes
+            update = {"packed_bytes": packed, "packing_refusal": reason}
+            self.structure = self.structure.model_copy(update=update)
+        log.info("%s: %s", self.model.name, reason or f"weights packed in {packed:,} more bytes")
+
+    def _not_packed(self, choice: PackWeights) -> str | None:
+        """Reason not to pack the weights."""
+        if choice == "never":
+            return "the settings say never"
+        if self.streaming_refusal is not None:
+            return f"the model does not stream: {self.streaming_refusal}"
+        if choice == "auto" and self.model.dtype != torch.float32:
+            return f"only float32 gains in every case, and the model is {self.structure.dtype}"
+        if self.model.device.type != "cpu":
+            return "only a CPU packs weights"
+        need = packing.extra_bytes(self.model.hf)
+        free = memory.available_bytes(self.model.device)
+        if 2 * need > free:
+            return f"it needs {need:,} bytes, and half of the free {free:,} are fewer"
+        return packing.probe(self.model.hf)
+
+    @property
+    def streaming_refusal(self) -> str | None:
+        """Why the streaming engine does not run this model; None if it does. Verifies it if necessary."""
+        self.streaming()
+        return self._streaming_refusal
 
     def plan_batch_size(
         self,
@@ -145,7 +213,7 @@ class Engine:
         def job() -> Generate:
             check_sampling(sampling, self.structure)
             return Generate(
-                hooks=self._hooks,
+                hooks=self.hooks,
                 requests=requests,
                 limit=self.limit,
                 should_stop=should_stop,
@@ -205,7 +273,7 @@ class Engine:
             )
             assert capture is not None  # there are hooks
             return Prefill(
-                hooks=self._hooks,
+                hooks=self.hooks,
                 requests=requests,
                 limit=self.prefill_limit,
                 should_stop=should_stop,
@@ -232,13 +300,13 @@ class Engine:
             requests,
             0,
             lambda: Score(
-                hooks=self._hooks, requests=requests, limit=self.prefill_limit, should_stop=should_stop
+                hooks=self.hooks, requests=requests, limit=self.prefill_limit, should_stop=should_stop
             ),
         )
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""
-        return self._hooks.width_of(hook)
+        return self.hooks.width_of(hook)
 
     def _run(
         self, requests: Sequence[GenerationRequest], max_tokens: int, job: Callable[[], BatchJob]
@@ -247,7 +315,7 @@ class Engine:
         if not requests:
             return []
         for request in requests:
-            self._check(request, max_tokens)
+            check_request(self.hooks, request, max_tokens)
         made = job()
         with self._lock:
             return made.run(self._batches(requests))
@@ -273,7 +341,7 @@ class Engine:
         options: BufferOptions,
     ) -> Capture | None:
         """Capture of these hooks; None without hooks."""
-        reads = self._hooks.reads(hooks, [edit for request in requests for edit in request.edits])
+        reads = self.hooks.reads(hooks, [edit for request in requests for edit in request.edits])
         if not reads:
             return None
         if sink is None:
@@ -286,35 +354,3 @@ class Engine:
             sink=sink,
             options=options,
         )
-
-    def _check(self, request: GenerationRequest, max_tokens: int) -> None:
-        """Refuse a request that the model cannot run.
-
-        Args:
-            max_tokens: the sampling's; 0 if texts are only read.
-
-        Raises:
-            InvalidRequest, ContextLengthExceeded, UnknownHook: the request is at fault.
-        """
-        context, vocabulary = self.structure.context_length, self.structure.vocab_size
-        prompt, most = len(request.prompt_ids), request.max_tokens or max_tokens
-        if not prompt:
-            raise InvalidRequest(f"{request.key}: the prompt has no tokens", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise InvalidRequest(
-                f"{request.key}: token ids must be from 0 to {vocabulary - 1}", param="prompt"
-            )
-        if not max_tokens and prompt > context:
-            raise ContextLengthExceeded(
-                f"{request.key}: the text has {prompt} tokens; the model's context is {context}",
-                param="prompt",
-            )
-        if prompt + most > context:
-            raise ContextLengthExceeded(
-                f"{request.key}: prompt ({prompt} tokens) and max_tokens ({most}) need "
-                f"{prompt + most} tokens; the model's context is {context}",
-                param="max_tokens",
-            )
-        for edit in request.edits:
-            if edit.vector is not None:
-                check_width(edit.hook, len(edit.vector), self.width_of(edit.hook), "interventions")

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from actograph.contract.errors import ActographError
 from actograph.contract.interventions import NamedPositions, Op, TokenRange
 from actograph.contract.plans.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 
@@ -31,6 +32,23 @@ class RowChooser(Protocol):
 
         The engine calls it once for every generated token that the model runs, in order.
         """
+        ...
+
+
+class TokenConstraint(Protocol):
+    """Restricts the tokens of one sample."""
+
+    def mask(self, generated: Sequence[int]) -> torch.Tensor:
+        """Allowed tokens after `generated`, bool [at least vocabulary], on the CPU.
+
+        The engine calls it once before each token. A call with fewer tokens than the call before begins the
+        sample again.
+        """
+        ...
+
+    @property
+    def failure(self) -> ActographError | None:
+        """The reason if the sample's tokens are no result."""
         ...
 
 
@@ -84,6 +102,7 @@ class GenerationRequest:
         None  # of rows to keep, instead of the shaping's; all requests of a batch have one, or none
     )
     earlier: "EarlierRows | None" = None  # summaries of earlier turns
+    constraint: TokenConstraint | None = None  # tokens that may be generated; None allows every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,7 @@ class RowChunk:
     tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
     tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
     over: int | None = None  # number of rows that this row summarises
+    finite: bool | None = None  # True: checked to have no NaN or infinity; None: not checked
 
 
 class RowSink(Protocol):

@@ -9,7 +9,7 @@ from functools import cached_property
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.errors import ActographError
 from actograph.contract.models import model_names
 from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.resources import ModelStructure
@@ -27,6 +27,7 @@ from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.process.periodic import Periodic, heartbeat, idle_look
 from worker.process.setup_attempts import SetupAttempts
+from worker.signals.process_end import is_alive
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class WorkerProcess:
         )
 
     def start(self) -> None:
-        """Register the worker, load its model and start the background threads.
+        """Register the worker, load its model if it has one, and start the background threads.
 
         Raises:
             ActographError: the model or the schema is refused; the reason is in the index.
@@ -64,7 +65,7 @@ class WorkerProcess:
         name = model_names.parse(settings.model).name if settings.model else ""
 
         def register(session: Session) -> None:
-            workers.bury(session, hostname, _is_alive)
+            workers.bury(session, hostname, is_alive)
             workers.register(
                 session,
                 self.worker_id,
@@ -79,13 +80,14 @@ class WorkerProcess:
         attempts = SetupAttempts(self._stop.folder / "setup-attempts")
         try:
             attempts.begin()
-            if not settings.model:
-                raise ModelRefused("no model is set; set ACTOGRAPH_MODEL or use `up --model`")
             if settings.threads:
                 import torch
 
                 torch.set_num_threads(settings.threads)
-            self.drain.load(name)
+            if name:
+                self.drain.load(name)
+            else:  # the first job or load brings one
+                self._database.insist(lambda session: workers.set_idle(session, self.worker_id, ""))
             attempts.succeeded()
             self._idle_look.start()
             self._healing.start()
@@ -150,13 +152,3 @@ class WorkerProcess:
             model_tokenizers.keep(session, model, tokenizer)
         else:
             model_tokenizers.drop(session, model)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -14,10 +14,12 @@ from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation, TokenLogprobs
 from worker.runners import text
+from worker.runners.answer_constraints import AnswerConstraints
 from worker.runners.runner import Prompt, Runner
 from worker.runners.token_names import TokenNames
 from worker.text.chat_template import render_chat
-from worker.text.forced_call import begin_call
+from worker.text.constraints import GrammarCompiler
+from worker.text.forced_call import ForcedCall, begin_call
 
 
 class ChatRunner(Runner):
@@ -35,6 +37,7 @@ class ChatRunner(Runner):
         self._spoken = text.SpokenText(tokenizer)
         self._names = TokenNames(tokenizer)
         self._structure = structure
+        self._answers = AnswerConstraints(GrammarCompiler(tokenizer, structure))
         self._eos = frozenset(structure.eos_token_ids)
 
     def prompt(self, sample: LeasedSample) -> Prompt:
@@ -64,21 +67,30 @@ class ChatRunner(Runner):
         if given.prompt is not None:
             return text.encode(self._tokenizer, given.prompt, is_chat=False)
         if given.must_call:
-            forced = begin_call(
-                self._tokenizer,
-                given.messages or [],
-                given.tools or [],
-                enable_thinking=given.enable_thinking,
-                name=given.call_name,
-            )
-            return replace(text.encode(self._tokenizer, forced.text, is_chat=True), begun=forced.begun)
+            forced = self._forced(given)
+            prompt = text.encode(self._tokenizer, forced.text, is_chat=True)
+            constraint = self._answers.of_call(given, forced.form)
+            return replace(prompt, begun=forced.begun, constraint=constraint)
         rendered = render_chat(
             self._tokenizer,
             given.messages or [],
             enable_thinking=given.enable_thinking,
             tools=given.tools,
         )
-        return text.encode(self._tokenizer, rendered, is_chat=True)
+        prompt = text.encode(self._tokenizer, rendered, is_chat=True)
+        needs_form = given.strict_tools or (given.tools and given.answer_format)
+        form = self._forced(given).form if needs_form else None
+        return replace(prompt, constraint=self._answers.of_answer(given, form))
+
+    def _forced(self, given: ChatInput) -> ForcedCall:
+        """The conversation with a begun call. Raises InvalidRequest if the template writes no such calls."""
+        return begin_call(
+            self._tokenizer,
+            given.messages or [],
+            given.tools or [],
+            enable_thinking=given.enable_thinking,
+            name=given.call_name,
+        )
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):

@@ -9,7 +9,7 @@ from actograph.contract.resources import Score
 from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from storage.samples import LeasedSample
-from worker.engine.requests import Generation, TextEnd
+from worker.engine.requests import Generation, TextEnd, TokenConstraint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class Prompt:
     top_logprobs: int | None = None
     #: log probabilities of the prompt's tokens too
     score_prompt: bool = False
+    #: tokens that may be generated; None allows every token
+    constraint: TokenConstraint | None = None
     #: end of the text that already belongs to the answer
     begun: str = ""
 

@@ -4,7 +4,6 @@ Nothing here writes to the index. A sample that fails has its reason in its outc
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.model.device_errors import is_device_lost
-from worker.engine.model.memory import memory_snapshot
 from worker.sample.generation import BatchGenerator, RunningLeases, as_error
 from worker.sample.outcome import Outcome
 from worker.sample.recording import BatchRecorder, Recorded
@@ -25,15 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Runs the batches of one job during one slice.
-
-    Attributes:
-        memory: bytes before and after the last batch.
-    """
+    """Runs the batches of one job during one slice, or each of its samples in a shared run."""
 
     def __init__(self, store: ArtifactStore, generator: BatchGenerator) -> None:
         self.generator = generator
-        self.memory: dict[str, int] = {}
         self._store = store
         self._runner = generator.runner
 
@@ -78,22 +71,13 @@ class BatchRunner:
         self, runnable: Sequence[Outcome], recorder: BatchRecorder | None, keeper: RunningLeases
     ) -> list[Outcome]:
         """Outcomes with their generations or errors; an error of the batch is the error of each sample."""
-        devices = self.generator.engine.model.devices
-        before, started = memory_snapshot(devices), time.monotonic()
         try:
-            ran = TurnLoop(self.generator, recorder, keeper).run(runnable)
+            return TurnLoop(self.generator, recorder, keeper).run(runnable)
         except Exception as error:
             if is_device_lost(error):
                 raise
             logger.exception("a batch of job %s failed", runnable[0].lease.job_id)
             return [replace(o, error=as_error(error)) for o in runnable]
-        after, seconds = memory_snapshot(devices), time.monotonic() - started
-        self.memory = {f"batch_before_{key}": size for key, size in before.items()}
-        self.memory |= {f"batch_after_{key}": size for key, size in after.items()}
-        logger.info(
-            "batch of %d ran %.1f s; memory before %s, after %s", len(runnable), seconds, before, after
-        )
-        return ran
 
     def _sampling_of(self, outcome: Outcome) -> SamplingSpec | None:
         """The sampling of one sample, with its own `max_tokens`."""

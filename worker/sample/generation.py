@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
@@ -12,12 +13,21 @@ from storage.broker.live_text import LiveTextWriter
 from storage.samples import LeasedSample
 from worker.engine.engine import Engine
 from worker.engine.model.device_errors import is_device_lost
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowShaping, RowSink
+from worker.engine.requests import (
+    BufferOptions,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    RowShaping,
+    RowSink,
+)
+from worker.engine.runs import CapturePlan, RunPlan
 from worker.runners.runner import Runner
 from worker.sample.live_text import LiveText
 from worker.sample.outcome import Interrupted
 from worker.sample.provenance import Provenance
 from worker.sample.segments import Markup
+from worker.sample.shared_run import SharedRun
 from worker.sample.steering import UNSTEERED, Steering
 
 #: assumed length of a prompt before any is known
@@ -73,8 +83,23 @@ class BatchGenerator:
         self._longest_prompt = min(FIRST_GUESS_TOKENS, self.context_length)
         self._hooks = provenance.hooks if provenance else ()
         self._capture = provenance.capture if provenance else CaptureSpec()
-        self._options = BufferOptions(
+        self.options = BufferOptions(
             host_buffer_bytes=settings.host_buffer_bytes, shard_bytes=settings.shard_bytes
+        )
+        #: rows that the streaming engine captures; None if the job captures nothing
+        self.capture_plan = self._capture_plan()
+        #: the run that samples of this job share with others; None: each batch is a call of its own
+        self.shared: SharedRun | None = None
+
+    def _capture_plan(self) -> CapturePlan | None:
+        origin = self.provenance
+        if origin is None or not self._hooks:
+            return None
+        return CapturePlan(
+            hooks=tuple(self._hooks),
+            positions=origin.positions,
+            dtype=self._capture.dtype,
+            shaping=origin.shaping,
         )
 
     def size(self) -> int:
@@ -87,7 +112,7 @@ class BatchGenerator:
                 self._hooks,
                 self._capture,
                 prompt_tokens=self._longest_prompt,
-                options=self._options,
+                options=self.options,
                 most=self._most,
             )
         return self.engine.plan_batch_size(
@@ -95,7 +120,7 @@ class BatchGenerator:
             prompt_tokens=self._longest_prompt,
             max_tokens=self.runner.sampling.max_tokens,
             capture_of=self._capture_of,
-            options=self._options,
+            options=self.options,
             scored=SCORED_PIECE_BYTES if self.runner.may_score else 0,
             most=self._most,
         )
@@ -122,6 +147,9 @@ class BatchGenerator:
         if keeper.should_stop():
             return [_empty(request, cancelled=True) for request in requests]
         self.note_prompt(max(len(request.prompt_ids) for request in requests))
+        if self.shared is not None:
+            (lease,), (request,) = leases, requests  # in a shared run each sample runs for itself
+            return [self._share(self.shared, lease, request, sampling, sink)]
         if sampling is None:
             return self._read(requests, sink, keeper)
 
@@ -144,10 +172,42 @@ class BatchGenerator:
                 should_stop=keeper.should_stop,
                 on_step=keeper.progress,
                 capture_of=self._capture_of,
-                options=self._options,
+                options=self.options,
                 time_limit=self._time_limit,
                 should_drop=drop if len({lease.job_id for lease in leases}) > 1 else None,
                 on_batch=None if live is None else live.on_batch,
+            )
+
+    def plan(self, sampling: SamplingSpec) -> RunPlan:
+        """Plan of the streaming engine for samples with this sampling."""
+        return RunPlan(sampling=sampling, capture=self.capture_plan, time_limit=self._time_limit)
+
+    def _share(
+        self,
+        shared: SharedRun,
+        lease: LeasedSample,
+        request: GenerationRequest,
+        sampling: SamplingSpec | None,
+        sink: RowSink | None,
+    ) -> Generation:
+        """Run one turn of a sample in the shared run; without sampling, only read a prompt, without capture.
+
+        A prompt is read by generating one token, which is left out.
+        """
+        if sampling is None:
+            one = self.plan(SamplingSpec(max_tokens=1))
+            read = shared.generate(replace(request, max_tokens=1), one, job_id=lease.job_id)
+            reason: FinishReason = "stop" if read.finish_reason == "length" else read.finish_reason
+            return replace(read, generated_ids=(), finish_reason=reason, logprobs=None)
+        if self._live is None or not lease.input.get("live"):
+            return shared.generate(request, self.plan(sampling), job_id=lease.job_id, sink=sink)
+        with LiveText(self._live, [lease], self.engine.model.tokenizer, sampling.stop) as live:
+            return shared.generate(
+                request,
+                self.plan(sampling),
+                job_id=lease.job_id,
+                sink=sink,
+                on_start=lambda generated: live.on_batch([0], [generated]),
             )
 
     def _read(
@@ -168,7 +228,7 @@ class BatchGenerator:
                 shaping=self.provenance.shaping,
                 should_stop=keeper.should_stop,
                 on_step=keeper.progress,
-                options=self._options,
+                options=self.options,
             )
         to_score = [
             place

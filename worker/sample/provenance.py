@@ -29,6 +29,8 @@ class Provenance:
     sampling: SamplingSpec | None  # None if nothing is generated
     markup: Markup
     steering: Steering = UNSTEERED
+    #: engine that runs the samples
+    engine: resources.EngineUse | None = None
     #: whether a sample may have several turns
     takes_turns: bool = False
 
@@ -69,6 +71,12 @@ class Provenance:
     def is_consecutive(self) -> bool:
         """True if the rows of a hook belong to consecutive tokens in every sample."""
         return not self.takes_turns and choosers.chooser(self.capture.positions, self.markup) is None
+
+    def names_of(self, hook: str) -> list[str]:
+        """Names of a hook in this model alone: its module path, and savepoints."""
+        savepoints = [name for name, meant in self.structure.savepoints.items() if meant == hook]
+        location = self.structure.locations.get(hook)
+        return [location, *savepoints] if location is not None else savepoints
 
     def tensor_names(self, hook: str) -> list[tuple[str, str | None]]:
         """Stored tensors of a hook: name, and the kind of summary or None for plain rows."""

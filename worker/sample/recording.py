@@ -174,6 +174,7 @@ class BatchRecorder:
                     summary=tensor.summary,
                     over=tensor.over,
                     nbytes=tensor.nbytes,
+                    names=tensor.names,
                 )
                 for name, tensor in stored.tensors.items()
             },
@@ -200,6 +201,7 @@ class BatchRecorder:
             template_sha256=origin.template_sha256,
             identity_sha256=origin.identity_sha256,
             identity=origin.structure.identity,
+            engine=origin.engine,
             resolved_hooks=dict(origin.resolved),
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
@@ -244,6 +246,7 @@ class BatchRecorder:
                     position_offset=offset,
                     summary=summary,
                     over=found.over,
+                    names=origin.names_of(hook) if name == hook else [],
                 )
         names = [name for hook in origin.hooks for name, _ in origin.tensor_names(hook)]
         return {name: tensors[name] for name in names}, positions.tokens

@@ -116,6 +116,8 @@ class TurnLoop:
             group.items(), begun, requests, generations, strict=True
         ):
             error = self._generator.error_of(generation)
+            if error is None and request.constraint is not None:
+                error = request.constraint.failure
             if error is not None or place in torn:
                 talk.end(error)
                 if error is not None:
@@ -150,7 +152,7 @@ class TurnLoop:
             # rows of earlier turns are not kept again
             chooser = TurnTokens(conversation, begun, self._positions, markup, begun.first_row)
         return GenerationRequest(
-            key=lease.id,
+            key=lease.key,
             prompt_ids=begun.ids,
             seed=seed,
             edits=edits,
@@ -159,6 +161,7 @@ class TurnLoop:
             top_logprobs=talk.prompt.top_logprobs,
             score_prompt=talk.prompt.score_prompt,
             stop_at=talk.prompt.stop_at,
+            constraint=talk.prompt.constraint,
             earlier=EarlierRows(talk.summed) if self._summarises else None,
         )
 

@@ -1,6 +1,7 @@
 """The end of a worker's child process after a failure: exit statuses, and its last write to the index."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 
@@ -25,3 +26,14 @@ def last_write(write: Callable[[], None]) -> None:
     writer = threading.Thread(target=attempt, name="last-write", daemon=True)
     writer.start()
     writer.join(LAST_WRITE_SECONDS)
+
+
+def is_alive(pid: int) -> bool:
+    """True if a process of this machine has this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat.tool_calls import OPEN, ToolCall, parse_calls
+from actograph.contract.chat.tool_calls import CLOSE, OPEN, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
 from worker.text.chat_template import render_chat
 
@@ -20,16 +20,33 @@ _CALL = ToolCall(_NAME, {_KEY: 1})
 
 
 @dataclass(frozen=True)
+class CallForm:
+    """Fixed parts of a call: `start` name `between` `gap` arguments `end`.
+
+    Attributes:
+        gap: white space before the arguments.
+        end: up to and with `</tool_call>`.
+    """
+
+    start: str
+    between: str
+    gap: str
+    end: str
+
+
+@dataclass(frozen=True)
 class ForcedCall:
     """A rendered conversation whose last turn has begun to call a tool.
 
     Attributes:
         text: all of it.
         begun: the last part of `text`, from `<tool_call>` on.
+        form: the fixed parts of the call.
     """
 
     text: str
     begun: str
+    form: CallForm
 
 
 def begin_call(
@@ -68,13 +85,15 @@ def begin_call(
     if not 0 <= start < at or parse_calls(written[start:]) != [_CALL]:
         raise InvalidRequest(
             f"the model's chat template does not write calls in the {OPEN} form (Qwen2.5, Qwen3 and Hermes "
-            "models do), so the call cannot be begun; leave tool_choice out or set it to auto",
+            "models do), so calls can be neither begun nor constrained; leave tool_choice and strict out",
             param="tool_choice",
         )
-    stop = at
-    if name is not None:
-        # up to the arguments' brace; tokens often hold the white space before it
-        stop = written.rindex("{", at, written.index(_KEY, at))
-        written = written[:at] + name + written[at + len(_NAME) : stop].rstrip()
-        stop = len(written)
-    return ForcedCall(text=written[:stop], begun=written[start:stop])
+    key = written.index(_KEY, at)
+    brace = written.rindex("{", at, key)
+    ends = written.index("}", key) + 1, written.index(CLOSE, key) + len(CLOSE)
+    # tokens often hold the white space before the brace
+    between = written[at + len(_NAME) : brace]
+    bare = between.rstrip()
+    form = CallForm(written[start:at], bare, between[len(bare) :], written[ends[0] : ends[1]])
+    begun = form.start if name is None else form.start + name + bare
+    return ForcedCall(text=written[:start] + begun, begun=begun, form=form)

@@ -6,9 +6,15 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from actograph.cli.flags import completion, dataset_flags, scorer_flags
+from actograph.cli.flags import completion, scorer_flags
 from actograph.cli.flags.durations import NEVER, seconds_of
-from actograph.contract.errors import InvalidRequest
+from actograph.job_requests.captures import names, parse_layers
+
+DATASET_HELP = (
+    "File to upload (JSONL, CSV or Parquet), id of an uploaded file (file_...), path:... under a data root "
+    "of the service, or hub:OWNER/NAME[:CONFIG[:SPLIT]]."
+)
+DATASET_METAVAR = "FILE|REF"
 
 
 class Flag(NamedTuple):
@@ -31,28 +37,6 @@ def _flag(
     return Flag(Annotated[kind | None, typer.Option(*names, help=about, **options)], field, convert)
 
 
-def parse_layers(text: str) -> list[int] | str:
-    """Parse `all`, a slice such as `8:20:4`, or a list such as `8,12,16`.
-
-    Raises:
-        InvalidRequest: `text` is none of these.
-    """
-    if text == "all" or ":" in text:
-        return text
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidRequest(
-            f"--layers {text!r} is not valid; use all, a slice such as 8:20:4, or numbers such as 8,12,16"
-        ) from None
-
-
-def names(values: Sequence[str]) -> list[str] | None:
-    """Split values at commas; None if there are none."""
-    found = [part.strip() for value in values for part in value.split(",") if part.strip()]
-    return found or None
-
-
 def _expiry(typed: str) -> dict[str, int] | str:
     return typed if typed == NEVER else {"seconds": seconds_of(typed, "--expires-after")}
 
@@ -65,10 +49,10 @@ JOB_FLAGS: dict[str, Flag] = {
     "kind": _flag(str, "kind", "evaluation, capture or extract."),
     "model": _flag(str, "model", "Default: the only served model.", autocompletion=completion.models),
     "task": _flag(str, "task", "gsm8k, another task, or a YAML file."),
-    "dataset": _flag(str, "dataset", dataset_flags.HELP, metavar=dataset_flags.METAVAR),
+    "dataset": _flag(str, "dataset", DATASET_HELP, metavar=DATASET_METAVAR),
     "fewshot_dataset": _flag(
         str, "fewshot_dataset", "Source of few-shot examples. Default: the dataset.",
-        metavar=dataset_flags.METAVAR,
+        metavar=DATASET_METAVAR,
     ),
     "prompt": _flag(
         list[str], "inputs", "Prompt of a capture or extract job. Repeat for more.",
@@ -108,17 +92,18 @@ JOB_FLAGS: dict[str, Flag] = {
     ),
     "layers": _flag(
         str, "capture.layers", "all, a slice such as 8:20:4, or numbers: 8,12,16.",
-        convert=parse_layers,
+        convert=lambda text: parse_layers(text, "--layers"),
     ),
     "hooks": _flag(
         list[str], "capture.hooks", "Hooks by name, such as mlp_in.3 (commas or repeated).",
-        convert=lambda values: [name.strip() for name in values],
+        convert=names,
     ),
     "max_tokens": _flag(int, "sampling.max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": _flag(float, "sampling.temperature", "0 is greedy."),
     "top_p": _flag(float, "sampling.top_p", "Nucleus sampling probability."),
     "top_k": _flag(int, "sampling.top_k", "Sample from the k likeliest tokens."),
     "seed": _flag(int, "sampling.seed", "Seed of the job."),
+    "engine": _flag(str, "engine", "auto, traced or streaming."),
     "truncate": _flag(
         bool, "truncate", "Extract jobs: cut texts to the model's context.", "--truncate/--no-truncate"
     ),

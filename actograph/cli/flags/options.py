@@ -21,6 +21,9 @@ MixedIdentitiesOption = Annotated[
     bool, typer.Option("--mixed-identities", help="Allow sessions of different models.")
 ]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")]
+SpecOnlyOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check the job and print it with all its defaults; submit nothing.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report only, change nothing.")]
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="List all entries.")]
 

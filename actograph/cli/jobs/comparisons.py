@@ -7,10 +7,10 @@ import typer
 
 from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import JobArgument
-from actograph.cli.flags.job_flags import names
 from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
 from actograph.cli.output.output import Format, emit
 from actograph.contract.errors import InvalidRequest
+from actograph.job_requests.captures import names
 
 if TYPE_CHECKING:
     from actograph.contract.comparison import ActivationComparison, JobComparison

@@ -14,7 +14,9 @@ from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit
 
 if TYPE_CHECKING:
+    from actograph.client import Client
     from actograph.contract.resources import Estimate, Need
+    from actograph.job_requests.assembly import JobRequest
 
 
 @add_flags(job_options())
@@ -28,19 +30,24 @@ def estimate(
     **flags: Any,
 ) -> None:
     """Estimate the memory and disk of a job. Exit status 1: it does not fit."""
-    body, uploads = job_spec.body_of(**flags)
+    request = job_spec.request_of(**flags)
     with closing(client_of(ctx)) as client:
-        job_spec.complete(client, body)
-        sent: list[str] = []
-        try:
-            sent = job_spec.upload(client, body, uploads)
-            estimated = client.jobs.estimate(body, prompt_tokens=prompt_tokens)
-        finally:
-            for file_id in sent:
-                client.files.delete(file_id)
+        estimated = estimate_request(client, request, prompt_tokens)
     emit(estimated.model_dump_json() if output is Format.JSON else describe(estimated))
     if estimated.fits is False:
         raise exit_codes.Ended(exit_codes.ERROR)
+
+
+def estimate_request(client: "Client", request: "JobRequest", prompt_tokens: int | None = None) -> "Estimate":
+    """Check and estimate a job. Its files are uploaded, and deleted again."""
+    client.submissions.complete(request.body)
+    sent: list[str] = []
+    try:
+        sent = client.submissions.upload(request, progress=True)
+        return client.jobs.estimate(request.body, prompt_tokens=prompt_tokens)
+    finally:
+        for file_id in sent:
+            client.files.delete(file_id)
 
 
 def describe(found: "Estimate") -> str:

@@ -15,7 +15,7 @@ from actograph.cli.flags import identifiers
 from actograph.cli.flags.add_flags import add_flags
 from actograph.cli.flags.arguments import JobArgument
 from actograph.cli.flags.job_flags import job_options
-from actograph.cli.flags.options import FormatOption, client_of
+from actograph.cli.flags.options import FormatOption, SpecOnlyOption, client_of
 from actograph.cli.flags.scorer_flags import ScorerOption, parse_scorers
 from actograph.cli.jobs import jobs
 from actograph.cli.output import tables
@@ -61,6 +61,7 @@ def run(
     task: Annotated[str, typer.Argument(metavar="TASK|TASK.yaml", help="Name of a task, or a YAML file.")],
     *,
     watch: Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the job to its end.")] = True,
+    dry_run: SpecOnlyOption = False,
     output: FormatOption = Format.TABLE,
     **flags: Any,
 ) -> None:
@@ -69,7 +70,7 @@ def run(
     With two or more conditions, a comparison with the first one follows. Built-in tasks read their rows
     from the Hugging Face Hub unless --dataset is given.
     """
-    jobs.submit(ctx, task=task, kind="evaluation", watch=watch, output=output, **flags)
+    jobs.submit(ctx, task=task, kind="evaluation", watch=watch, dry_run=dry_run, output=output, **flags)
 
 
 @app.command()

@@ -63,4 +63,24 @@ def export(
     emit(json.dumps(found) if output is Format.JSON else str(pulled.folder))
 
 
+def stack(
+    ctx: typer.Context,
+    job: JobArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors or .npz file.")],
+    *,
+    points: Annotated[str, typer.Option(help="Points whose layers are written.")] = "attn_in,mlp_in",
+) -> None:
+    """Write a job's rows as one array per layer, [batch, sequence, width], and print its names as JSON.
+
+    The arrays are `layer_0_ln_attn` (attn_in), `layer_0_ln_mlp` (mlp_in) and so on, `attention_mask` [batch,
+    sequence] and `sample_index` [batch]. Shorter sessions end with zeros. One array is in memory at a time.
+    """
+    with closing(client_of(ctx)) as client:
+        job_id = identifiers.job(client, job)
+        chosen = [point.strip() for point in points.split(",")]
+        made = client.jobs.stack(job_id, file, points=chosen, progress=True)
+    found = {"path": str(made.path), "batch": made.batch, "sequence": made.sequence}
+    emit(json.dumps(found | {"layers_extracted": made.layers, "arrays": made.arrays}))
+
+
 app.command("pull")(export)

@@ -1,5 +1,6 @@
 """`actograph jobs`: submit, list, show, watch, cancel, retry, remove."""
 
+import json
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +18,10 @@ from actograph.cli.flags.options import (
     LimitOption,
     NoTruncOption,
     QuietOption,
+    SpecOnlyOption,
     client_of,
 )
+from actograph.cli.jobs.estimate import estimate_request
 from actograph.cli.output import tables
 from actograph.cli.output.each import each
 from actograph.cli.output.output import Format, emit, emit_list, note
@@ -36,15 +39,17 @@ def submit(
     ctx: typer.Context,
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")] = False,
+    dry_run: SpecOnlyOption = False,
     output: FormatOption = Format.TABLE,
     **flags: Any,
 ) -> None:
     """Submit a job and print its id. Flags override the file."""
-    body, uploads = job_spec.body_of(**flags)
+    request = job_spec.request_of(**flags)
     with closing(client_of(ctx)) as client:
-        job_spec.complete(client, body)
-        job_spec.upload(client, body, uploads)
-        job = client.submit(body)
+        if dry_run:
+            emit(json.dumps(estimate_request(client, request).spec, indent=2))
+            return
+        job = client.submissions.send(request, progress=True)
         emit(job.id if output is Format.TABLE else job.model_dump_json())
         if watch:
             _watch(client, job.id, output)

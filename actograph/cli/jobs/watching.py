@@ -13,7 +13,7 @@ def watch(client: Client, job_id: str, output: Format = Format.TABLE) -> int:
     With several conditions, a comparison with the first one follows. As JSON these are two lines, a
     `job.results` and a `job.comparison`.
     """
-    job = client.jobs.wait(job_id, progress=True)
+    job = client.jobs.wait(job_id, progress=True, check=False)
     if job.progress.completed:
         _show_results(client, job, output)
     if job.progress.failed and job.status is not JobStatus.FAILED:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from actograph.cli.output import tables
 from actograph.contract.resources import Job, JobResults, JobStatus
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.specs import submitted_spec_adapter
 from actograph.progress import duration
 
 HEADERS = ("JOB ID", "KIND", "MODEL", "STATUS", "ETA", "PRIORITY", "AGE", "TAGS")
@@ -88,7 +88,7 @@ def describe(job: Job) -> str:
 def _stated(spec: dict[str, Any]) -> dict[str, Any]:
     """Fields of a spec that differ from the defaults; all fields of an unknown form."""
     try:
-        found = job_spec_adapter.validate_python(spec).model_dump(mode="json", exclude_defaults=True)
+        found = submitted_spec_adapter.validate_python(spec).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:
         found = spec
     told = ("kind", "model", "priority", "tags", "metadata")

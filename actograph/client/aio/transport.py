@@ -47,6 +47,14 @@ class Transport:
     async def aclose(self) -> None:
         await self._http.aclose()
 
+    async def listens(self) -> bool:
+        """Whether a service answers at all. One request, without retries."""
+        try:
+            await self._http.request("GET", "/healthz", timeout=CONNECT_SECONDS)
+        except httpx.TransportError:
+            return False
+        return True
+
     async def call(self, form: type[M], method: str, path: str, **options: Any) -> M:
         """Send a request and return its answer as a `form`. Takes the options of `request`.
 

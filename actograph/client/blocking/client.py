@@ -2,20 +2,21 @@
 """The service's HTTP interface as Python calls, typed by the contract.
 
 with Client() as client:
-    file = client.files.upload("problems.jsonl")
-    job = client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
+    job = client.evaluate("gsm8k", dataset="problems.jsonl", capture="resid_post@all")
     job = job.wait(progress=True)
     for session in job.sessions(correct=True):
         rows = session["resid_post.3"][-10:]
 """
 
 import os
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, Unpack
 
 from pydantic import BaseModel
 
 from actograph.client.artifact_stores import open_store
+from actograph.client.blocking.resources.analysis import Analysis
 from actograph.client.blocking.resources.batches import Batches
 from actograph.client.blocking.resources.chat import Chat
 from actograph.client.blocking.resources.files import Files
@@ -24,10 +25,19 @@ from actograph.client.blocking.resources.keys import Keys
 from actograph.client.blocking.resources.service import Models, Queue, Workers
 from actograph.client.blocking.resources.sessions import Sessions
 from actograph.client.blocking.resources.store import Store
+from actograph.client.blocking.resources.submissions import Submissions
 from actograph.client.blocking.resources.vectors import Vectors
 from actograph.client.blocking.transport import Transport
 from actograph.client.errors import ApiError
 from actograph.contract.service.capabilities import Capabilities
+from actograph.job_requests import options as job_options
+from actograph.job_requests.options import (
+    EvaluationOptions,
+    ExtractOptions,
+    GeneratingOptions,
+    Prompt,
+)
+from actograph.job_requests.parts import Part
 from actograph.settings import Settings
 
 
@@ -35,7 +45,7 @@ class Client:
     """A connection to one service; usable from several threads.
 
     Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `chat`,
-    `queue`, `workers`, `keys`, `store`.
+    `queue`, `workers`, `keys`, `store`, `analysis`.
 
     Args:
         base_url: the service; by default `ACTOGRAPH_URL`, else this machine.
@@ -44,7 +54,9 @@ class Client:
         retries: how often a request is repeated, with growing pauses, while the service cannot be reached
             or is overloaded. Only requests that are safe to repeat are repeated.
         store: the service's artifact store, if it can be read from here: a folder, a `file://` URL or
-            `s3://bucket/prefix` (with boto3). Rows are then read from the store directly.
+            `s3://bucket/prefix` (with boto3). Rows are then read from the store directly. Without an address
+            (`base_url`, `ACTOGRAPH_URL`) and without a service on this machine, `client.sessions` lists the
+            store itself: verdicts, tags and pins are then unknown.
 
     Raises (every call):
         ApiError: the service refused; see `status`, `code`, `message` and `errors`.
@@ -61,15 +73,18 @@ class Client:
         retries: int = 4,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
+        alone = False
         if base_url is None or api_key is None:
             settings = Settings()
+            alone = base_url is None and not settings.url
             base_url = settings.effective_url if base_url is None else base_url
             api_key = settings.api_key if api_key is None else api_key
         self.base_url = base_url.rstrip("/")
         files = None if store is None else open_store(store)
         transport = self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
-        self.sessions = Sessions(transport, files)
+        self.sessions = Sessions(transport, files, may_be_alone=alone)
         self.jobs = Jobs(transport, self.sessions)
+        self.analysis = Analysis(self.jobs)
         self.files = Files(transport)
         self.models = Models(transport)
         self.batches = Batches(transport)
@@ -78,11 +93,65 @@ class Client:
         self.queue = Queue(transport)
         self.workers = Workers(transport)
         self.keys = Keys(transport)
+        self.submissions = Submissions(self.models, self.files, self.jobs)
         self.store = Store(transport)
 
     def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job: short for `client.jobs.submit`."""
         return self.jobs.submit(spec, idempotency_key=idempotency_key)
+
+    def evaluate(
+        self,
+        task: str | Path | Part = "gsm8k",
+        *,
+        progress: bool = False,
+        **options: Unpack[EvaluationOptions],
+    ) -> JobHandle:
+        """Submit an evaluation: `client.evaluate("gsm8k", dataset="a.jsonl", capture="resid_post@all")`.
+
+        Args:
+            task: the name of a task, a YAML file, or a task object.
+            progress: show a bar on stderr for large uploads.
+            options: fields of the job, see `EvaluationOptions`.
+
+        Returns:
+            The submitted job: `wait()` for its end, then `matrix`, `results`, `frame`, ...
+
+        Raises:
+            InvalidRequest: the job is not valid; nothing was sent.
+        """
+        return self.submissions.send(job_options.evaluation(task, options), progress=progress)
+
+    def capture(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GeneratingOptions]) -> JobHandle:
+        """Submit a job that generates from prompts or conversations and stores activations.
+
+        Args:
+            prompts: one or several texts, or conversations as lists of messages.
+            options: fields of the job, see `GeneratingOptions`.
+
+        Raises:
+            InvalidRequest: the job is not valid; nothing was sent.
+        """
+        return self.submissions.send(job_options.capture(prompts, options))
+
+    def extract(
+        self,
+        texts: Prompt | Sequence[Prompt] | None = None,
+        *,
+        progress: bool = False,
+        **options: Unpack[ExtractOptions],
+    ) -> JobHandle:
+        """Submit a job that reads texts, generates nothing, and stores activations.
+
+        Args:
+            texts: one or several texts or conversations; or set the option `dataset`.
+            progress: show a bar on stderr for large uploads.
+            options: fields of the job, see `ExtractOptions`.
+
+        Raises:
+            InvalidRequest: the job is not valid; nothing was sent.
+        """
+        return self.submissions.send(job_options.extract(texts, options), progress=progress)
 
     def capabilities(self) -> Capabilities:
         """Return the job kinds, hook points, tasks and limits of the service."""

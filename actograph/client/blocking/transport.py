@@ -48,6 +48,14 @@ class Transport:
     def close(self) -> None:
         self._http.close()
 
+    def listens(self) -> bool:
+        """Whether a service answers at all. One request, without retries."""
+        try:
+            self._http.request("GET", "/healthz", timeout=CONNECT_SECONDS)
+        except httpx.TransportError:
+            return False
+        return True
+
     def call(self, form: type[M], method: str, path: str, **options: Any) -> M:
         """Send a request and return its answer as a `form`. Takes the options of `request`.
 

@@ -11,13 +11,15 @@ from pydantic import BaseModel
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Session, TensorInfo
-from actograph.contract.row_selection import NamedRows, Reduce, Segment
+from actograph.contract.row_selection import NamedRows, Reduce, Segment, is_slice, slice_of
 
-#: `mean` is all rows averaged
-RowChoice = NamedRows | Segment | Literal["mean"] | int
+#: `mean` is all rows averaged; other texts are slices of a name, such as `generated[-5:]`
+RowChoice = NamedRows | Segment | Literal["mean"] | int | str
 
 _SEGMENTS = frozenset(get_args(Segment)) - {"prompt"}
 _NAMES = frozenset(get_args(NamedRows)) | _SEGMENTS
+#: names of which a slice can be taken
+_SLICED = _NAMES - {"last", "last_prompt"}
 
 
 class NamedSpan(BaseModel):
@@ -34,7 +36,7 @@ class Segmented(BaseModel):
     segments: list[NamedSpan] = []
 
 
-def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[NamedRows | Segment | int, Reduce]:
+def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[str | int, Reduce]:
     """Replace `rows="mean"` by all rows, averaged.
 
     Raises:
@@ -45,9 +47,12 @@ def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[NamedRows | Segment | 
             raise InvalidRequest(f"rows='mean' and reduce={reduce!r} contradict", param="rows")
         return "all", "mean"
     known = isinstance(rows, int) and not isinstance(rows, bool)
+    if is_slice(rows) and str(rows).split("[")[0] in _SLICED:
+        known = True
     if not known and rows not in _NAMES:
         raise InvalidRequest(
-            f"rows={rows!r} is none of {', '.join(sorted(_NAMES | {'mean'}))}, or a token's number",
+            f"rows={rows!r} is none of {', '.join(sorted(_NAMES | {'mean'}))}, a token's number, or a slice "
+            "such as generated[-5:]",
             param="rows",
         )
     if reduce not in get_args(Reduce):
@@ -55,19 +60,22 @@ def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[NamedRows | Segment | 
     return rows, reduce
 
 
-def needs_segments(rows: NamedRows | Segment | int) -> bool:
+def needs_segments(rows: str | int) -> bool:
     """Whether the selection needs the segments of the session's manifest."""
-    return rows in _SEGMENTS
+    return isinstance(rows, str) and rows.split("[")[0] in _SEGMENTS
 
 
-def token_spans(
-    session: Session, rows: NamedRows | Segment | int, segments: Sequence[NamedSpan]
-) -> list[tuple[int, int]]:
+def token_spans(session: Session, rows: str | int, segments: Sequence[NamedSpan]) -> list[tuple[int, int]]:
     """Return [start, stop) of the selected tokens. The last generated token has no row."""
     prompt, ran = session.prompt_tokens, session.rows
     if isinstance(rows, int):
         token = rows + prompt if rows < 0 else rows
         return [(token, token + 1)]
+    if is_slice(rows):
+        name, bounds = slice_of(rows)
+        whole = token_spans(session, name, segments)
+        tokens = [token for start, stop in whole for token in range(start, min(stop, ran))]
+        return [(token, token + 1) for token in tokens[bounds]]
     if needs_segments(rows):
         return [(span.start, span.stop) for span in segments if span.name == rows]
     spans = {
@@ -83,7 +91,7 @@ def token_spans(
 def row_ranges(tokens: range | Sequence[int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows whose tokens are in the spans. `tokens`: token of each row, ascending."""
     if isinstance(tokens, range):
-        for low, high in spans:
+        for low, high in _joined(spans):
             start, stop = max(low, tokens.start) - tokens.start, min(high, tokens.stop) - tokens.start
             if start < stop:
                 yield start, stop
@@ -98,7 +106,16 @@ def row_ranges(tokens: range | Sequence[int], spans: Sequence[tuple[int, int]]) 
             begun = None
 
 
-def check_summary(info: TensorInfo, hook: str, rows: NamedRows | Segment | int, reduce: Reduce) -> None:
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join spans that follow each other."""
+    joined: list[tuple[int, int]] = []
+    for low, high in spans:
+        begun = joined.pop()[0] if joined and joined[-1][1] == low else low
+        joined.append((begun, high))
+    return joined
+
+
+def check_summary(info: TensorInfo, hook: str, rows: str | int, reduce: Reduce) -> None:
     """Raises InvalidRequest if a tensor is a summary of other tokens than the selected ones."""
     if info.summary is not None and (rows != "all" or reduce not in ("none", info.summary)):
         raise InvalidRequest(

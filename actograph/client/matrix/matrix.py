@@ -32,7 +32,8 @@ class Matrix:
 
     `labels` [n] is float64, NaN if the session has no verdict. `tokens` [n] is the token index of the row, -1
     for a summary of several tokens. `condition` and `session_id` are object arrays of strings, `sample_index`
-    and `epoch` int64. Rows are in the order of their sessions, oldest first.
+    and `epoch` int64. Rows are in the order of their sessions, oldest first. All conditions and epochs of a
+    problem are pooled: `groups` keeps them together in a cross-validation.
     """
 
     hook: str
@@ -44,9 +45,20 @@ class Matrix:
     condition: NDArray[np.object_]
     session_id: NDArray[np.object_]
     skipped: list[Skipped]
+    #: text of each row's token [n], empty for a summary; None unless `texts=True`
+    texts: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The problem of each row [n]: conditions and epochs of one problem share it.
+
+        Split by it (scikit-learn: `cross_val_score(..., groups=matrix.groups, cv=GroupKFold())`). Otherwise
+        the same problem is in training and test rows.
+        """
+        return self.sample_index
 
     def __repr__(self) -> str:
         told = f", {len(self.skipped)} sessions skipped" if self.skipped else ""
@@ -62,6 +74,8 @@ class Matrix:
         columns = ("session_id", "sample_index", "condition", "epoch", "tokens", "labels")
         renamed = {"tokens": "token", "labels": "label"}
         data = {renamed.get(name, name): getattr(self, name) for name in columns}
+        if self.texts is not None:
+            data["text"] = self.texts
         return package("pandas", "a data frame").DataFrame(data)
 
 
@@ -72,6 +86,7 @@ class Piece:
     session: Session
     rows: Array
     tokens: Sequence[int]
+    texts: Sequence[str] | None = None
 
 
 @dataclass
@@ -130,6 +145,7 @@ class Gathered:
         width, kind = pieces[0].rows.shape[1], np.result_type(*{piece.rows.dtype for piece in pieces})
         features = np.empty((sum(counts), width), kind)
         tokens = np.empty(len(features), np.int64)
+        texts = [text for piece in pieces for text in piece.texts or ()]
         at = 0
         while pieces:  # frees each piece after copying
             piece = pieces.popleft()
@@ -150,6 +166,7 @@ class Gathered:
             condition=spread([session.condition for session in sessions], object),
             session_id=spread([session.id for session in sessions], object),
             skipped=self.skipped,
+            texts=np.array(texts, object) if texts else None,
         )
 
     @property

@@ -1,5 +1,6 @@
 """Fields of OpenAI's requests that have no meaning here."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -31,10 +32,12 @@ class OpenAISpec(Spec):
     Attributes:
         ignored: fields that do not change the answer.
         unsupported: fields that would change it -> why they are refused; null is ignored.
+        neutral: fields of other servers -> the value that changes nothing; it and null are ignored.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[Mapping[str, str]] = {}
+    neutral: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -44,8 +47,8 @@ class OpenAISpec(Spec):
         for field, why in cls.unsupported.items():
             if value.get(field) is not None:
                 raise fault_of(field, f"not supported here: {why}")
-        return {
-            name: field
-            for name, field in value.items()
-            if name not in cls.ignored and name not in cls.unsupported
-        }
+        for field, neutral in cls.neutral.items():
+            if value.get(field) is not None and value[field] != neutral:
+                raise fault_of(field, f"not supported here; only {json.dumps(neutral)} is accepted")
+        unused = {*cls.ignored, *cls.unsupported, *cls.neutral}
+        return {name: field for name, field in value.items() if name not in unused}

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from actograph.contract.base import Metadata
 from actograph.contract.chat.accepted import OpenAISpec, fault_of, only
+from actograph.contract.chat.chat_job import AnswerFormat
 from actograph.contract.chat.chat_messages import ChatMessage, NamedTool, ToolDefinition
 from actograph.contract.chat.tool_calls import CLOSE
 from actograph.contract.interventions import InterventionList
@@ -35,9 +36,33 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+class JsonSchemaFormat(Spec):
+    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
+    description: str | None = Field(None, max_length=100_000)
+    schema_: dict[str, Any] = Field(default_factory=lambda: {"type": "object"}, alias="schema")
+    strict: bool | None = Field(None, description="true refuses a schema with unsupported keywords.")
+
+
 class ResponseFormat(Spec):
-    type: Annotated[str, only("text", why="only text is supported: generated text is not constrained")]
-    json_schema: Any = None
+    """The form of an answer; `json_object` and `json_schema` constrain its tokens."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise fault_of("json_schema", "type json_schema needs json_schema; the other types have none")
+        return self
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """The schema of the answer; None allows any text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return AnswerFormat(json_schema={"type": "object"}, strict=True)
+        return AnswerFormat(json_schema=self.json_schema.schema_, strict=self.json_schema.strict is True)
 
 
 class StreamOptions(OpenAISpec):
@@ -58,6 +83,14 @@ class CompletionBase(OpenAISpec):
         "prompt_cache_options", "prompt_cache_retention",
     })  # fmt: skip
 
+    #: vLLM's, at values that change nothing
+    neutral: ClassVar[Mapping[str, Any]] = {
+        "min_p": 0, "repetition_penalty": 1, "length_penalty": 1, "min_tokens": 0, "ignore_eos": False,
+        "stop_token_ids": [], "skip_special_tokens": True, "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False, "use_beam_search": False, "prompt_logprobs": 0,
+        "truncate_prompt_tokens": -1,
+    }  # fmt: skip
+
     model: str = Field(min_length=1, max_length=1024)
     temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps only the most likely token.")
@@ -74,13 +107,23 @@ class CompletionBase(OpenAISpec):
     top_k: int | None = Field(
         None, ge=1, description="Sample from the k most likely tokens; null samples from all."
     )
-    store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
+    store_activations: bool | None = Field(
+        None,
+        description="true: capture the model's savepoints, or with the default capture spec if it has none; "
+        "false: capture nothing.",
+    )
     capture: CaptureSpec | None = Field(
         None, description="Activations to capture; see docs/guides/capture.md."
     )
     interventions: InterventionList = Field(default_factory=list)
     tags: list[Tag] = Field(default_factory=list, max_length=16)
     expires_after: ExpiresAfter | Literal["never"] | None = None
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _no_limit(cls, value: Any) -> Any:
+        """Read vLLM's 0 and -1 as all tokens."""
+        return None if value in (0, -1) and not isinstance(value, bool) else value
 
     @field_validator("stop")
     @classmethod
@@ -91,15 +134,10 @@ class CompletionBase(OpenAISpec):
 
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionBase":
-        if self.store_activations is False and self.capture is not None:
-            raise fault_of(
-                "store_activations",
-                "store_activations is false, but there is a capture spec; remove one of them",
-            )
-        if self.capture is not None and self.capture.mode != "generate":
+        if self.captures is not None and self.captures.mode != "generate":
             raise fault_of(
                 "capture",
-                f"mode {self.capture.mode} is not supported on this route; remove it or send an extract job",
+                f"mode {self.captures.mode} is not supported on this route; remove it or send an extract job",
             )
         if self.stream_options is not None and not self.stream:
             raise fault_of("stream_options", "stream_options needs stream: true")
@@ -107,10 +145,22 @@ class CompletionBase(OpenAISpec):
 
     @property
     def captures(self) -> CaptureSpec | None:
-        """The capture spec; None captures nothing."""
+        """The capture spec; None captures nothing: `store_activations: false`, or `mode: off`."""
+        if self.store_activations is False or (self.capture is not None and self.capture.mode == "off"):
+            return None
         if self.capture is not None:
             return self.capture
-        return CaptureSpec() if self.store_activations else None
+        return CaptureSpec() if self.has_default_capture else None
+
+    @property
+    def has_default_capture(self) -> bool:
+        """True if the request stores activations without naming them."""
+        return self.capture is None and bool(self.store_activations)
+
+    @property
+    def not_applied(self) -> list[str]:
+        """Accepted fields that the answer does not honour."""
+        return []
 
     @property
     def choices(self) -> int:
@@ -142,6 +192,10 @@ class CompletionBase(OpenAISpec):
 class ChatCompletionRequest(CompletionBase):
     """The body of `POST /v1/chat/completions`."""
 
+    neutral: ClassVar[Mapping[str, Any]] = {
+        **CompletionBase.neutral, "add_generation_prompt": True, "continue_final_message": False,
+        "add_special_tokens": False, "echo": False,
+    }  # fmt: skip
     unsupported: ClassVar[Mapping[str, str]] = {
         "moderation": "nothing is moderated",
         "audio": "answers are text",
@@ -158,7 +212,7 @@ class ChatCompletionRequest(CompletionBase):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
-        None, description="No value guarantees a call; see docs/guides/openai.md."
+        None, description="required or a function: the answer is a call, unless max_tokens cuts it."
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
     response_format: ResponseFormat | None = None
@@ -189,12 +243,24 @@ class ChatCompletionRequest(CompletionBase):
             raise fault_of(
                 "reasoning_effort", "reasoning_effort is none, but enable_thinking is true; send one of them"
             )
+        if self.answer_format is not None and self.thinks:
+            raise fault_of("response_format", "a thought is no JSON; send enable_thinking false")
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
             raise fault_of(
                 "enable_thinking", "enable_thinking and chat_template_kwargs.enable_thinking differ"
             )
         return self
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """The schema of the answer; None allows any text."""
+        return self.response_format.answer_format if self.response_format is not None else None
+
+    @property
+    def strict_tools(self) -> list[str]:
+        """Names of the offered tools with `strict`."""
+        return [tool.function.name for tool in self.offered_tools if tool.function.strict]
 
     @property
     def thinks(self) -> bool:
@@ -267,7 +333,7 @@ class CompletionRequest(CompletionBase):
             raise fault_of("best_of", "best_of must be equal to n: all choices are returned")
         if self.max_tokens == 0 and not self.echo:
             raise fault_of("max_tokens", "max_tokens 0 needs echo: true; otherwise the answer is empty")
-        lacking = needs_generation(self.capture.positions) if self.capture is not None else None
+        lacking = needs_generation(self.captures.positions) if self.captures is not None else None
         if self.max_tokens == 0 and lacking is not None:
             raise fault_of("capture", f"positions {lacking} need generated tokens, and max_tokens is 0")
         return self

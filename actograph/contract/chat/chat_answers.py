@@ -62,6 +62,15 @@ class AssistantMessage(Resource):
     content: str | None
     refusal: None = None
     tool_calls: list[ToolCall] | None = None
+    run_id: str | None = Field(None, description="With capture: the job, as in the answer.")
+    session_id: str | None = Field(None, description="With capture: as in the choice.")
+    activation_files: list[ActivationFile] | None = Field(None, description="With capture: as in the choice.")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the fields of a capture without one, so that the message has OpenAI's fields alone."""
+        own = ("run_id", "session_id", "activation_files")
+        return {name: value for name, value in handler(self).items() if name not in own or value is not None}
 
 
 class TopLogprob(Resource):

@@ -14,6 +14,17 @@ from actograph.contract.specs import GeneratingSpec, InputJobSpec, Spec
 KIND = "chat"
 
 
+class AnswerFormat(Spec):
+    """JSON that an answer must be.
+
+    Attributes:
+        strict: False ignores keywords of the schema that are not supported.
+    """
+
+    json_schema: dict[str, Any]
+    strict: bool
+
+
 class ChatInput(Spec):
     """The input of one choice: a conversation, a text or token ids.
 
@@ -24,6 +35,8 @@ class ChatInput(Spec):
         echo: True if the answer and its log probabilities begin with the prompt.
         must_call: True if the answer must be a call of one of `tools`.
         call_name: the only tool that the answer may call.
+        strict_tools: names of the tools whose arguments must follow their schemas.
+        answer_format: JSON that an answer without calls must be; None allows any text.
         one_call: True if only the first call of an answer counts.
         live: True if the text is published while it is generated.
     """
@@ -34,6 +47,8 @@ class ChatInput(Spec):
     tools: list[dict[str, Any]] | None = None
     must_call: bool = False
     call_name: str | None = None
+    strict_tools: list[str] = Field(default_factory=list)
+    answer_format: AnswerFormat | None = None
     one_call: bool = False
     enable_thinking: bool = False
     max_tokens: int | None = Field(None, ge=0)

@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from actograph.contract.chat.accepted import OpenAISpec, only
+from actograph.contract.chat.accepted import OpenAISpec
 from actograph.contract.specs import Spec, Text
+
+#: content of other models -> its name
+_OTHER_PARTS = {
+    "image_url": "images", "input_image": "images", "input_audio": "sounds", "audio_url": "sounds",
+    "video_url": "videos", "file": "files", "input_file": "files",
+}  # fmt: skip
 
 
 class TextPart(Spec):
@@ -45,7 +51,7 @@ class CalledTool(Spec):
 class ChatMessage(OpenAISpec):
     """A message of the history; earlier answers can be sent back unchanged."""
 
-    ignored = frozenset({"annotations"})
+    ignored = frozenset({"annotations", "run_id", "session_id", "activation_files"})
     unsupported: ClassVar[Mapping[str, str]] = {
         "refusal": "a refusal says nothing to this model",
         "parsed": "answers are not parsed",
@@ -59,6 +65,15 @@ class ChatMessage(OpenAISpec):
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: Text | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        for part in value if isinstance(value, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind in _OTHER_PARTS:
+                raise ValueError(f"{_OTHER_PARTS[kind]} ({kind}) are not supported: the model reads text")
+        return value
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
@@ -103,9 +118,7 @@ class FunctionDefinition(Spec):
     name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
-    strict: Annotated[
-        bool | None, only(False, why="strict is not supported: generated text is not constrained")
-    ] = None
+    strict: bool | None = Field(None, description="Arguments follow the schema exactly.")
 
 
 class ToolDefinition(Spec):

@@ -129,10 +129,15 @@ class ModelLoadRequest(ModelLoadOptions):
     """A request to load a served model, in place of a worker's current model."""
 
     model_id: str = Field(min_length=1, max_length=1024, description="Name or alias of the model.")
+    wait: bool = Field(
+        False,
+        description="Answer when the model is loaded or refused, at the latest after "
+        "ACTOGRAPH_CHAT_TIMEOUT_SECONDS.",
+    )
 
     @property
     def options(self) -> ModelLoadOptions:
-        return ModelLoadOptions.model_validate(self.model_dump(exclude={"model_id"}))
+        return ModelLoadOptions.model_validate(self.model_dump(exclude={"model_id", "wait"}))
 
 
 def resolve_savepoints(options: ModelLoadOptions, structure: ModelStructure) -> dict[str, str]:

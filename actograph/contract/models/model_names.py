@@ -23,3 +23,9 @@ def parse(text: str) -> ServedModel:
     if Path(source).is_dir():
         aliases.add(Path(source).resolve().name)
     return ServedModel(name=name, source=source, aliases=frozenset(aliases))
+
+
+def short(name: str) -> str:
+    """Return the last part of a folder's path, which names the model too; other names as they are."""
+    path = Path(name)
+    return path.resolve().name if path.is_absolute() and path.is_dir() else name

@@ -6,7 +6,7 @@ The memory of a batch is in `batch_memory`.
 from collections.abc import Sequence
 
 from actograph.contract.resources import ModelStructure
-from actograph.contract.row_selection import GENERATED_SEGMENTS, Features, FirstFeatures, Selection
+from actograph.contract.row_selection import GENERATED_SEGMENTS, Features, FirstFeatures, Selection, is_slice
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -95,7 +95,8 @@ def stored_bytes(
         return 0
     per_hook = len(_statistics_bytes(capture)) + keeps_tensors(capture)
     numbers = prompt_tokens + generated_tokens
-    if not isinstance(capture.positions, str) or capture.positions in GENERATED_SEGMENTS:
+    chosen = capture.positions
+    if not isinstance(chosen, str) or chosen in GENERATED_SEGMENTS or is_slice(chosen):
         # the tokens of rows that need not be consecutive
         numbers += max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
     return (

@@ -10,16 +10,26 @@ from actograph.contract.resources.base import (
     ProblemItem,
 )
 from actograph.contract.resources.estimates import Estimate, Need
-from actograph.contract.resources.jobs import ConditionResults, Event, Job, JobResults, JobStatus, Progress
+from actograph.contract.resources.jobs import (
+    ConditionResults,
+    EngineUse,
+    Event,
+    Job,
+    JobResults,
+    JobStatus,
+    Progress,
+)
 from actograph.contract.resources.models import HookInfo, LocationInfo, Model, ModelLoad, ModelStructure
 from actograph.contract.resources.queue import Queue, QueuePause, Worker, WorkerStatus
 from actograph.contract.resources.samples import Sample, SampleStatus, Score
 from actograph.contract.resources.sessions import (
+    NamedRange,
     Session,
     SessionChange,
     SessionDeletion,
     SessionFile,
     SessionStats,
+    SessionTokens,
     TensorInfo,
 )
 from actograph.contract.resources.store import (
@@ -35,6 +45,7 @@ from actograph.contract.resources.store import (
 __all__ = [
     "ConditionResults",
     "Deleted",
+    "EngineUse",
     "ErrorRecord",
     "Estimate",
     "Event",
@@ -48,6 +59,7 @@ __all__ = [
     "Model",
     "ModelLoad",
     "ModelStructure",
+    "NamedRange",
     "Need",
     "OpenAIError",
     "Problem",
@@ -64,6 +76,7 @@ __all__ = [
     "SessionDeletion",
     "SessionFile",
     "SessionStats",
+    "SessionTokens",
     "StoreGc",
     "StoreProblem",
     "StoreUsage",

@@ -1,6 +1,6 @@
 """Estimates of the memory and disk that a job needs."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -50,3 +50,6 @@ class Estimate(Resource):
     disk: Need = Field(default_factory=Need, description="All sessions of the job.")
     fits: bool | None = Field(None, description="False if one of the three does not fit.")
     assumptions: list[str] = Field(default_factory=list, description="Assumptions behind the numbers.")
+    spec: dict[str, Any] = Field(
+        default_factory=dict, description="The checked job with all its defaults; without `inputs`."
+    )

@@ -8,6 +8,7 @@ from pydantic import Field
 from actograph.contract.base import Resource
 from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.resources.base import ErrorRecord
+from actograph.contract.resources.store import File
 from actograph.contract.resources.tool_use import ToolTotals
 
 
@@ -28,6 +29,13 @@ class Progress(Resource):
     total: int
     completed: int
     failed: int
+
+
+class EngineUse(Resource):
+    """The engine of a job, and the reason for it."""
+
+    name: Literal["traced", "streaming"]
+    reason: str
 
 
 class Job(Resource):
@@ -65,6 +73,9 @@ class Job(Resource):
         None, description="Digest of the pinned model's identity; null until a model is pinned."
     )
     pinned: PinnedModel | None = Field(None, description="The model that runs all of its samples.")
+    engine: EngineUse | None = Field(
+        None, description="Engine that runs its samples, and why; null until a worker has started it."
+    )
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
     spec: dict[str, Any]
@@ -76,18 +87,23 @@ class ConditionResults(Resource):
 
     alias: str
     metrics: dict[str, float | None]
-    samples: int = Field(description="Number of scored samples.")
+    samples: int = Field(description="Number of completed samples.")
     failed: int
     truncated: int = Field(
         description="Samples that reached max_tokens; in an extract job, texts that were cut to the context."
     )
     tool_use: ToolTotals | None = Field(None, description="Tool calls; null if the condition has no tools.")
     truncated_rate: float | None = Field(None, description="truncated / samples; null without samples.")
+    scored: dict[str, int] = Field(
+        default_factory=dict,
+        description="Metric key -> samples with a score under it. Samples of one job differ in their scorers "
+        "if it was rescored while some of them had not completed.",
+    )
     unparsed: dict[str, int] = Field(
         default_factory=dict, description="Metric key -> samples without an answer that the scorer can read."
     )
     unparsed_rate: dict[str, float] = Field(
-        default_factory=dict, description="Metric key -> unparsed / samples."
+        default_factory=dict, description="Metric key -> unparsed / scored."
     )
 
 
@@ -98,6 +114,12 @@ class JobResults(Resource):
     task: str | None = None
     progress: Progress
     conditions: dict[str, ConditionResults]
+    analysis: dict[str, Any] | None = Field(
+        None, description="Result of an analysis job; null for other jobs, and until it has completed."
+    )
+    files: list[File] = Field(
+        default_factory=list, description="Files of an analysis: CSV and figures, read through /v1/files."
+    )
 
 
 class Event(Resource):

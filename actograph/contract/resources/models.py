@@ -90,6 +90,18 @@ class ModelStructure(Resource):
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
 
+    streaming: bool | None = Field(
+        None, description="True if the streaming engine was verified on the model; null if it was not tried."
+    )
+    streaming_refusal: str | None = Field(
+        None, description="Reason why the streaming engine does not run the model."
+    )
+
+    packed_bytes: int | None = Field(
+        None, description="Bytes added by weights packed for this CPU; null if they are not packed."
+    )
+    packing_refusal: str | None = Field(None, description="Reason why the weights are not packed.")
+
     @cached_property
     def locations(self) -> Mapping[str, str]:
         """Canonical hook name -> module location, for `hooks.resolve`."""

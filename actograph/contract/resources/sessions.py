@@ -23,6 +23,10 @@ class TensorInfo(Resource):
     )
     over: int | None = Field(None, description="Number of reduced rows.")
     nbytes: int
+    names: list[str] = Field(
+        default_factory=list,
+        description="Other names of the hook in its model: the module path, and savepoints.",
+    )
 
 
 class SessionFile(Resource):
@@ -58,6 +62,33 @@ class Session(Resource):
         None, description="Digest of its model's identity; null in sessions of older versions."
     )
     pinned: bool = Field(False, description="Pinned sessions survive expiry and bulk deletions.")
+
+
+class NamedRange(Resource):
+    """A turn or a named segment of a session: tokens [start, stop)."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class SessionTokens(Resource):
+    """Some tokens of a session, with their texts."""
+
+    object: Literal["activation.session.tokens"] = "activation.session.tokens"
+    session_id: str
+    start: int = Field(description="The first of these tokens.")
+    total: int = Field(description="Tokens of the session.")
+    prompt_tokens: int
+    ids: list[int]
+    texts: list[str] | None = Field(
+        description="The text of each token; null without the model's tokenizer. A character of several "
+        "tokens is the text of the last one."
+    )
+    no_texts: str | None = Field(None, description="Reason for the missing texts.")
+    turns: list[NamedRange]
+    segments: list[NamedRange]
+    has_logprobs: bool = Field(description="True if log probabilities of tokens are stored.")
 
 
 class SessionStats(Resource):

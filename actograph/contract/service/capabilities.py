@@ -73,7 +73,7 @@ def of_contract() -> dict[str, Any]:
     """The capabilities that all services of this version share."""
     capture = specs.CaptureSpec.model_fields
     return {
-        "job_kinds": list(specs.JOB_KINDS),
+        "job_kinds": [*specs.JOB_KINDS, *specs.ANALYSIS_KINDS],
         "capture": CaptureCapabilities(
             points=list(hooks.POINTS),
             positions=list(get_args(row_selection.NamedRows)),

@@ -34,7 +34,8 @@ class CaptureSpec(Spec):
     )
     positions: Positions = Field(
         "all",
-        description="Tokens whose rows are stored: a name, one or several segments, {stride: k}, or token "
+        description="Tokens whose rows are stored: a name, one or several segments, a slice such as "
+        "generated[0:3] or prompt[-5:], {stride: k}, or token "
         "numbers (negative numbers count from the end of the prompt).",
     )
     features: Features | None = Field(

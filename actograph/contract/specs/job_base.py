@@ -13,6 +13,9 @@ from actograph.contract.webhooks import WebhookSpec
 MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 
 
+EngineChoice = Literal["auto", "traced", "streaming"]
+
+
 class ExpiresAfter(Spec):
     """Expiry of sessions or files: `seconds` after their creation (`anchor`)."""
 
@@ -20,16 +23,9 @@ class ExpiresAfter(Spec):
     seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
 
 
-class JobSpecBase(Spec):
-    """Fields of all jobs."""
+class QueuedSpec(Spec):
+    """Fields of all jobs, those without a model included."""
 
-    model: str = Field(min_length=1, max_length=1024, description="A served model.")
-    capture: CaptureSpec | None = Field(
-        None, description="Activations to keep; null keeps texts and scores only."
-    )
-    interventions: InterventionList = Field(
-        default_factory=list, description="Changes of the activations, in the order of their application."
-    )
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
     max_consecutive_failures: int | None = Field(
         None,
@@ -48,14 +44,26 @@ class JobSpecBase(Spec):
     tags: list[Tag] = Field(
         default_factory=list, max_length=MAX_TAGS, description="Tags of the job and its sessions."
     )
-    expires_after: ExpiresAfter | Literal["never"] | None = Field(
-        None, description="Expiry of its sessions; null uses the service's default."
-    )
     metadata: Metadata = Field(default_factory=dict, description="Your own keys and values.")
     webhook: WebhookSpec | None = Field(
         None,
         description="Receiver of a notice when it ends; null uses the service's default. See "
         "docs/guides/webhooks.md.",
+    )
+
+
+class JobSpecBase(QueuedSpec):
+    """Fields of all jobs that run a model."""
+
+    model: str = Field(min_length=1, max_length=1024, description="A served model.")
+    capture: CaptureSpec | None = Field(
+        None, description="Activations to keep; null keeps texts and scores only."
+    )
+    interventions: InterventionList = Field(
+        default_factory=list, description="Changes of the activations, in the order of their application."
+    )
+    expires_after: ExpiresAfter | Literal["never"] | None = Field(
+        None, description="Expiry of its sessions; null uses the service's default."
     )
 
     @property
@@ -73,6 +81,11 @@ class GeneratingSpec(JobSpecBase):
     """Fields of all jobs that can generate."""
 
     sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
+    engine: EngineChoice = Field(
+        "auto",
+        description="`auto` uses the streaming engine where it was verified and can run the job; see "
+        "docs/guides/jobs.md.",
+    )
     epochs: int = Field(1, ge=1, le=1000, description="Number of runs of each sample.")
     sample_timeout_seconds: float | None = Field(
         None,

@@ -1,15 +1,19 @@
-"""/v1/capabilities: features and limits of the service."""
+"""/v1/capabilities: features and limits of the service; and the schema of jobs."""
+
+from typing import Any
 
 from fastapi import Request
 
 from actograph import __version__
 from actograph.contract.service.capabilities import Capabilities, Features, Limits, of_contract
+from actograph.contract.specs import job_schema
 from api.dependencies import RingDep, Services, ServicesDep
 from api.routes.models import list_models
 from api.routing import READ, Routes
 from api.submission.expand import MAX_SAMPLES
 from storage.accounts import quotas
 
+_SCHEMA_EXAMPLE = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Actograph job"}
 router = Routes(tags=["models"])
 
 #: paths of OpenAI's API
@@ -29,6 +33,18 @@ def get_capabilities(services: ServicesDep, ring: RingDep, request: Request) -> 
         endpoints=[f"{method.upper()} {path}" for path, methods in paths.items() for method in methods],
         **of_contract(),
     )
+
+
+@router.add(
+    "GET",
+    "/v1/schemas/job",
+    READ,
+    "JSON Schema of a job",
+    responses={200: {"content": {"application/json": {"example": _SCHEMA_EXAMPLE}}}},
+)
+def get_job_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the body of POST /v1/jobs, with the defaults of all fields."""
+    return job_schema()
 
 
 def _limits(services: Services) -> Limits:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
@@ -28,6 +29,18 @@ class Health(BaseModel):
     status: Literal["ok", "unavailable"]
     #: check -> "ok" or the fault; `worker` does not affect the status
     checks: dict[str, str]
+    #: models that live workers hold
+    models: list[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one round of checks."""
+
+    #: check -> "ok" or the fault
+    checks: dict[str, str]
+    #: models that live workers hold; none if the database does not answer
+    models: list[str]
 
 
 class Checks:
@@ -36,10 +49,10 @@ class Checks:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._began = 0.0
-        self._running: asyncio.Future[dict[str, str]] | None = None
+        self._running: asyncio.Future[Outcome] | None = None
 
-    async def outcome(self) -> dict[str, str]:
-        """Return "ok" or the fault for `database`, `broker`, `store` and `worker`."""
+    async def outcome(self) -> Outcome:
+        """Check `database`, `broker`, `store` and `worker`, unless that was done a moment ago."""
         if self._running is None or (self._running.done() and time.monotonic() > self._began + CHECK_SECONDS):
             self._began = time.monotonic()
             self._running = asyncio.ensure_future(run_in_threadpool(_run_checks, self._services))
@@ -47,12 +60,12 @@ class Checks:
         return await asyncio.shield(self._running)
 
 
-async def _outcome_of_all(request: Request) -> dict[str, str]:
+async def _outcome_of_all(request: Request) -> Outcome:
     checks: Checks = request.app.state.checks
     return await checks.outcome()
 
 
-ChecksDep = Annotated[dict[str, str], Depends(_outcome_of_all)]
+OutcomeDep = Annotated[Outcome, Depends(_outcome_of_all)]
 
 
 _NO_BROKER = "the broker does not answer"
@@ -61,6 +74,7 @@ _NOT_READY = f"[+]database ok\n[-]broker {_NO_BROKER}\n[+]store ok\n[+]worker ok
 _UNAVAILABLE = {
     "status": "unavailable",
     "checks": {"database": "ok", "broker": _NO_BROKER, "store": "ok", "worker": "ok"},
+    "models": ["Qwen/Qwen3-0.6B"],
 }
 
 
@@ -90,11 +104,12 @@ async def livez() -> str:
         },
     },
 )
-async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:
+async def readyz(outcome: OutcomeDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:
     """Check database, broker and store. A missing worker is reported but is no failure.
 
     `?verbose` lists every check, one per line.
     """
+    checks = outcome.checks
     ready = _is_ready(checks)
     lines = {name: f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in checks.items()}
     if ready and verbose is None:
@@ -108,7 +123,7 @@ async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = No
     "GET",
     "/health",
     READ,
-    "The same as /readyz, in JSON",
+    "The same as /readyz in JSON, with the loaded models",
     response_model=Health,
     responses={
         503: {
@@ -118,9 +133,9 @@ async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = No
         }
     },
 )
-async def health(checks: ChecksDep) -> JSONResponse:
-    ready = _is_ready(checks)
-    body = Health(status="ok" if ready else "unavailable", checks=checks)
+async def health(outcome: OutcomeDep) -> JSONResponse:
+    ready = _is_ready(outcome.checks)
+    body = Health(status="ok" if ready else "unavailable", checks=outcome.checks, models=outcome.models)
     return JSONResponse(body.model_dump(), 200 if ready else 503)
 
 
@@ -128,27 +143,31 @@ def _is_ready(checks: dict[str, str]) -> bool:
     return all(state == "ok" for name, state in checks.items() if name != _OF_JOBS)
 
 
-def _run_checks(services: Services) -> dict[str, str]:
+def _run_checks(services: Services) -> Outcome:
+    models: list[str] = []
     checks: dict[str, Callable[[], None]] = {
         "database": services.database.ping,
         "broker": services.broker.ping,
         "store": services.store.reach,
-        _OF_JOBS: lambda: _check_worker(services),
+        _OF_JOBS: lambda: models.extend(_loaded_models(services)),
     }
-    return {name: _outcome(check) for name, check in checks.items()}
+    return Outcome({name: _fault(check) or "ok" for name, check in checks.items()}, models)
 
 
-def _outcome(check: Callable[[], None]) -> str:
+def _fault(check: Callable[[], None]) -> str | None:
     try:
         check()
     except ActographError as error:
         return error.message
     except (OSError, sa.exc.SQLAlchemyError) as error:
         return f"failed: {type(error).__name__}"
-    return "ok"
+    return None
 
 
-def _check_worker(services: Services) -> None:
+def _loaded_models(services: Services) -> list[str]:
+    """Raises ServiceUnavailable if no worker has loaded a model."""
     with services.database.read() as session:
-        if not workers.loaded_models(session):
-            raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
+        found = workers.loaded_models(session)
+    if not found:
+        raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
+    return sorted(found)

@@ -2,6 +2,9 @@
 
 import logging
 from collections import Counter
+from typing import Annotated
+
+from fastapi import Query
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import ListPage, Queue, Worker, WorkerStatus
@@ -28,8 +31,14 @@ MOST_WOKEN = 500
 
 
 @router.add("GET", "/queue", READ, "Waiting and running jobs")
-def get_queue(services: ServicesDep) -> Queue:
-    return _queue(services)
+def get_queue(
+    services: ServicesDep,
+    model: Annotated[
+        str | None,
+        Query(max_length=256, description="Count samples of this model's jobs only, as specs name it."),
+    ] = None,
+) -> Queue:
+    return _queue(services, model)
 
 
 @router.add("POST", "/queue/pause", ADMIN, "Pause the queue", body=PAUSE)
@@ -79,9 +88,10 @@ def _wake_waiting(services: Services) -> None:
             return
 
 
-def _queue(services: Services) -> Queue:
+def _queue(services: Services, model: str | None = None) -> Queue:
     messages = _messages(services)
     with services.database.read() as session:
+        samples = waiting.open_samples(session, model)
         held = pauses.find(services, session)
         statuses = Counter(row.status for row in workers.find(session))
         return Queue(
@@ -89,7 +99,7 @@ def _queue(services: Services) -> Queue:
             paused_reason=pauses.in_words(held),
             pauses=held,
             jobs={str(status): count for status, count in waiting.counts(session).items()},
-            samples={str(status): count for status, count in waiting.open_samples(session).items()},
+            samples={str(status): count for status, count in samples.items()},
             next=list(waiting.queued(session, SHOWN_JOBS)),
             messages=messages,
             workers={str(status): statuses[status] for status in WorkerStatus},

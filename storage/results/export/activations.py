@@ -25,7 +25,7 @@ def described(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for hook, info in tensors.items():
         flat = hooks.flat_name(hook)
-        fields = info.model_dump(exclude_none=True)
+        fields = info.model_dump(exclude_none=True, exclude={"names"})
         found[hook if flat in found else flat] = {"hook": hook, "bytes": fields.pop("nbytes"), **fields}
     return found
 

@@ -195,7 +195,7 @@ def test_a_tokenizer_that_does_not_work_is_told(
 
 
 def test_a_template_that_never_ends_is_killed(service_with: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.submission.measured_prompts._TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("api.submission.counter_process._TIMEOUT_SECONDS", 1.0)
     service = service_with(GIB)
     loaded(service)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -309,3 +309,17 @@ def test_mistakes_are_refused_as_at_submission(service_with: Disk, problem: "Pro
     problem(post("/v1/estimate", json=capture(model="none")), 422, "model_not_found", "/model")
     problem(post("/v1/estimate", json=capture(capture={"hooks": ["x"]})), 422, "unknown_hook")
     problem(post("/v1/estimate", content="{}"), 415)
+
+
+def test_an_estimate_has_the_job_with_its_defaults(service: "Service") -> None:
+    body = {"kind": "capture", "model": "example/demo-model", "inputs": [{"prompt": "a"}], "tags": ["x"]}
+    spec = service.client.post("/v1/estimate", json=body).json()["spec"]
+    assert (spec["model"], spec["tags"], spec["priority"]) == ("demo", ["x"], 5)
+    assert spec["sampling"]["max_tokens"] > 0
+    assert spec["capture"]["positions"] == "all"
+    assert spec["max_consecutive_failures"] == service.services.settings.max_consecutive_failures
+    assert "inputs" not in spec
+    again = service.client.post("/v1/estimate", json=spec | {"inputs": body["inputs"]}).json()["spec"]
+    assert again == spec
+    published = service.client.get("/v1/schemas/job").json()
+    assert set(spec) | {"inputs"} == set(published["$defs"]["CaptureJobSpec"]["properties"])

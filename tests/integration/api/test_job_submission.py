@@ -52,6 +52,24 @@ def test_a_capture_job_without_capture_keeps_the_default_hooks(service: "Service
         assert jobs.get(session, job["id"]).hooks == ["resid_post.1", "resid_post.2", "resid_post.3"]
 
 
+def test_a_job_that_the_streaming_engine_cannot_run_is_refused_if_it_asks_for_it(service: "Service") -> None:
+    service.load_model(streaming=False, streaming_refusal="it has layers of the kind mamba")
+    refused = service.client.post("/v1/jobs", json=capture(engine="streaming"))
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/engine"
+    assert "layers of the kind mamba" in refused.text
+    job = service.client.post("/v1/jobs", json=capture(engine="auto"))
+    assert job.status_code == 202
+    assert job.json()["engine"] is None  # no worker has started it
+    service.load_model(streaming=True)
+    assert service.client.post("/v1/jobs", json=capture(engine="streaming")).status_code == 202
+    edit = {"hook": "resid_post.1", "op": "zero"}
+    edited = capture(engine="streaming", interventions=[edit])
+    assert service.client.post("/v1/jobs", json=edited).status_code == 202
+    read = capture(engine="streaming", capture={"mode": "prefill"})
+    assert service.client.post("/v1/jobs", json=read).status_code == 422
+
+
 def test_inputs_are_samples_in_their_order_for_every_epoch(service: "Service") -> None:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}], epochs=2)
     data = service.client.get(f"/v1/jobs/{job_id}/samples").json()["data"]

@@ -1,17 +1,21 @@
 """POST /v1/models/load: what is taken and refused, and how its progress is seen."""
 
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from tests.integration.api.conftest import structure
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
+    from tests.integration.api.conftest import Problem, Service, Start
 
 pytestmark = pytest.mark.integration
 
@@ -75,6 +79,55 @@ def test_a_load_that_kills_its_workers_ends(service: "Service") -> None:
     assert shown["status"] == "failed"
     assert "ended 2 times" in shown["error"]["message"]
     assert service.next_job("other") is None
+
+
+def end_next_load(service: "Service", end: Callable[[Session, str], Any]) -> threading.Thread:
+    """End the next load as a worker does, in a thread."""
+
+    def work() -> None:
+        ended = threading.Event()
+        while not ended.wait(0.01):
+            load_id = service.next_job("other")
+            if load_id is not None:
+                with service.database.write() as session:
+                    assert model_loads.begin(session, jobs.get(session, load_id), "wrk_a")
+                    end(session, load_id)
+                ended.set()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("path", ["/v1/models/load", "/models/load"])
+def test_wait_answers_with_the_end_of_the_load(service: "Service", problem: "Problem", path: str) -> None:
+    body = {"model_id": "other", "wait": True, "dtype": "float16"}
+    thread = end_next_load(service, model_loads.complete)
+    answer = service.client.post(path, json=body)
+    thread.join(30)
+    assert (answer.status_code, answer.json()["status"]) == (200, "completed")
+    assert "wait" not in answer.json()["options"]
+
+    thread = end_next_load(service, lambda s, load: jobs.fail(s, load, ModelRefused("it does not fit")))
+    refused = service.client.post(path, json=body)
+    thread.join(30)
+    problem(refused, 422, "model_refused", says="it does not fit")
+
+    thread = end_next_load(service, jobs.cancel)
+    problem(service.client.post(path, json=body), 409, "conflict", says="was cancelled")
+    thread.join(30)
+
+
+def test_wait_has_an_end(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"chat_timeout_seconds": 0.05}))
+    answer = service.client.post("/v1/models/load", json={"model_id": "other", "wait": True})
+    assert (answer.status_code, answer.json()["status"]) == (202, "queued")
+
+
+def test_both_addresses_of_a_load_are_documented(service: "Service") -> None:
+    paths = service.client.get("/openapi.json").json()["paths"]
+    assert set(paths["/models/load"]["post"]["responses"]) >= {"200", "202", "422"}
+    assert paths["/models/load"]["post"]["requestBody"] == paths["/v1/models/load"]["post"]["requestBody"]
 
 
 def test_what_cannot_be_loaded_is_refused_at_once(service: "Service", problem: "Problem") -> None:

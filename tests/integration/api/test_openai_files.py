@@ -12,7 +12,7 @@ import uvicorn
 
 from actograph.contract.scorers import SCORER_NAMES
 from actograph.contract.service.capabilities import of_contract
-from actograph.contract.specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.specs import ANALYSIS_KINDS, JOB_KINDS, job_spec_adapter
 from storage.files import files
 from storage.tables.models import FileRow
 
@@ -97,7 +97,7 @@ def test_models_are_listed_for_openais_client(client: openai.OpenAI, service: "S
 
 def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Service") -> None:
     found = service.client.get("/v1/capabilities").json()
-    assert found["job_kinds"] == list(JOB_KINDS)
+    assert found["job_kinds"] == [*JOB_KINDS, *ANALYSIS_KINDS]
     assert {"/v1/models", "/v1/files"} <= set(found["openai_endpoints"])
     assert "POST /v1/jobs" in found["endpoints"]
     assert found["models"] == service.client.get("/v1/models").json()["data"]

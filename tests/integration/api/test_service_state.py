@@ -27,6 +27,7 @@ def test_probes_of_a_service_that_is_ready(service: "Service") -> None:
     ]  # fmt: skip
     health = service.client.get("/health")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
+    assert health.json()["models"] == ["demo"]
 
 
 def test_a_worker_that_restarts_takes_no_api_process_away(service: "Service") -> None:
@@ -38,6 +39,7 @@ def test_a_worker_that_restarts_takes_no_api_process_away(service: "Service") ->
     health = service.client.get("/health")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
     assert health.json()["checks"]["worker"] == line.removeprefix("[-]worker ")
+    assert health.json()["models"] == []
 
 
 def test_probes_write_nothing_and_are_shared(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +151,11 @@ def test_the_queue_counts_jobs_samples_messages_and_workers(service: "Service") 
     assert queue["jobs"] == {"queued": 2, "in_progress": 1, "finalizing": 0, "cancelling": 0}
     assert queue["samples"] == {"pending": 3, "leased": 2}
     assert queue["next"] == [sooner, later]
+    model = service.client.get(f"/v1/jobs/{running}").json()["model"]
+    of_model = service.client.get("/v1/queue", params={"model": model}).json()
+    assert of_model["samples"] == {"pending": 3, "leased": 2}
+    of_other = service.client.get("/v1/queue", params={"model": "org/other"}).json()
+    assert of_other["samples"] == {"pending": 0, "leased": 0}
     assert queue["messages"] == 3
     assert queue["workers"]["ready"] == 1
 
@@ -250,7 +257,7 @@ def test_every_route_answers_a_wrong_method_and_an_unknown_id_in_the_same_shape(
                 problem(service.client.request(method, concrete, json={}), 404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/jobs/", "/v1/jobs/x/y", "/V1/jobs"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/nothing", "/v1/jobs/", "/v1/jobs/x/y", "/V1/jobs"])
 def test_an_unknown_address_is_a_problem(service: "Service", problem: "Problem", path: str) -> None:
     problem(service.client.get(path), 404, "not_found")
 

@@ -49,7 +49,7 @@ def test_a_session_shows_what_it_holds(service: "Service", session_id: str) -> N
     assert (session["prompt_tokens"], session["generated_tokens"], session["rows"]) == (3, 4, 6)
     assert session["hooks"]["mlp_in.2"] == {
         "shape": [3, 8], "dtype": "BF16", "first_row": 3, "position_offset": None, "summary": None,
-        "over": None, "nbytes": 48,
+        "over": None, "nbytes": 48, "names": [],
     }  # fmt: skip
     assert {f["name"] for f in session["files"]} == {"activations.safetensors", "manifest.json"}
     assert session["bytes"] == sum(f["bytes"] for f in session["files"])
@@ -175,6 +175,17 @@ def test_token_ids_and_module_paths_are_tensors_too(service: "Service", session_
     assert read_safetensors(raw)[:3] == ("token_ids", "I64", (7,))
     path = service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}", params={"format": "json"}).json()
     assert path["shape"] == [6, 2]
+
+
+def test_sessions_without_stored_names_use_those_of_the_model(service: "Service") -> None:
+    """Sessions of older versions have the canonical names alone."""
+    service.load_model()
+    (lease,) = service.claim(service.submit(capture={"hooks": ["attn_in.1"]}))
+    rows = TensorRows(name="attn_in.1", dtype="F32", first_row=0, shape=(6, 2), data=b"\0" * 48)
+    session_id = service.finish(lease, tensors={"attn_in.1": rows})
+    for name in ("model.layers[1].attn_in.output", "layer_1_input_layernorm_output"):
+        read = service.client.get(f"{BASE}/{session_id}/tensors/{name}", params={"format": "json"})
+        assert read.json()["hook"] == "attn_in.1", read.text
 
 
 @pytest.mark.parametrize("rows", ["7:8", "0:7", "4:2", "6:7", "0:99999999999"])

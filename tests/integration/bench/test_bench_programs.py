@@ -68,3 +68,16 @@ def test_programs_know_their_settings() -> None:
         text = (REPO / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
         for flag in (word for word in arguments if word.startswith("--")):
             assert f'"{flag}"' in text, f"{module} knows no {flag}"
+
+
+def test_the_table_of_a_card_runs_on_a_cpu_too(tmp_path: Path) -> None:
+    found = tmp_path / "gpu.json"
+    command = [
+        sys.executable, "-m", "bench", "gpu", "--shape", "tiny", "--slots", "4", "--samples", "3",
+        "--scale", "0.03", "--device", "cpu", "--json", str(found),
+    ]  # fmt: skip
+    ran = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    ways = json.loads(found.read_text())["ways"]
+    assert [way["way"] for way in ways].count("streaming, 4 rows") == 3
+    assert all(way["tokens_per_second"] > 0 for way in ways)
+    assert len(ran.stdout.splitlines()) == len(ways)

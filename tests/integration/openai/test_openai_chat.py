@@ -129,7 +129,7 @@ def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) ->
         ({"logit_bias": {"577": 1}}, openai.BadRequestError, "invalid_request", "logit_bias"),
         ({"tool_choice": "required"}, openai.BadRequestError, "invalid_request", "tool_choice"),
         ({"tool_choice": "any"}, openai.BadRequestError, "invalid_request", "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "invalid_request", None),
+        ({"response_format": {"type": "json"}}, openai.BadRequestError, "invalid_request", None),
         ({"extra_body": {"typo": 1}}, openai.BadRequestError, "invalid_request", "typo"),
         ({"extra_body": {"capture": {"hooks": ["no.such"]}}}, openai.BadRequestError, "unknown_hook", None),
     ],
@@ -284,3 +284,17 @@ def test_models_are_listed_and_found(client: Any) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
+
+
+def test_the_message_carries_its_session_too(client: Any) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 4}
+    answer = client.chat.completions.create(**asked, extra_body={"store_activations": True})
+    (choice,) = answer.choices
+    message = choice.message.model_dump()
+    assert message["run_id"] == answer.run_id
+    assert message["session_id"] == choice.session_id == answer.session_id
+    assert message["activation_files"] == choice.activation_files
+    again = client.chat.completions.create(**asked | {"messages": [*ASKED, message, *ASKED]})
+    assert "run_id" not in again.choices[0].message.model_dump()
+    off = client.chat.completions.create(**asked, extra_body={"capture": {"mode": "off"}})
+    assert "session_id" not in off.model_extra

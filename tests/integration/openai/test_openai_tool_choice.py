@@ -112,12 +112,10 @@ def test_as_many_calls_come_as_were_allowed(
 @pytest.mark.parametrize(
     ("said", "max_tokens", "reason"),
     [
-        (f'nothing"{REST}', 96, "stop"),  # no tool of the request
-        ("calculator is what I want", 96, "stop"),
         (f'calculator"{REST}', 5, "length"),
     ],
 )
-def test_what_is_no_whole_call_is_told_as_text(
+def test_a_call_that_is_cut_is_told_as_text(
     client: Any, says: Any, said: str, max_tokens: int, reason: str
 ) -> None:
     says(said)

@@ -53,6 +53,9 @@ class OneModel:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def holds(self, name: str) -> bool:
+        return name == MODEL
+
     def engine_for(self, name: str) -> Engine:
         if name != MODEL:
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
@@ -144,7 +147,9 @@ class Bench:
 @pytest.fixture(scope="session")
 def engine(shared: Path) -> Engine:
     torch.set_num_threads(2)
-    return Engine(load_model(str(shared / "models" / "tiny-qwen3"), name=MODEL, device="cpu"))
+    engine = Engine(load_model(str(shared / "models" / "tiny-qwen3"), name=MODEL, device="cpu"))
+    assert engine.streaming() is not None
+    return engine
 
 
 @pytest.fixture

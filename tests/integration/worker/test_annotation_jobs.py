@@ -13,6 +13,7 @@ from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
 from storage.results.export import trajectories
 from storage.sessions.writer import SessionReader
+from tests.support.engine_double import EngineDouble
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, TextEnd
 from worker.evals.tools import CALCULATOR
@@ -44,15 +45,13 @@ def run(bench: "Bench", **changes: Any) -> list[Sample]:
     return done
 
 
-class Scripted:
+class Scripted(EngineDouble):
     """The real engine, whose answers are put into its mouth, turn by turn."""
 
     def __init__(self, engine: Engine, turns: Sequence[str]) -> None:
-        self._engine, self._turns = engine, turns
+        super().__init__(engine)
+        self._turns = turns
         self.prompts: list[GenerationRequest] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def generate(
         self, requests: list[GenerationRequest], *, sampling: SamplingSpec, **_: Any

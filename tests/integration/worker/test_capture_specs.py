@@ -143,6 +143,8 @@ def test_a_feature_that_a_raw_module_lacks_fails_the_batch_with_its_width(
         "answer",
         ["prompt"],
         ["prompt", "answer"],
+        "generated[1:4]",
+        "prompt[-3:]",
     ],
 )
 @pytest.mark.parametrize("options", [SMALL_BLOCKS, BufferOptions(), BufferOptions(host_buffer_bytes=4000)])
@@ -158,6 +160,10 @@ def test_chosen_rows_are_those_rows_of_all(capture: Capture, positions: Any, opt
                 want = [t for t in ran if t % k == 0]
             case [int(), *_]:
                 want = sorted({t % prompt if t < 0 else t for t in positions})
+            case "generated[1:4]":
+                want = list(ran[prompt:][1:4])
+            case "prompt[-3:]":
+                want = list(ran[:prompt][-3:])
             case "answer":
                 want = list(ran[prompt:])
             case ["prompt"]:

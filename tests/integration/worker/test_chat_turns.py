@@ -1,8 +1,12 @@
-"""Chats go first, in the order in which they came, and leave something to other jobs."""
+"""Chats go first, in the order in which they came, and leave something to other jobs.
+
+Batches of the traced engine have turns; in a run of the streaming engine chats and jobs run side by side.
+"""
 
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -11,6 +15,8 @@ from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.jobs import jobs
 from storage.samples.expansion import chat_samples
+from storage.sessions.writer import SessionReader
+from worker.drain.stream import Stream
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -20,14 +26,16 @@ pytestmark = pytest.mark.integration
 MODEL = "tiny-qwen3"
 
 
-def ask(bench: "Bench", **sampling: Any) -> str:
+def ask(bench: "Bench", engine: str = "auto", capture: Any = None, **sampling: Any) -> str:
     """A chat that waits."""
     spec = ChatJobSpec.model_validate(
         {
             "model": MODEL,
             "inputs": [{"prompt": "one and two", "max_tokens": 2}],
+            "capture": capture,
             "sampling": {"max_tokens": 2} | sampling,
             "sample_timeout_seconds": 0,
+            "engine": engine,
         }
     )
     with bench.database.write() as session:
@@ -56,12 +64,14 @@ def run_with_endless_chats(bench: "Bench", night: str, slices: int, **changes: A
     for _ in range(slices):
         if bench.status(night) == JobStatus.COMPLETED:
             return
-        ask(bench)
+        ask(bench, "traced")
         assert bench.next_slice(drain)
 
 
 def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job(bench: "Bench") -> None:
-    night = bench.submit(inputs=[{"prompt": f"{n} and {n}"} for n in range(4)], sampling={"max_tokens": 2})
+    night = bench.submit(
+        inputs=[{"prompt": f"{n} and {n}"} for n in range(4)], sampling={"max_tokens": 2}, engine="traced"
+    )
     run_with_endless_chats(bench, night, slices=40, turn_seconds=1e-6)
     assert bench.status(night) == JobStatus.COMPLETED
     is_night = [job_id == night for job_id in served(bench)]
@@ -71,7 +81,7 @@ def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job
 
 
 def test_before_their_turn_is_over_chats_go_first(bench: "Bench") -> None:
-    night = bench.submit(inputs=[{"prompt": "3 and 4"}], sampling={"max_tokens": 2})
+    night = bench.submit(inputs=[{"prompt": "3 and 4"}], sampling={"max_tokens": 2}, engine="traced")
     run_with_endless_chats(bench, night, slices=8, turn_seconds=1000)
     assert night not in served(bench) and len(served(bench)) >= 8
 
@@ -80,3 +90,49 @@ def test_a_chat_that_is_sampled_otherwise_has_its_turn_by_its_age(bench: "Bench"
     asked = [ask(bench, temperature=temperature) for temperature in (1.0, 1.0, 0.0, 1.0, 0.0)]
     assert bench.drain(batch_size=1, turn_seconds=1000).look()
     assert served(bench) == asked
+
+
+def test_chats_join_a_running_job(bench: "Bench") -> None:
+    """A chat that comes while a job fills every place begins with the next free one."""
+    night = bench.submit(
+        inputs=[{"prompt": f"{n} and {n}"} for n in range(12)],
+        sampling={"max_tokens": 8},
+        capture={"hooks": ["resid_post.0"]},
+    )
+    asked: list[str] = []
+
+    def begun(stream: Stream, current: Any, leases: Any) -> None:
+        if not asked:
+            asked.append(ask(bench))
+        begin(stream, current, leases)
+
+    begin = Stream._begin
+    with patch.object(Stream, "_begin", begun):
+        assert bench.drain(batch_size=2).look()
+    assert bench.status(night) == bench.status(asked[0]) == JobStatus.COMPLETED
+    order = served(bench)
+    assert order[0] == night and order.index(asked[0]) < 6, order
+
+
+def test_a_chat_that_captures_otherwise_joins_too(bench: "Bench") -> None:
+    night = bench.submit(
+        inputs=[{"prompt": f"{n} and {n}"} for n in range(8)],
+        sampling={"max_tokens": 8},
+        capture={"hooks": ["resid_post.0"]},
+    )
+    asked: list[str] = []
+
+    def begun(stream: Stream, current: Any, leases: Any) -> None:
+        if not asked:
+            asked.extend(ask(bench, capture={"hooks": ["mlp_in.1"]}) for _ in range(6))
+        begin(stream, current, leases)
+
+    begin = Stream._begin
+    with patch.object(Stream, "_begin", begun):
+        assert bench.drain(batch_size=8).look()
+    assert bench.status(night) == JobStatus.COMPLETED
+    for job_id in asked:
+        assert bench.status(job_id) == JobStatus.COMPLETED
+        (sample,) = bench.samples(job_id)
+        assert sample.session_id is not None
+        assert set(SessionReader(bench.store, sample.session_id).manifest.tensors) == {"mlp_in.1"}

@@ -7,6 +7,7 @@ import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.queue import workers
+from tests.support.engine_double import EngineDouble
 from worker.engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -21,17 +22,14 @@ class ProcessEnded(BaseException):
     """The worker's process is gone: nothing of it runs on."""
 
 
-class HangingEngine:
+class HangingEngine(EngineDouble):
     """A real engine that never returns from a batch with a poisonous prompt."""
 
     def __init__(self, engine: Engine, poison: str) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._poison = tuple(engine.model.tokenizer.encode(poison, add_special_tokens=False))
         self.ended = threading.Event()
         self.deaths = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def generate(self, requests: Any, **options: Any) -> Any:
         if any(request.prompt_ids == self._poison for request in requests):

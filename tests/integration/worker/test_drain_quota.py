@@ -1,4 +1,4 @@
-"""A drain that reaches a quota: it stops between two batches, says why, and goes on once there is room."""
+"""A drain that reaches a quota: it begins no further sample, says why, and goes on once there is room."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -38,34 +38,38 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     bench: "Bench", quota: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    job_id = submit(bench, "key:00000001")
+    job_id = submit(bench, "key:00000001", inputs=[{"prompt": f"{n} and {n}"} for n in range(24)])
     limits: dict[str, Any] = {"batch_size": 2, quota: 1}
     bench.drain(**limits).run_slice(job_id)
-    assert completed(bench, job_id) == 2
+    # those that ran when the first was stored, and as many that waited for the store
+    first = completed(bench, job_id)
+    assert 1 <= first <= 8
     assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
     bench.drain(**limits).run_slice(job_id)
-    assert completed(bench, job_id) == 2
+    assert completed(bench, job_id) == first
     changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
     # deleted sessions count until their bytes are gone
     drain_deletions(bench.database, bench.store)
     bench.drain(**limits).run_slice(job_id)
-    assert completed(bench, job_id) == 4
+    assert first < completed(bench, job_id) <= first + 8
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert completed(bench, job_id) == 5
+    assert completed(bench, job_id) == 24
     assert bench.stored_sessions() == bench.indexed_sessions()
 
 
 def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
-    full = submit(bench, "key:00000001", priority=0)
+    inputs = [{"prompt": f"{n} and {n}"} for n in range(24)]
+    full = submit(bench, "key:00000001", priority=0, inputs=inputs)
     bench.drain(owner_quota_bytes=1).run_slice(full)
-    assert completed(bench, full) == 4
+    first = completed(bench, full)
+    assert first < 24
     with bench.database.read() as session:
         stored = quotas.usage(session)["key:00000001"].bytes
     other = submit(bench, "key:00000002")
     # the urgent job of the full owner cannot run, so it is no reason to give way after one batch
     bench.drain(batch_size=1, owner_quota_bytes=stored).run_slice(other)
     assert completed(bench, other) >= 3
-    assert completed(bench, full) == 4
+    assert completed(bench, full) == first
     bench.drain().run_slice(full)
     assert bench.status(full) is JobStatus.COMPLETED

@@ -59,7 +59,7 @@ def test_jobs_of_one_priority_take_turns(bench: "Bench") -> None:
     assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 
 
-def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench") -> None:
+def test_an_interactive_job_begins_after_the_samples_in_hand(bench: "Bench") -> None:
     night = bench.submit(capture=CAPTURE, priority=5)
     chat: list[str] = []
 
@@ -68,6 +68,8 @@ def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench") -> Non
 
     bench.store = Watched(bench.store, ask)
     assert bench.drain(batch_size=1).look()
-    assert served(bench, night, chat[0]) == [0, 1, 0, 0, 0, 0]
+    order = served(bench, night, chat[0])
+    # the next sample may have begun while the first one was stored
+    assert order in ([0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0])
     with bench.database.read() as session:
         assert jobs.get(session, chat[0]).status == JobStatus.COMPLETED

@@ -11,19 +11,30 @@ import torch
 
 from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import ErrorRecord, JobStatus, Sample
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
+from actograph.contract.specs import (
+    ANALYSIS_QUEUE,
+    CaptureJobSpec,
+    EvaluationSpec,
+    PathDataset,
+    ProbeSpec,
+    job_spec_adapter,
+)
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.files import dataset_sources
 from storage.index.database import Database
+from storage.index.ids import new_worker_id
 from storage.jobs import jobs
 from storage.queue import job_view, workers
+from storage.results import summary
+from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.sessions import vectors
 from storage.sessions.writer import SessionReader
 from tests.support.indexes import create_index
+from worker.analysis.drain import AnalysisDrain
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -100,6 +111,29 @@ class Place:
         value = {"name": "v", "hook": HOOK, "vector": numbers} | changes
         with self.database.write() as session:
             return vectors.insert(session, NewVector.model_validate(value)).id
+
+    def probe(self, source: str, **fields: Any) -> str:
+        """Id of the vector that a probe job stores, which an analysis worker runs to its end."""
+        fields |= {"kind": "probe", "jobs": [source], "resamples": 1, "shuffles": 0}
+        spec = ProbeSpec.model_validate(fields)
+        analyst = new_worker_id()
+        with self.database.write() as session:
+            workers.register(session, analyst, hostname="here", pid=1, model=ANALYSIS_QUEUE)
+            row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=1)
+            samples.insert(
+                session, row.id, [NewSample(sample_index=0, condition="", epoch=0, input={}, seed=0)]
+            )
+        AnalysisDrain(
+            settings=self.settings,
+            database=self.database,
+            store=self.store,
+            worker_id=analyst,
+            stop=self.stop,
+        ).look()
+        with self.database.read() as session:
+            results = summary.of_job(session, jobs.get(session, row.id))
+        assert results.analysis is not None, results
+        return str(results.analysis["vectors"][HOOK])
 
     def reader(self, sample: Sample) -> SessionReader:
         assert sample.session_id is not None, sample.error
@@ -178,11 +212,13 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
     assert [i.model_dump() for i in place.reader(done[1]).manifest.interventions] == [record, own]
 
 
-@pytest.mark.parametrize("kind", ["capture", "evaluation"])
-def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str) -> None:
-    """Both job kinds; the rows that moved are those of the segment in the session's own manifest."""
+@pytest.mark.parametrize(
+    ("kind", "positions"), [("capture", ["think"]), ("evaluation", ["think"]), ("capture", "generated[1:4]")]
+)
+def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str, positions: Any) -> None:
+    """Both job kinds; the rows that moved are those of the manifest's segment, or of the slice."""
     numbers = [((i * 29) % 13 - 6) / 2.0 for i in range(96)]
-    thinking = {"hook": "mlp_out.1", "op": "add", "vector": numbers, "positions": ["think"]}
+    thinking = {"hook": "mlp_out.1", "op": "add", "vector": numbers, "positions": positions}
     question = "12+13?<think>\n"
     given: dict[str, Any] = {"inputs": [{"prompt": question}]}
     if kind == "evaluation":
@@ -210,12 +246,14 @@ def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str) -> No
         thought = {
             t for s in manifest.segments if s.name == "think" for t in range(s.start, s.stop) if t in run
         }
+        if positions != ["think"]:
+            thought = set(run[manifest.prompt_tokens :][1:4])
         assert thought
         assert moved == (thought if condition == "steered" else set())
         if moved:
             want = torch.tensor(numbers).expand(len(moved), -1)
             assert torch.allclose(added[sorted(moved)], want, atol=1e-3)
-            assert manifest.interventions[0].positions == ["think"]
+            assert manifest.interventions[0].positions == positions
 
 
 def test_an_evaluation_without_capture_is_steered_too(place: Place) -> None:
@@ -294,3 +332,27 @@ def test_a_sample_that_was_driven_to_nan_fails_and_its_twin_does_not(place: Plac
             assert sample.error is not None and sample.error.type == "intervention_failed"
             assert sample.session_id is None
     assert len(list(place.store.list_prefixes("sessions"))) == 2
+
+
+def test_the_direction_of_a_probe_steers_a_run(place: Place) -> None:
+    inputs = [{"prompt": f"Tom has {number} books."} for number in range(11, 17)]
+    capture = {"hooks": [HOOK], "mode": "prefill"}
+    halved = {"hook": HOOK, "op": "scale", "coefficient": 0.5}
+    read = place.submit(
+        inputs=inputs,
+        capture=capture,
+        conditions=[{"name": "plain"}, {"name": "halved", "interventions": [halved]}],
+    )
+    place.run(read)
+    vector_id = place.probe(read, label="condition", hooks=[HOOK], store_as="halves", folds=2)
+    with place.database.read() as session:
+        vector = torch.frombuffer(bytearray(vectors.get(session, vector_id).data), dtype=torch.float32)
+    assert vector.norm() == pytest.approx(1, abs=1e-5)
+    steered = {"hook": HOOK, "op": "add", "vector_id": vector_id, "coefficient": 4}
+    job_id = place.submit(
+        inputs=inputs[:1],
+        capture=capture,
+        conditions=[{"name": "plain"}, {"name": "steered", "interventions": [steered]}],
+    )
+    plain, moved = (place.rows(sample, HOOK) for sample in place.run(job_id))
+    assert torch.allclose(moved - plain, 4 * vector.expand_as(plain), atol=1e-4)

@@ -13,6 +13,7 @@ from actograph.contract.specs import SamplingSpec
 from storage.jobs import jobs
 from storage.results import summary
 from storage.sessions.writer import SessionReader
+from tests.support.engine_double import EngineDouble
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest
 from worker.evals import tools
@@ -146,15 +147,13 @@ def test_a_calculator_that_raises_is_told_to_the_model(
 Say = Callable[[int], str]
 
 
-class Scripted:
+class Scripted(EngineDouble):
     """The real engine, whose answers are put into its mouth: turn number -> what the model says."""
 
     def __init__(self, engine: Engine, say: Say) -> None:
-        self._engine, self._say = engine, say
+        super().__init__(engine)
+        self._say = say
         self.turns: dict[str, int] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def generate(
         self, requests: list[GenerationRequest], *, sampling: SamplingSpec, **_: Any
@@ -215,15 +214,12 @@ def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(
         assert "no results here" in sample.error.message
 
 
-class RunningOut:
+class RunningOut(EngineDouble):
     """The real engine, out of memory once in a second turn that several samples share."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self.batches: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def generate(self, requests: list[GenerationRequest], *, sink: Any, **options: Any) -> list[Generation]:
         self.batches.append(len(requests))

@@ -192,7 +192,8 @@ def test_a_drain_goes_on_while_redis_is_down_and_goes_by_messages_afterwards(
     assert worker.end() == 0
     with database.read() as session:
         left = session.scalars(sa.select(SampleRow.status).where(SampleRow.job_id == long).distinct()).all()
-    assert set(left) == {"completed", "pending"}, "nothing stays leased"
+    # a fast machine may have completed all of them meanwhile
+    assert set(left) <= {"completed", "pending"}, "nothing stays leased"
 
 
 def test_a_worker_without_redis_and_api_runs_jobs_and_heals(database: Database, start: Start) -> None:

@@ -129,7 +129,7 @@ def service(
     }
     options = [
         f"--model={MODEL}={model}", "--dtype=float32", f"--home={home}", "--port=0", f"--threads={threads}",
-        f"--workers={workers}", f"--data-root={data}",
+        f"--workers={workers}", "--analysis-workers=0", f"--data-root={data}",
     ]  # fmt: skip
     with StackProcess(options, environment) as running, Client(running.url, retries=10) as client:
         (process,) = [p for p in psutil.Process().children() if f"--home={home}" in words_of(p)]

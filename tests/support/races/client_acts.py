@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 
 from actograph.contract.chat.chat import ChatCompletionRequest
 from actograph.contract.errors import NotFound
+from actograph.contract.models.model_loads import ModelLoadRequest
 from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KeyUpdate, NewKey
 from actograph.contract.specs import SessionUpdate
@@ -156,7 +157,7 @@ class Client:
         jobs.rescore_job(self._services, self._any("evaluation"), body)
 
     def load_model(self) -> None:
-        models.load_model(self._services, json.dumps({"model_id": MODEL}).encode())
+        models.create_load(self._services, ModelLoadRequest(model_id=MODEL))
 
     def pause(self) -> None:
         with self._services.database.write() as session:

@@ -17,9 +17,11 @@ import pytest
 import typer
 from pydantic import BaseModel, ValidationError
 
+from actograph import __version__
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.service.capabilities import Capabilities, Features, Limits, of_contract
+from actograph.contract.specs import job_spec_adapter, submitted_spec_adapter
 from tests.support.tensor_files import encode_tensors
 
 CREATED_AT = 1_700_000_000
@@ -65,6 +67,8 @@ class ContractServer:
     sessions: dict[str, resources.Session] = field(default_factory=dict)
     tensors: dict[tuple[str, str], tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
     manifests: dict[str, BaseModel] = field(default_factory=dict)
+    #: text of each token of every session
+    texts: list[str] | None = None
     stored: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
     models: list[resources.Model] = field(default_factory=list)
@@ -84,6 +88,10 @@ class ContractServer:
     #: a download breaks off after so many bytes; each used once
     download_cuts: list[int] = field(default_factory=list)
     ignores_ranges: bool = False
+    #: path of a proxy before all routes
+    prefix: str = ""
+    #: runs each submitted job at once
+    run_job: Callable[[resources.Job], resources.Job] | None = None
     keys: dict[str, str] = field(default_factory=dict)
 
     def add_job(self, number: int, *, status: str = "completed", **changes: Any) -> resources.Job:
@@ -179,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
                     401, "unauthorized", "A valid API key is required, in the header Authorization: Bearer."
                 )
             for method, pattern, act in ROUTES:
-                if method == self.command and (match := re.fullmatch(pattern, parts.path)):
+                if method == self.command and (match := re.fullmatch(state.prefix + pattern, parts.path)):
                     answer = act(self, query, body, *map(unquote, match.groups()))
                     if fault == "lose":
                         raise HangUp
@@ -220,14 +228,16 @@ class Handler(BaseHTTPRequestHandler):
         if key in state.keys:
             return 202, state.jobs[state.keys[key]]
         try:
-            spec = job_spec_adapter.validate_json(body)
+            spec = submitted_spec_adapter.validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             pointer = "/" + "/".join(map(str, first["loc"][1:]))
             raise Refused(422, "invalid_request", first["msg"], pointer) from error
         dumped = spec.model_dump(mode="json")
-        job = state.add_job(len(state.jobs) + 1, status="queued", spec=dumped, kind=spec.kind)
+        job = state.add_job(len(state.jobs) + 1, status="queued", spec=dumped, kind=spec.kind, tags=spec.tags)
         state.keys[key] = job.id
+        if state.run_job is not None:
+            state.jobs[job.id] = job = state.run_job(job)
         return 202, job
 
     def estimate(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
@@ -333,6 +343,15 @@ class Handler(BaseHTTPRequestHandler):
     def session_manifest(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
         return 200, self.state.manifests[self._session(session_id).id]
 
+    def session_tokens(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
+        found, texts = self._session(session_id), self.state.texts
+        count = found.prompt_tokens + found.generated_tokens
+        return 200, resources.SessionTokens(
+            session_id=session_id, start=0, total=count, prompt_tokens=found.prompt_tokens,
+            ids=list(range(count)), texts=texts, no_texts=None if texts else "no tokenizer is stored",
+            turns=[], segments=[], has_logprobs=False,
+        )  # fmt: skip
+
     def session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
         return 200, self._session(session_id)
 
@@ -368,6 +387,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(header.replace("_", "-"), text)
         self.end_headers()
         self.wfile.write(rest[:cut])
+
+    def list_files(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
+        found = [
+            resources.File(id=key, bytes=len(data), created_at=CREATED_AT, filename=name, purpose=purpose)
+            for key, (name, purpose, data) in self.state.uploads.items()
+        ]
+        return 200, page(found, query)
 
     def list_models(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
         return 200, page(self.state.models, query)
@@ -407,6 +433,23 @@ class Handler(BaseHTTPRequestHandler):
         self.state.pauses = [p for p in self.state.pauses if p.kind != "manual"]
         return self.queue(query, body)
 
+    def capabilities(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
+        limits = Limits(
+            max_upload_bytes=0, max_body_bytes=0, store_quota_bytes=0, owner_quota_bytes=0, samples_per_job=1
+        )
+        features = Features(
+            database="sqlite", artifacts="files", authentication=False, webhooks=False, model_switching=True
+        )
+        return 200, Capabilities(
+            version=__version__,
+            models=self.state.models,
+            limits=limits,
+            features=features,
+            openai_endpoints=[],
+            endpoints=["POST /v1/chat/completions", *(f"{method} {path}" for method, path, _ in ROUTES)],
+            **of_contract(),
+        )
+
     def readyz(self, _: dict[str, str], __: bytes) -> None:
         self._send(200 if self.state.ready else 503, b"ok\n", "text/plain")
 
@@ -436,12 +479,14 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("POST", "/v1/jobs/([^/]+)/comparison/activations", Handler.activation_comparison),
     ("POST", "/v1/estimate", Handler.estimate),
     ("POST", "/v1/files", Handler.upload),
+    ("GET", "/v1/files", Handler.list_files),
     ("DELETE", "/v1/files/([^/]+)", Handler.delete_file),
     ("GET", S, Handler.list_sessions),
     ("GET", f"{S}/stats", Handler.session_stats),
     ("GET", f"{S}/([^/]+)", Handler.session),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
     ("GET", f"{S}/([^/]+)/manifest", Handler.session_manifest),
+    ("GET", f"{S}/([^/]+)/tokens", Handler.session_tokens),
     ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
     ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
     ("GET", "/v1/models", Handler.list_models),
@@ -452,6 +497,7 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", "/v1/queue", Handler.queue),
     ("POST", "/v1/queue/pause", Handler.pause_queue),
     ("POST", "/v1/queue/resume", Handler.resume_queue),
+    ("GET", "/v1/capabilities", Handler.capabilities),
     ("GET", "/readyz", Handler.readyz),
 ]
 

@@ -1,6 +1,9 @@
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from actograph.progress import Bar, Lines, RateMeter, progress_text
+from actograph.progress import Bar, Lines, RateMeter, meter, progress_text, view
 
 
 def test_the_rate_is_that_of_the_window() -> None:
@@ -67,3 +70,29 @@ def test_the_bar_takes_every_state(capsys: pytest.CaptureFixture[str]) -> None:
         shown.update("in_progress", 5, 1, 10, 2.0)
         shown.update("completed", 10, 1, 10, 2.0)
     assert "10/10" in capsys.readouterr().err
+
+
+def test_a_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, content: str) -> None:
+            shown.append(content)
+
+    def display(content: str, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(content)
+        return Handle()
+
+    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
+    with meter("rows") as update:
+        update("reading", 0, 8)
+        update("<reading>", 4, 8, 1)
+    assert shown == [
+        '<progress value="0" max="8"></progress> reading 0/8',
+        '<progress value="4" max="8"></progress> &lt;reading&gt; 4/8 (1 failed)',
+    ]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert isinstance(view(), Lines)

@@ -127,7 +127,7 @@ def test_the_first_model_to_claim_a_name_has_it() -> None:
 def test_a_service_without_models_says_how_to_name_one() -> None:
     models = ServedModels(Settings())
     assert models.default is None
-    with pytest.raises(UnknownModel, match="ACTOGRAPH_MODEL"):
+    with pytest.raises(UnknownModel, match="ACTOGRAPH_ALLOWED_MODELS"):
         models.require("x")
 
 

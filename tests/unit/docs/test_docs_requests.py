@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from actograph.contract import hooks
 from actograph.contract.models.model_loads import ModelLoadRequest
-from actograph.contract.specs import CaptureSpec, EvaluationSpec, job_spec_adapter
+from actograph.contract.specs import CaptureSpec, EvaluationSpec, submitted_spec_adapter
 from api.app import create_app
 
 #: answers, not requests: told by a field that only answers have
@@ -55,20 +55,20 @@ def test_requests_by_curl(sh_block: Any, routes: set[tuple[str, str]]) -> None:
         assert is_answered(routes, method, path[1]), f"{method} {path[1]}"
         for body in re.findall(r"-d '(\{.*?\})'", command, re.DOTALL):
             if path[1] == "/v1/jobs":
-                job_spec_adapter.validate_python(json.loads(body))
+                submitted_spec_adapter.validate_python(json.loads(body))
 
 
 def form_of(value: dict[str, Any]) -> TypeAdapter[Any] | None:
     """What takes a JSON object of the docs; None where it is no request."""
     if "kind" in value:
-        return job_spec_adapter
+        return submitted_spec_adapter
     if "model_id" in value:
         return TypeAdapter(ModelLoadRequest)
     if "points" in value:
         return TypeAdapter(CaptureSpec)
     if set(value) <= set(EvaluationSpec.model_fields):  # some fields of a job
         value |= {"kind": "evaluation", "model": "demo", "task": "gsm8k", "dataset": {"path": "rows.jsonl"}}
-        return job_spec_adapter
+        return submitted_spec_adapter
     return None
 
 

@@ -51,6 +51,7 @@ OTHERS: dict[str, Query] = {
     "oldest chat": lambda session, job: chat_batches.oldest(session, "demo"),
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: waiting.open_samples(session),
+    "open samples of a model": lambda session, job: waiting.open_samples(session, "demo"),
     "rate": events.last_progress,
     "forecast": lambda session, job: forecast.etas(session),
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),

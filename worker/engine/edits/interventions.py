@@ -25,7 +25,7 @@ _NEVER = 1 << 40
 Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
 
 
-class _FollowedChoice:
+class FollowedChoice:
     """Answers of a chooser for one sample, however often they are asked for.
 
     Args:
@@ -53,7 +53,7 @@ class _Planned:
     change: Change
     selections: Mapping[int, Selection]  # by row
     rows: tuple[int, ...]
-    choices: Mapping[int, _FollowedChoice] | None  # of each row, where there is a chooser
+    choices: Mapping[int, FollowedChoice] | None  # of each row, where there is a chooser
 
     def columns(self, row: int, prompt: int, tokens: int) -> slice | list[int]:
         """Columns to change among the last `tokens` tokens of a left-padded prompt of `prompt` tokens."""
@@ -122,12 +122,12 @@ class Editor:
         self._indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
         self._path = lm.path
         self._sites: dict[str, _Site] = {}
-        followed: dict[tuple[RowChooser, int], _FollowedChoice] = {}
+        followed: dict[tuple[RowChooser, int], FollowedChoice] = {}
 
-        def choice(chooser: RowChooser, row: int) -> _FollowedChoice:
+        def choice(chooser: RowChooser, row: int) -> FollowedChoice:
             key = (chooser, row)
             if key not in followed:
-                followed[key] = _FollowedChoice(chooser, prompt_ids[row], generated_ids[row])
+                followed[key] = FollowedChoice(chooser, prompt_ids[row], generated_ids[row])
             return followed[key]
 
         alike: dict[tuple[object, ...], list[int]] = {}
@@ -139,7 +139,7 @@ class Editor:
                 choices = {row: choice(one, row) for row, one in choosers.items() if one is not None}
                 site = self._sites.setdefault(location_of[edit.hook], _Site(location_of[edit.hook]))
                 selections = {row: _selection(edit, self._prompts[row]) for row in rows}
-                site.edits.append(_Planned(_change(edit), selections, tuple(rows), choices or None))
+                site.edits.append(_Planned(change_of(edit), selections, tuple(rows), choices or None))
         self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device
         self._first_bad = torch.full((len(self._prompts),), _NEVER)
@@ -221,7 +221,7 @@ class Editor:
                     _write(tensor[row, columns], edit.change)
             elif columns:
                 index = torch.tensor(columns, device=tensor.device)
-                tensor[row, index] = _changed(tensor[row, index], edit.change)
+                tensor[row, index] = changed(tensor[row, index], edit.change)
 
     def _decode(self, tensor: torch.Tensor, edit: _Planned, step: int) -> None:
         rows = edit.at(self._prompts, step)
@@ -232,7 +232,7 @@ class Editor:
             index = self._indices.get(key)
             if index is None:
                 index = self._indices[key] = torch.tensor(rows, device=tensor.device)
-            tensor[index, 0] = _changed(tensor[index, 0], edit.change)
+            tensor[index, 0] = changed(tensor[index, 0], edit.change)
 
 
 def _within(columns: slice | list[int], start: int, count: int) -> slice | list[int]:
@@ -243,14 +243,14 @@ def _within(columns: slice | list[int], start: int, count: int) -> slice | list[
     return [column - start for column in columns if start <= column < start + count]
 
 
-def _changed(rows: torch.Tensor, change: Change) -> torch.Tensor:
+def changed(rows: torch.Tensor, change: Change) -> torch.Tensor:
     """[rows, ...] after the change, in the dtype and shape that it had."""
     flat = rows.reshape(rows.shape[0], -1).to(torch.float32)
     return change(flat).reshape(rows.shape).to(rows.dtype)
 
 
 def _write(rows: torch.Tensor, change: Change) -> None:
-    rows.copy_(_changed(rows, change))
+    rows.copy_(changed(rows, change))
 
 
 class _Vector:
@@ -266,7 +266,7 @@ class _Vector:
         return found
 
 
-def _change(edit: Edit) -> Change:
+def change_of(edit: Edit) -> Change:
     coefficient = edit.coefficient
     if edit.op == "zero":
         return torch.zeros_like

@@ -29,6 +29,12 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
+def make_current(device: torch.device) -> None:
+    """Make a GPU with a number the current one, so that nothing is put on another by default."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def kept_on(model: Any) -> Mapping[str, Device]:
     """Module path -> device on which accelerate keeps it; empty for a model on one device."""
     return getattr(model, "hf_device_map", None) or {}

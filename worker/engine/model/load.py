@@ -22,7 +22,7 @@ from transformers import (
 from actograph.contract.errors import ModelRefused
 from actograph.contract.models.model_loads import DeviceKey, DeviceMap
 from worker.engine.model import checkpoint_check, placement
-from worker.engine.model.devices import resolve_device
+from worker.engine.model.devices import make_current, resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
 
@@ -57,6 +57,7 @@ def load_model(
     """
     name = name or source
     target = resolve_device(device if device_map is None else "auto")
+    make_current(target)
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation

@@ -48,7 +48,8 @@ class LoadedModel:
         """Device of the inputs and of the generated tokens: the embedding's."""
         hf: Any = self.hf
         if not devices.kept_on(hf):
-            return next(self.hf.parameters()).device
+            # the plain weights of packed layers are on meta
+            return next(p.device for p in self.hf.parameters() if p.device.type != "meta")
         embedding = hf.get_input_embeddings()
         path = next(name for name, module in hf.named_modules() if module is embedding)
         return devices.compute_device(hf, path)

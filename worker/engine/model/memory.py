@@ -1,9 +1,11 @@
 """Memory: what is free, what a batch needs, and how many samples fit."""
 
+import logging
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
+
+log = logging.getLogger(__name__)
 
 #: tokens of a prompt -> memory for capturing its rows
 CaptureOf = Callable[[int], CaptureNeed]
@@ -197,6 +201,16 @@ def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
         snapshot[f"cuda_{device.index or 0}_allocated_bytes"] = torch.cuda.memory_allocated(device)
         snapshot[f"cuda_{device.index or 0}_peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return snapshot
+
+
+@contextmanager
+def measured(devices: Sequence[torch.device]) -> Iterator[dict[str, int]]:
+    """Snapshots before and after some work, as `batch_before_...` and `batch_after_...`."""
+    before = memory_snapshot(devices)
+    found = {f"batch_before_{key}": size for key, size in before.items()}
+    yield found
+    found |= {f"batch_after_{key}": size for key, size in memory_snapshot(devices).items()}
+    log.info("memory before and after samples ran: %s", found)
 
 
 def capacity(layer_devices: Sequence[torch.device], resting: Mapping[str, int]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import GenerationRequest
 from worker.engine.tokens.checkpoint_processors import LEFT_TO_US, processors_of
+from worker.engine.tokens.constraints import Constrained
 from worker.engine.tokens.logprobs import AfterChoice, LogprobRecorder
 from worker.engine.tokens.penalties import Penalties, changes_logits
 from worker.engine.tokens.sampling import GumbelSampler
@@ -100,6 +101,8 @@ def generation_inputs(
         processors.append(logprobs)
     if changes_logits(sampling):
         processors.append(Penalties(sampling, ids.shape[1], device))
+    if any(request.constraint is not None for request in requests):
+        processors.append(Constrained([request.constraint for request in requests], tracker))
     if sampling.temperature > 0:
         processors.append(GumbelSampler(sampling, [r.seed for r in requests], ids.shape[1], device))
     if processors:

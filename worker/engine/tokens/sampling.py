@@ -17,51 +17,121 @@ from transformers import LogitsProcessor
 from actograph.contract.specs import SamplingSpec
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The int64 with the bits of a 64-bit unsigned integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
-_UNIT = 2.0**-52
+_GAMMA = signed(0x9E3779B97F4A7C15)
+_MIX_1 = signed(0xBF58476D1CE4E5B9)
+_MIX_2 = signed(0x94D049BB133111EB)
+_UNITS = 1 << 52
+_UNIT = 1 / _UNITS
 # Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a
 # 150k vocabulary costs a tenth of a full one on a CPU.
 _TOP_P_FIRST = 1024
 _ROW_BY_ROW = 1 << 18
+# Noise of 52 bits and a half lies between -3.61 and 36.74: a value further below the largest cannot win.
+_NOISE_SPAN = 40.4
+# of a bound that float32 computes within 1e-5
+_ROUNDING = 0.999
 
 
-def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift(value: torch.Tensor, bits: int, out: torch.Tensor | None = None) -> torch.Tensor:
     """Logical right shift; torch's `>>` carries the sign along."""
-    return (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return torch.bitwise_right_shift(value, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def mix64(value: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function on int64 (arithmetic wraps modulo 2**64)."""
-    value = (value ^ _shift(value, 30)).mul_(_MIX_1)
-    value.bitwise_xor_(_shift(value, 27)).mul_(_MIX_2)
-    return value.bitwise_xor_(_shift(value, 31))
+    return _mix(value.clone(), torch.empty_like(value))
 
 
-def uniform(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+def _mix(value: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """`mix64` in place."""
+    value.bitwise_xor_(_shift(value, 30, scratch)).mul_(_MIX_1)
+    value.bitwise_xor_(_shift(value, 27, scratch)).mul_(_MIX_2)
+    return value.bitwise_xor_(_shift(value, 31, scratch))
+
+
+def _keys(seeds: torch.Tensor, step: int | torch.Tensor) -> torch.Tensor:
+    """State of each row's generator before its first token, int64 [batch]."""
+    counter = (step + 1) * _GAMMA
+    return mix64(mix64(seeds + _GAMMA) + (signed(counter) if isinstance(counter, int) else counter))
+
+
+def uniform(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Uniforms strictly inside (0, 1), float64, shape of `index`.
 
     Args:
         seeds: int64 [batch].
-        step: 0 for the first generated token.
+        step: 0 for the first generated token; int64 [batch] where the rows are at different ones.
         index: int64 [batch, n] or [1, n]: vocabulary indices.
     """
-    row = mix64(mix64(seeds + _GAMMA) + _signed((step + 1) * _GAMMA))
-    bits = mix64(row[:, None] + (index + 1) * _GAMMA)
-    # 52 bits and a half: every value is exact in float64, the smallest 2**-53, the largest 1 - 2**-53
-    return _shift(bits, 12).to(torch.float64).add_(0.5).mul_(_UNIT)
+    return _unit(_shift(mix64(_keys(seeds, step)[:, None] + (index + 1) * _GAMMA), 12))
 
 
-def gumbel(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+def _unit(bits: torch.Tensor) -> torch.Tensor:
+    """52 bits and a half: every value is exact in float64, the smallest 2**-53, the largest 1 - 2**-53."""
+    return bits.to(torch.float64).add_(0.5).mul_(_UNIT)
+
+
+def gumbel(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64; see `uniform` for the arguments."""
-    return uniform(seeds, step, index).log_().neg_().log_().neg_()
+    return _noise(uniform(seeds, step, index))
+
+
+def _noise(uniforms: torch.Tensor) -> torch.Tensor:
+    return uniforms.log_().neg_().log_().neg_()
+
+
+def drawn(
+    values: torch.Tensor, index: torch.Tensor | None, seeds: torch.Tensor, step: int | torch.Tensor
+) -> torch.Tensor:
+    """Position of the winning candidate in each row, int64 [batch].
+
+    Args:
+        values: float32 [batch, n], as `candidates` returns them.
+        index: vocabulary indices of `values`; None if they are the whole vocabulary in order.
+        seeds: int64 [batch].
+        step: as in `uniform`.
+    """
+    every = torch.arange(values.shape[-1], device=values.device)[None] if index is None else index
+    at_once = values.device.type != "cpu" or values.numel() < _ROW_BY_ROW
+    if at_once or not bool(values.amax(-1).isfinite().all()):
+        return gumbel(seeds, step, every).add_(values).argmax(-1)
+    counters = (every + 1) * _GAMMA
+    # a row at a time stays in the CPU's cache, and its largest temporaries in the same pages
+    scratch = torch.empty(2, values.shape[-1], dtype=torch.int64)
+    rows = zip(values, counters.expand(len(values), -1), _keys(seeds, step), strict=True)
+    return torch.stack([_winner(*row, scratch) for row in rows])
+
+
+def _winner(
+    values: torch.Tensor, counters: torch.Tensor, key: torch.Tensor, scratch: torch.Tensor
+) -> torch.Tensor:
+    """Position of the largest sum of value and noise in a row whose largest value is finite.
+
+    Logarithms are taken for the few tokens that can win. With u a token's uniform, its score is
+    value - log(-log(u)). It reaches a score z only if 1 - u <= -log(u) <= exp(value - z), so only if
+    exp(value) / (1 - u) >= exp(z). All values are taken relative to the largest.
+    """
+    largest = values.max()
+    close = values > largest - _NOISE_SPAN
+    near = None
+    if int(close.count_nonzero()) * 2 < len(values):
+        near = close.nonzero()[:, 0]
+        values, counters = values[near], counters[near]
+    bits, other = scratch[:, : len(values)]
+    _shift(_mix(torch.add(counters, key, out=bits), other), 12, bits)
+    units = torch.sub(_UNITS, bits, out=other).to(torch.float32).sub_(0.5)  # of 1 - u
+    ratio = (values - largest).exp_().div_(units)
+    first = ratio.argmax()
+    score = _noise(_unit(bits[first])) + values[first]
+    few = (ratio >= (score - largest).exp_() * (_ROUNDING / _UNITS)).nonzero()[:, 0]
+    best = few[_noise(_unit(bits[few])).add_(values[few]).argmax()]
+    return best if near is None else near[best]
 
 
 def candidates(
@@ -125,33 +195,13 @@ class GumbelSampler(LogitsProcessor):
         if spec.temperature <= 0:
             raise ValueError("temperature 0 is greedy decoding and needs no sampler")
         self._spec = spec
-        self._seeds = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
+        self._seeds = torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64, device=device)
         self._prompt_length = prompt_length
-        self._all: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         spec = self._spec
         values, index = candidates(scores, temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p)
-        if index is None:
-            if self._all is None:
-                self._all = torch.arange(scores.shape[-1], device=scores.device)[None]
-            noise_index = self._all
-        else:
-            noise_index = index
-        chosen = self._draw(values, input_ids.shape[1] - self._prompt_length, noise_index)
+        chosen = drawn(values, index, self._seeds, input_ids.shape[1] - self._prompt_length)[:, None]
         if index is not None:
             chosen = index.gather(1, chosen)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)  # type: ignore[return-value]
-
-    def _draw(self, values: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
-        """Position of the winning candidate in each row, [batch, 1]."""
-        if values.is_cuda or values.numel() < _ROW_BY_ROW:
-            return gumbel(self._seeds, step, index).add_(values).argmax(-1, keepdim=True)
-        # a row at a time stays in the CPU's cache: three times as fast
-        rows = [
-            gumbel(self._seeds[i : i + 1], step, index[i : i + 1] if len(index) > 1 else index)
-            .add_(values[i])
-            .argmax(-1, keepdim=True)
-            for i in range(len(values))
-        ]
-        return torch.cat(rows)

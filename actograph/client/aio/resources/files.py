@@ -1,5 +1,6 @@
 """`client.files`: uploaded files, and files written by batches."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ class Files(Resource):
 
             answer = await self._transport.post_form("/v1/files", data={"purpose": purpose}, files=parts)
         return read(resources.File, answer)
+
+    def list(self) -> AsyncIterator[resources.File]:
+        """List uploaded files, newest first."""
+        return self._transport.items(resources.File, "/v1/files")
 
     async def get(self, file_id: str) -> resources.File:
         """Return a file's name, size and purpose."""

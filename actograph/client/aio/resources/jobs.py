@@ -8,15 +8,17 @@ from typing import Any, Unpack
 
 from pydantic import BaseModel, PrivateAttr
 
+from actograph.client.aio.listing import Listing
 from actograph.client.aio.resources import events, results_pull
-from actograph.client.aio.resources.matrices import read_matrix
+from actograph.client.aio.resources.matrices import read_matrix, write_stack
 from actograph.client.aio.resources.sessions import SessionHandle, Sessions
 from actograph.client.aio.runtime import sleep
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of
-from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
+from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, ended
 from actograph.client.matrix import sample_frames
 from actograph.client.matrix.matrix import Matrix
+from actograph.client.matrix.stacked import Stack, StackOptions
 from actograph.client.optional import package
 from actograph.client.pulls.results_folder import PulledResults
 from actograph.client.queries import (
@@ -56,9 +58,11 @@ class JobHandle(resources.Job):
         """Return the current state of the job."""
         return await self._jobs.get(self.id)
 
-    async def wait(self, *, progress: bool = False, timeout: float | None = None) -> "JobHandle":
+    async def wait(
+        self, *, progress: bool = False, timeout: float | None = None, check: bool = True
+    ) -> "JobHandle":
         """Wait for the end of the job; see `Jobs.wait`."""
-        return await self._jobs.wait(self, progress=progress, timeout=timeout)
+        return await self._jobs.wait(self, progress=progress, timeout=timeout, check=check)
 
     def events(self, after: int = 0) -> AsyncIterator[resources.Event]:
         """Follow the job's log; see `Jobs.events`."""
@@ -78,11 +82,11 @@ class JobHandle(resources.Job):
 
     def samples(
         self, *, status: str | None = None, condition: str | None = None
-    ) -> AsyncIterator[resources.Sample]:
+    ) -> Listing[resources.Sample]:
         """List matching samples in dataset order."""
         return self._jobs.samples(self.id, status=status, condition=condition)
 
-    def sessions(self, **filters: Unpack[SessionChoice]) -> AsyncIterator[SessionHandle]:
+    def sessions(self, **filters: Unpack[SessionChoice]) -> Listing[SessionHandle]:
         """List matching sessions, newest first."""
         return self._jobs.sessions.list(job=self, **filters)
 
@@ -148,7 +152,7 @@ class Jobs:
         """Return the current state of a job."""
         return await self._job("GET", path_of(_PATH, job_id))
 
-    async def list(
+    def list(
         self,
         *,
         id_prefix: str | None = None,
@@ -157,12 +161,15 @@ class Jobs:
         tag: str | None = None,
         order: Order = "desc",
         page_size: int = PAGE_SIZE,
-    ) -> AsyncIterator[JobHandle]:
-        """List matching jobs, newest first. Pages are fetched as the iterator is read."""
+    ) -> Listing[JobHandle]:
+        """List matching jobs, newest first, for a loop, `first()` or `one()`. Pages are fetched as needed."""
         params = {
             "id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag, "order": order,
             "limit": page_size,
         }  # fmt: skip
+        return Listing(self._listed(params), "job")
+
+    async def _listed(self, params: Params) -> AsyncIterator[JobHandle]:
         async for job in self._transport.items(JobHandle, _PATH, params):
             yield self._bound(job)
 
@@ -199,18 +206,25 @@ class Jobs:
         return events.follow(self._transport, job_id, after)
 
     async def wait(
-        self, job: resources.Job | str, *, progress: bool = False, timeout: float | None = None
+        self,
+        job: resources.Job | str,
+        *,
+        progress: bool = False,
+        timeout: float | None = None,
+        check: bool = True,
     ) -> JobHandle:
-        """Wait until a job has ended in any way: check `status` of the returned job.
+        """Wait until a job has ended, and return it.
 
-        Continues after an outage of up to two minutes.
+        Continues after an outage of up to two minutes. A completed job may have failed samples.
 
         Args:
             job: the job, or its id.
-            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
+            progress: show rate and ETA: a bar in a notebook or terminal, else lines on stderr.
             timeout: seconds to wait. The job continues after a timeout.
+            check: False returns failed and cancelled jobs too; see their `status` and `error`.
 
         Raises:
+            JobFailed: the job failed or was cancelled; the error has the `job`.
             WaitTimeout: the job has not ended in time.
         """
         began = answered_at = time.monotonic()
@@ -226,7 +240,7 @@ class Jobs:
                     answered_at = time.monotonic()
                     show(current)
                     if current.status.is_terminal():
-                        return current
+                        return ended(current) if check else current
                 left = None if timeout is None else began + timeout - time.monotonic()
                 if left is not None and left <= 0:
                     done = current.progress.completed + current.progress.failed
@@ -244,10 +258,11 @@ class Jobs:
         status: str | None = None,
         condition: str | None = None,
         page_size: int = PAGE_SIZE,
-    ) -> AsyncIterator[resources.Sample]:
+    ) -> Listing[resources.Sample]:
         """List matching samples of a job in dataset order."""
         params = {"status": status, "condition": condition, "order": "asc", "limit": page_size}
-        return self._transport.items(resources.Sample, path_of(_PATH, job_id, "samples"), params)
+        items = self._transport.items(resources.Sample, path_of(_PATH, job_id, "samples"), params)
+        return Listing(items, "sample")
 
     async def results(self, job_id: str) -> resources.JobResults:
         """Return scores per condition of the finished samples."""
@@ -332,7 +347,7 @@ class Jobs:
 
         Args:
             hook: a hook point, an alias, or a module path of the job's model.
-            options: `rows`, `reduce`, `label`, `limit`, `parallel`, `max_bytes`, `progress` and
+            options: `rows`, `reduce`, `label`, `limit`, `parallel`, `max_bytes`, `progress`, `texts` and
                 `mixed_identities`, see `MatrixOptions`; and the filters of `SessionChoice`.
 
         Raises:
@@ -341,6 +356,13 @@ class Jobs:
             MixedIdentities: sessions were recorded with different models, unless `mixed_identities`.
         """
         return await read_matrix(self._transport, self.sessions, job, hook, **options)
+
+    async def stack(self, job_id: str, path: str | Path, **options: Unpack[StackOptions]) -> Stack:
+        """Write the rows of all sessions to a .safetensors or .npz file: an array per layer and point.
+
+        Arrays are [batch, sequence, width], named `layer_3_ln_attn`. See `StackOptions`.
+        """
+        return await write_stack(self._transport, self.sessions, job_id, Path(path), **options)
 
     async def frame(self, job_id: str) -> Any:
         """Return a job's samples as a `pandas.DataFrame`; see `sample_frames.frame`.

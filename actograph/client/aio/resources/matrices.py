@@ -1,7 +1,9 @@
 """Rows of one hook, read from many sessions at once."""
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,10 +14,9 @@ from actograph.client.aio.runtime import each_of
 from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of
 from actograph.client.errors import ApiError
-from actograph.client.hook_names import absent, stored_name
+from actograph.client.hook_names import absent
 from actograph.client.matrix.chosen_rows import (
     RowChoice,
-    Segmented,
     check_summary,
     needs_segments,
     row_ranges,
@@ -23,10 +24,11 @@ from actograph.client.matrix.chosen_rows import (
     token_spans,
 )
 from actograph.client.matrix.matrix import SEVERAL_TOKENS, Gathered, Matrix, Piece, Skipped
+from actograph.client.matrix.stacked import Stack, StackWriter, stacked_hooks
 from actograph.client.queries import PAGE_SIZE, SessionChoice
 from actograph.contract import hooks, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.row_selection import NamedRows, Reduce, Segment
+from actograph.contract.row_selection import Reduce
 from actograph.progress import meter
 from actograph.tensor_files import Array
 
@@ -51,13 +53,14 @@ async def read_matrix(
     max_bytes: int = 4 << 30,
     progress: bool = False,
     mixed_identities: bool = False,
+    texts: bool = False,
     **filters: Unpack[SessionChoice],
 ) -> Matrix:
     """Read rows of one hook over a job's sessions; see `Jobs.matrix`."""
     selected, reduction = spelled_out(rows, reduce)
     if parallel < 1 or (limit is not None and limit < 1):
         raise InvalidRequest("parallel and limit must be at least 1")
-    reader = _Reader(transport, hook, selected, reduction)
+    reader = _Reader(transport, hook, selected, reduction, texts=texts)
     gathered, done = Gathered(hook, max_bytes, mixed_identities), 0
     total = (await sessions.stats(job=job, **filters)).sessions if progress else 0
     listed = reader.prepared(sessions.list(order="asc", job=job, **filters), limit)
@@ -74,16 +77,48 @@ async def read_matrix(
     return gathered.matrix(await _labels(transport, gathered.sessions, label))
 
 
+async def write_stack(
+    transport: Transport,
+    sessions: Sessions,
+    job_id: str,
+    path: Path,
+    *,
+    points: Sequence[str] = ("attn_in", "mlp_in"),
+    max_bytes: int = 4 << 30,
+    progress: bool = False,
+) -> Stack:
+    """Write a stacked file; see `Jobs.stack`."""
+    first = await sessions.list(order="asc", job=job_id).first()
+    if first is None:
+        raise NotFound(f"job {job_id} has no session")
+    chosen = stacked_hooks(first.hooks, points)
+    metadata = {"model": first.model, "job_id": job_id}
+    with StackWriter(path, metadata) as writer, meter("arrays", show=progress) as update:
+        for number, (hook, name) in enumerate(chosen.items()):
+            update("writing", number, len(chosen))
+            writer.add(
+                name, await read_matrix(transport, sessions, job_id, hook, rows="all", max_bytes=max_bytes)
+            )
+        return writer.finish()
+
+
 class _Reader:
     """Reads one hook's rows, session by session."""
 
     def __init__(
-        self, transport: Transport, hook: str, rows: NamedRows | Segment | int, reduce: Reduce
+        self,
+        transport: Transport,
+        hook: str,
+        rows: str | int,
+        reduce: Reduce,
+        *,
+        texts: bool,
     ) -> None:
         self._transport = transport
         self._hook = hook
         self._rows = rows
         self._reduce = reduce
+        self._texts = texts
         #: job id -> stored name of the hook in the job's model
         self._names: dict[str, str] = {}
 
@@ -96,19 +131,23 @@ class _Reader:
             if not left:
                 return
             left -= 1
-            if stored_name(self._hook, session.hooks) is None and session.job_id not in self._names:
+            if hooks.find_stored(self._hook, session.hooks) is None and session.job_id not in self._names:
                 self._names[session.job_id] = await self._resolve(session)
             yield session
 
     async def piece(self, session: SessionHandle) -> Piece | Skipped:
         """Read one session's rows, or return why there are none."""
         try:
-            name = stored_name(self._hook, session.hooks) or stored_name(
+            name = hooks.find_stored(self._hook, session.hooks) or hooks.find_stored(
                 self._names.get(session.job_id, self._hook), session.hooks
             )
             if name is None:
                 raise absent(self._hook, session.hooks)
-            return await self._read(session, session[name])
+            piece = await self._read(session, session[name])
+            if self._texts:
+                spelled = await session.tokens()
+                piece = replace(piece, texts=[spelled[at] if at >= 0 else "" for at in piece.tokens])
+            return piece
         except (NotFound, StoreDamaged) as error:
             return Skipped(session.id, error.message)
         except ApiError as error:
@@ -135,14 +174,11 @@ class _Reader:
         check_summary(info, tensor.hook, rows, self._reduce)
         if info.summary is not None:
             return Piece(session, as_floats(await tensor.read(0, 1)), [SEVERAL_TOKENS])
-        segments = Segmented()
-        if needs_segments(rows):
-            path = path_of("/v1/activations/sessions", session.id, "manifest")
-            segments = await self._transport.call(Segmented, "GET", path)
+        segments = await session.segments() if needs_segments(rows) else []
         tokens: Any = range(info.first_row, info.first_row + info.shape[0])
         if info.position_offset is not None:
             tokens = (await session.tokens_of(tensor.hook)).tolist()
-        ranges = list(row_ranges(tokens, token_spans(session, rows, segments.segments)))
+        ranges = list(row_ranges(tokens, token_spans(session, rows, segments)))
         if not ranges:
             raise NotFound(
                 f"{tensor.hook} has no row of {f'token {rows}' if isinstance(rows, int) else rows}"

@@ -1,6 +1,7 @@
 # Generated from aio/resources/files.py by `python actograph/client/unasync.py`: edit that file.
 """`client.files`: uploaded files, and files written by batches."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ class Files(Resource):
 
             answer = self._transport.post_form("/v1/files", data={"purpose": purpose}, files=parts)
         return read(resources.File, answer)
+
+    def list(self) -> Iterator[resources.File]:
+        """List uploaded files, newest first."""
+        return self._transport.items(resources.File, "/v1/files")
 
     def get(self, file_id: str) -> resources.File:
         """Return a file's name, size and purpose."""

@@ -2,11 +2,14 @@
 """`client.models`, `client.workers` and `client.queue`."""
 
 import builtins
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from actograph.client.answers import path_of
 from actograph.client.blocking.transport import Resource
+from actograph.client.queries import LONG_SECONDS
 from actograph.contract import resources
+from actograph.contract.tokens import Detokenized, Tokenized
 
 
 class Models(Resource):
@@ -21,10 +24,16 @@ class Models(Resource):
 
         Args:
             options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
-                `savepoints`; see docs/guides/models.md.
+                `savepoints`; see docs/guides/models.md. `wait=True` returns once the model is loaded.
+
+        Raises:
+            ApiError: with `wait`, the model was refused.
         """
         body = {"model_id": model} | options
-        return self._transport.call(resources.ModelLoad, "POST", "/v1/models/load", json=body)
+        timeout = LONG_SECONDS if options.get("wait") else None
+        return self._transport.call(
+            resources.ModelLoad, "POST", "/v1/models/load", json=body, timeout=timeout
+        )
 
     def get_load(self, load_id: str) -> resources.ModelLoad:
         """Return the state of a model load."""
@@ -35,6 +44,33 @@ class Models(Resource):
         return self._transport.call(
             resources.ModelStructure, "GET", "/v1/model/structure", params={"model": model}
         )
+
+    def tokenize(
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        model: str | None = None,
+        *,
+        texts: bool = False,
+        **fields: Any,
+    ) -> Tokenized:
+        """Return the tokens of a text or a conversation, as a job would read it.
+
+        Args:
+            model: None uses the model loaded last.
+            texts: return the text of each token too, as `token_strs`.
+            fields: `add_special_tokens`, `add_generation_prompt`, `enable_thinking`, `tools`.
+
+        Raises:
+            ApiError: no worker has loaded the model yet, or it has no chat template.
+        """
+        given = {"prompt": text} if isinstance(text, str) else {"messages": list(text)}
+        body = {"model": model, "return_token_strs": texts, **given, **fields}
+        return self._transport.call(Tokenized, "POST", "/v1/tokenize", json=body)
+
+    def detokenize(self, tokens: Iterable[int], model: str | None = None) -> str:
+        """Return the text of token ids, with special tokens."""
+        body = {"model": model, "tokens": [int(token) for token in tokens]}
+        return (self._transport.call(Detokenized, "POST", "/v1/detokenize", json=body)).prompt
 
 
 class Workers(Resource):

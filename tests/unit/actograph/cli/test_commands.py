@@ -403,8 +403,8 @@ def test_a_setting_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "no model: set --model"),
         (["--model", "./none"], "no folder './none'"),
+        (["--allow-model", "./none"], "no folder './none'"),
         (["--model", "m", "--port", "70000"], "--port: "),
         (["--model", "m", "--dtype", "int4"], "--dtype: "),
         (["--model", "m", "--host", "0.0.0.0", "--port", "0"], "ACTOGRAPH_API_KEYS"),

@@ -10,6 +10,7 @@ import pytest
 from actograph.cli.jobs import jobs
 from actograph.cli.jobs.estimate import estimate
 from actograph.contract.resources import Estimate, Need
+from actograph.contract.specs import ANALYSIS_KINDS, JOB_KINDS
 from tests.support.command_line import Run, runner
 
 
@@ -36,7 +37,7 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 def test_it_has_every_flag_of_submit_but_watch() -> None:
     submit = set(inspect.signature(jobs.submit).parameters)
-    assert set(inspect.signature(estimate).parameters) == (submit - {"watch"}) | {"prompt_tokens"}
+    assert set(inspect.signature(estimate).parameters) == (submit - {"watch", "dry_run"}) | {"prompt_tokens"}
 
 
 def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_path: Path) -> None:
@@ -65,3 +66,26 @@ def test_what_does_not_fit_ends_with_an_error(service: Any, run: Run) -> None:
     code, out, _ = run("estimate", "--model", "m", "--prompt", "p", "--format", "json")
     assert code == 1
     assert json.loads(out)["fits"] is False
+
+
+@pytest.mark.parametrize("command", [("jobs", "submit", "--task", "gsm8k"), ("eval", "gsm8k")])
+def test_a_dry_run_prints_the_job_with_its_defaults(
+    service: Any, run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    service.estimate = service.estimate.model_copy(update={"spec": {"kind": "evaluation", "priority": 5}})
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    code, out, err = run(*command, "--model", "m", "--dataset", path, "--dry-run")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"kind": "evaluation", "priority": 5}
+    assert (service.jobs, service.uploads) == ({}, {})
+
+
+def test_the_schema_takes_jobs_and_refuses_others(run: Run) -> None:
+    code, out, _ = run("schema")
+    assert code == 0
+    schema = json.loads(out)
+    found = schema["$defs"]["EvaluationSpec"]
+    assert found["properties"]["priority"]["default"] == 5
+    assert found["additionalProperties"] is False
+    assert set(schema["discriminator"]["mapping"]) == {*JOB_KINDS, *ANALYSIS_KINDS}

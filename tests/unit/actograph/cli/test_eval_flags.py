@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from actograph.cli.flags import dataset_flags, job_spec
-from actograph.cli.flags.condition_flags import conditions_of
 from actograph.contract import resources
 from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
 from actograph.contract.errors import InvalidRequest
+from actograph.job_requests import captures, datasets
+from actograph.job_requests.conditions import conditions_of
 from tests.support.command_line import Run, runner
 
 METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
@@ -89,22 +89,25 @@ def test_conditions_of_a_file(tmp_path: Path) -> None:
         ("embed", ["embed"], None, []),
         ("mlp_in.3, embed", ["embed"], None, ["mlp_in.3"]),
         ("model.layers[8].mlp.output", [], None, ["model.layers[8].mlp.output"]),
+        ("late", [], None, ["late"]),
+        ("late,resid_post@all", ["resid_post"], "all", ["late"]),
+        ("resid_pst@all", ["resid_pst"], "all", []),
     ],
 )
 def test_capture(text: str, points: list[str], layers: str | None, hooks: list[str]) -> None:
-    assert job_spec.split_capture(text) == (points, layers, hooks)
+    assert captures.split_capture(text) == (points, layers, hooks)
 
 
 @pytest.mark.parametrize("text", ["", "@8", " , @all", "mlp_in.3@all"])
 def test_capture_that_says_nothing(text: str) -> None:
     with pytest.raises(InvalidRequest, match="points@layers"):
-        job_spec.split_capture(text)
+        captures.split_capture(text)
 
 
 def test_datasets(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("question,answer\n")
-    assert dataset_flags.reference(str(path), "--dataset")[1] == path
+    assert datasets.reference(str(path), "--dataset")[1] == path
     for typed, expected in [
         ("file_" + "a" * 32, {"file_id": "file_" + "a" * 32}),
         ("path:gsm8k/test.jsonl", {"path": "gsm8k/test.jsonl"}),
@@ -112,12 +115,12 @@ def test_datasets(tmp_path: Path) -> None:
         ("hub:openai/gsm8k:main", {"hub": "openai/gsm8k", "config": "main"}),
         ("hub:a/b::train", {"hub": "a/b", "split": "train"}),
     ]:
-        assert dataset_flags.reference(typed, "--dataset") == (expected, None)
+        assert datasets.reference(typed, "--dataset") == (expected, None)
     for typed in ("hub:a/b:c:d:e", "hub::main"):
         with pytest.raises(InvalidRequest, match="use hub:"):
-            dataset_flags.reference(typed, "--dataset")
+            datasets.reference(typed, "--dataset")
     with pytest.raises(InvalidRequest, match=r"--fewshot-dataset: no file 'hub:'"):
-        dataset_flags.reference("hub:", "--fewshot-dataset")
+        datasets.reference("hub:", "--fewshot-dataset")
 
 
 @pytest.fixture

@@ -16,10 +16,20 @@ from actograph.cli import examples
 from actograph.cli.main import app, main
 from actograph.client import transport
 
-#: `up` and `demo` run a service, `chat` a conversation, `bench` another program's output, a shell's script
-WITHOUT_ANSWER = {"up", "demo", "chat", "bench", "completion"}
+#: `up` and `demo` run a service, `open` a browser, `chat` a conversation,
+#: `bench` another program's output, a shell's script
+WITHOUT_ANSWER = {"up", "demo", "open", "chat", "bench", "completion", "report"}
 #: always JSON lines: they are files for other programs
-ALWAYS_JSON = {"eval score", "batches results"}
+ALWAYS_JSON = {
+    "eval score",
+    "batches results",
+    "probe",
+    "compare",
+    "lens",
+    "outliers",
+    "schema",
+    "jobs stack",
+}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

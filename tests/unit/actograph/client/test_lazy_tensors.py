@@ -8,7 +8,8 @@ import safetensors.torch
 import torch
 
 from actograph import tensor_files
-from actograph.client.tensors import LazyTensor, LocalFile, SessionTensors, open_folder
+from actograph.client.stored_files import LocalFile, SessionFiles, StoredTensor
+from actograph.client.tensors import SessionTensors, open_folder
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
 
 
@@ -83,7 +84,7 @@ def test_only_the_bytes_of_the_rows_are_read(single: Path) -> None:
         reads.append(length)
         return file(offset, length)
 
-    tensor = SessionTensors({"f": (read_at, file.size)})["x.0"]
+    tensor = SessionTensors(SessionFiles({"f": (read_at, file.size)}))["x.0"]
     reads.clear()
     assert tensor[2:5].shape == (3, 6)
     assert reads == [3 * 6 * 4]
@@ -130,4 +131,4 @@ def test_a_folder_without_tensors(tmp_path: Path) -> None:
 def test_a_scalar_has_no_rows() -> None:
     entry = tensor_files.TensorEntry("F32", (), 0, 4)
     with pytest.raises(StoreDamaged):
-        LazyTensor([(lambda offset, length: b"", entry)])
+        StoredTensor([(lambda offset, length: b"", entry)])

@@ -38,6 +38,12 @@ def client(request: pytest.FixtureRequest, sessions: list[resources.Session]) ->
         ("generated", [5, 6]),
         ("think", [5]),
         ("answer", [6]),
+        ("generated[0:1]", [5]),
+        ("generated[-1:]", [6]),
+        ("generated[:]", [5, 6]),
+        ("prompt[-2:]", [3, 4]),
+        ("all[1:-5]", [1]),
+        ("answer[:1]", [6]),
         (2, [2]),
         (-1, [4]),
     ],
@@ -55,6 +61,7 @@ def test_features_and_where_they_come_from(client: Client, rows: Any, taken: lis
     assert matrix.session_id.tolist() == np.repeat([f"ses_{n:032x}" for n in range(5)], each).tolist()
     assert matrix.skipped == []
     assert len(matrix) == 5 * each
+    assert matrix.groups.tolist() == matrix.sample_index.tolist()
 
 
 @pytest.mark.parametrize(
@@ -216,8 +223,9 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
     service.samples[JOB] = [
         resources.Sample(
             id=f"smp_{n:032x}", job_id=JOB, index=n, condition="ab"[n % 2],
-            status=resources.SampleStatus.COMPLETED if n else resources.SampleStatus.FAILED, input={},
-            scores={"exact_match,strict-match": resources.Score(value=1.0)} if n else {},
+            status=resources.SampleStatus.COMPLETED if n else resources.SampleStatus.FAILED,
+            input={"question": "?", "answer": "#### 4"}, started_at=1_700_000_000 if n else None,
+            scores={"exact_match,strict-match": resources.Score(value=1.0, answer="4")} if n else {},
             error=None if n else resources.ErrorRecord(type="x", message="it broke"),
         )
         for n in range(3)
@@ -226,6 +234,10 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
     assert frame["index"].tolist() == [0, 1, 2]
     assert frame["status"].tolist() == ["failed", "completed", "completed"]
     assert frame["error"].tolist()[0] == "it broke"
+    assert frame["gold"].tolist() == ["#### 4"] * 3
+    assert frame["extracted"].fillna("none").tolist() == ["none", "4", "4"]
+    assert str(frame["started_at"][1]) == "2023-11-14 22:13:20+00:00"
+    assert frame["started_at"].isna().tolist() == [True, False, False]
     assert frame["exact_match,strict-match"].mean() == 1.0
     assert frame["exact_match,strict-match"].isna().tolist() == [True, False, False]
 

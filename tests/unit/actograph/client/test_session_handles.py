@@ -1,6 +1,7 @@
 """A session's tensors, indexed: over HTTP, from the store's folder, and by coroutines."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from actograph.client import AsyncClient, Client
+from actograph.client import AsyncClient, Client, row_index
+from actograph.client.tensors import open_folder
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import Session
 
@@ -162,3 +164,81 @@ def test_handles_equal_what_the_service_said(service: Any, plain: Client, sessio
 def test_a_session_downloads_itself(plain: Client, session: Session, tmp_path: Path) -> None:
     folder = plain.sessions.get(session.id).download(tmp_path / "pulled")
     assert sorted(path.name for path in folder.iterdir()) == ["activations.safetensors", "manifest.json"]
+
+
+MASK = np.arange(7) % 3 == 0
+WIDE = WHOLE % 5 == 0
+NUMPY_INDICES = [
+    (slice(None), slice(0, 2)), (..., 1), ..., (2, 3), (-1, slice(1, 3)), [1, 5], [[1, 5], [6, -7]], [], MASK,
+    (MASK, 2), WIDE, WIDE & False, ([1, 5], [0, 3]), (slice(5, 1, -2), [0, 2]), (None, 3), np.array([6, 6]),
+    np.zeros(7, bool), (slice(2, 4), ..., None), (slice(6, 2), 1), (1, [0, 2]), torch.tensor([True] * 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", NUMPY_INDICES, ids=str)
+def test_any_index_of_numpy(client: Client, session: Session, index: Any, store: Path) -> None:
+    expected = WHOLE[index]
+    tensor = client.sessions.get(session.id)["resid_post.1"]
+    for one in (tensor, open_folder(store / "sessions" / session.id)["blocks.1.hook_resid_post"]):
+        got = one[index]
+        assert np.shape(got) == np.shape(expected)
+        assert np.array_equal(got, expected)
+        assert np.array_equal(one.torch(index).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "index", [7, [0, 9], (0, 4), (0, 0, 0), "resid", [0.5], np.ones(6, bool), np.ones((7, 3), bool)], ids=str
+)
+def test_an_index_that_numpy_refuses(client: Client, session: Session, index: Any) -> None:
+    with pytest.raises(IndexError):
+        _ = client.sessions.get(session.id)["resid_post.1"][index]
+
+
+def test_rows_that_lie_apart_are_read_by_themselves() -> None:
+    megabyte = 1 << 20
+    found = row_index.plan([900, 3, 4, 3], (1000, 1 << 18), megabyte)
+    assert found.ranges == [(3, 5), (900, 901)]
+    assert found.index[0].tolist() == [2, 0, 1, 0]
+    assert row_index.plan([1, 5], (1000, 4), 16).ranges == [(1, 6)], "one request for near rows"
+
+
+def test_arrays_may_be_written_to(client: Client, session: Session) -> None:
+    tensor = client.sessions.get(session.id)["resid_post.1"]
+    for index in (slice(None), slice(2, 5), 0, (slice(None), slice(2)), [1, 2]):
+        array = tensor[index]
+        array -= array.mean(0)
+    assert np.array_equal(tensor[:], WHOLE), "a copy each time"
+    rows = np.asarray(tensor)
+    rows += 1
+
+
+def test_the_whole_tensor_is_one_request(service: Any, plain: Client, session: Session) -> None:
+    tensor = plain.sessions.get(session.id)["resid_post.1"]
+    ways: list[Callable[[], Any]] = [
+        lambda: torch.as_tensor(tensor), lambda: list(tensor), lambda: np.stack(list(tensor)),
+        lambda: torch.utils.dlpack.from_dlpack(tensor), lambda: np.asarray(tensor),
+    ]  # fmt: skip
+    for read in ways:
+        service.seen.clear()
+        assert np.array_equal(np.stack([np.asarray(row) for row in read()]), WHOLE)
+        assert [seen.query["rows"] for seen in service.seen] == ["0:7"]
+
+
+def test_a_session_lists_its_hooks(client: Client, session: Session) -> None:
+    found = client.sessions.get(session.id)
+    assert list(found) == list(session.hooks)
+    assert all(hook in found for hook in found)
+    assert dict(found)["attn_in.1"].shape == (7, 4)
+    tensor = found["resid_post.1"]
+    assert (len(tensor), tensor.ndim, tensor.size, tensor.nbytes) == (7, 2, 28, 112)
+
+
+def test_coroutines_iterate_over_rows(go: Any, session: Session) -> None:
+    async def talk(client: AsyncClient) -> None:
+        found = await client.sessions.get(session.id)
+        rows = [row async for row in found["resid_post.1"]]
+        assert np.array_equal(np.stack(rows), WHOLE)
+        assert np.array_equal(await found["resid_post.1"][:, :2], WHOLE[:, :2])
+        assert [span.name for span in await found.segments()] == ["think", "answer"]
+
+    go(talk)

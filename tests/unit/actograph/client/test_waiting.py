@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from actograph.client import AsyncClient, Client
+from actograph.client import AsyncClient, Client, JobFailed
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
-from actograph.contract.resources import JobStatus
+from actograph.contract.resources import ErrorRecord, JobStatus
 
 
 def end_soon(service: Any, job_id: str, status: JobStatus) -> threading.Timer:
@@ -23,8 +23,19 @@ def end_soon(service: Any, job_id: str, status: JobStatus) -> threading.Timer:
 def test_it_waits_for_the_end_however_it_comes(service: Any, plain: Client, status: JobStatus) -> None:
     job = service.add_job(1, status="in_progress")
     timer = end_soon(service, job.id, status)
-    assert plain.jobs.get(job.id).wait().status is status
+    assert plain.jobs.get(job.id).wait(check=False).status is status
     timer.join()
+
+
+@pytest.mark.parametrize("status", [JobStatus.FAILED, JobStatus.CANCELLED])
+def test_a_job_that_was_not_completed_is_an_error(service: Any, plain: Client, status: JobStatus) -> None:
+    error = ErrorRecord(type="model_refused", message="no such weights")
+    job = service.add_job(1, status=status, error=error)
+    with pytest.raises(
+        JobFailed, match=rf"{job.id} is {status} \(0 of 4 .* failed\): no such weights"
+    ) as raised:
+        plain.jobs.get(job.id).wait()
+    assert raised.value.job == job
 
 
 def test_the_end_is_seen_by_coroutines(service: Any, go: Any) -> None:

@@ -67,7 +67,8 @@ def of_epochs(scores: list[dict[str, Score]], problems: list[int], epochs: int) 
     moments: dict[str, Moments] = {}
     for problem in dict.fromkeys(problems):
         group = [sample for sample, of in zip(scores, problems, strict=True) if of == problem]
-        add_problem(moments, group, epochs)
+        for key in group[0]:
+            add_problem(moments, key, [sample[key] for sample in group], epochs)
     return shown(moments)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from actograph.contract.resources import Score
-from actograph.statistics.metrics import check_scorers, shown
+from actograph.statistics.metrics import shown
 from actograph.statistics.moments import Moments
 
 
@@ -45,8 +45,3 @@ def test_every_scorer_has_its_own_entries() -> None:
 
 def test_one_sample_has_no_standard_error() -> None:
     assert aggregate(samples(1))["exact_match_stderr,strict-match"] is None
-
-
-def test_samples_of_different_scorers_are_refused() -> None:
-    with pytest.raises(ValueError, match="same scorers"):
-        check_scorers([*samples(1), *samples(1, key="exact_match,flexible-extract")])

@@ -110,7 +110,7 @@ def test_a_body_of_many_values_is_refused_and_few_are_parsed(
             parsed.append(sum(data.count(mark) for mark in (b"{", b"[", b":")))
             return job_spec_adapter.validate_json(data)
 
-    monkeypatch.setattr(validation, "job_spec_adapter", Counted())
+    monkeypatch.setattr(validation, "submitted_spec_adapter", Counted())
     with pytest.raises((PayloadTooLarge, InvalidFields)):
         parse_job_spec(body)
     assert sum(parsed) <= Bounds().structures + SLICE_TOKENS

@@ -311,9 +311,13 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
             JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.FINALIZING: 0, JobStatus.CANCELLING: 0,
         }  # fmt: skip
         assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
+        assert waiting.open_samples(session, "demo") == waiting.open_samples(session)
+        assert waiting.open_samples(session, "other") == {SampleStatus.PENDING: 0, SampleStatus.LEASED: 0}
         assert waiting.queued(session, 10) == [urgent, first]
-        places = [waiting.place(session, jobs.get(session, i)) for i in (urgent, first, running)]
-        assert places == [1, 2, None]
+        rows = [jobs.get(session, job_id) for job_id in (first, running, urgent)]
+        assert waiting.places(session, rows) == {urgent: 1, first: 2}
+        assert waiting.places(session, rows[:1]) == {first: 2}
+        assert waiting.places(session, rows[1:2]) == {}
 
 
 def test_results_are_grouped_by_condition_and_count_what_was_cut(database: Database) -> None:

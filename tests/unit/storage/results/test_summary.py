@@ -85,6 +85,18 @@ def drain(database: Database, job_id: str, count: int, draw: random.Random, fail
         jobs.end_if_done(session, job_id)
 
 
+def result(scores: dict[str, Score]) -> SampleResult:
+    return SampleResult(
+        prompt="p",
+        completion="c",
+        finish_reason="stop",
+        prompt_tokens=3,
+        generated_tokens=2,
+        scores=scores,
+        session_id=None,
+    )
+
+
 def results(database: Database, job_id: str) -> JobResults:
     with database.snapshot() as session:
         return summary.of_job(session, jobs.get(session, job_id))
@@ -123,3 +135,17 @@ def test_a_job_without_scores(database: Database, submit: Callable[..., str]) ->
         for lease in samples.claim(session, job_id, worker_id="w", count=10, lease_seconds=60):
             samples.fail(session, lease, ActographError("no"))
     assert [(one.failed, one.metrics) for one in results(database, job_id).conditions.values()] == [(10, {})]
+
+
+def test_samples_of_one_job_with_different_scorers(database: Database, job_id: str) -> None:
+    first, second = ({"exact_match,none": Score(value=1.0, answer="4")}, {"includes,none": Score(value=0.0)})
+    with database.write() as session:
+        leases = samples.claim(session, job_id, worker_id="w", count=1000, lease_seconds=60)
+        for number, lease in enumerate(one for one in leases if one.condition == "a"):
+            scores = first if number == 0 else first | second
+            samples.complete(session, lease, result(scores))
+    found = results(database, job_id).conditions["a"]
+    assert found.scored == {"exact_match,none": found.samples, "includes,none": found.samples - 1}
+    assert found.metrics["exact_match,none"] == 1.0
+    assert found.metrics["includes,none"] == 0.0
+    assert found.unparsed_rate == {"exact_match,none": 0.0, "includes,none": 1.0}

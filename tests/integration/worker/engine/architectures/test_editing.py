@@ -130,7 +130,7 @@ def test_adding_a_vector_reaches_everything_after_it(
         for name in want:
             if name == hook:
                 expected = plain[name] + v  # by the definition
-            elif engine._hooks.edited_at(name) == engine._hooks.edited_at(hook):
+            elif engine.hooks.edited_at(name) == engine.hooks.edited_at(hook):
                 expected = want[hook]
             elif hook == "resid_mid.1" and engine.structure.hooks[name].location.startswith(
                 _attention_delta(engine, generation.prompt_ids)

@@ -34,7 +34,7 @@ def test_the_numbers_are_those_of_the_model(architecture: str, engine_for: Engin
         tensor = structure.module_tensors[info.location]
         assert (tensor.width, tensor.dtype) == (info.width, info.dtype)
     tails = {location for location, tensor in structure.module_tensors.items() if tensor.tail_only}
-    head = re.sub("output$", "", engine._hooks.head)
+    head = re.sub("output$", "", engine.hooks.head)
     assert tails == {f"{head}input", f"{head}output"}
 
 

@@ -2,13 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from actograph.cli.flags import job_flags, job_spec
+from actograph.cli.flags import job_spec
 from actograph.contract.errors import InvalidRequest
+from actograph.job_requests import assembly, captures
 
 
 def test_flags_win_and_leave_the_rest_alone() -> None:
     spec = {"kind": "capture", "sampling": {"seed": 3, "top_p": 0.5}, "tags": ["a"]}
-    merged = job_spec.merge(spec, {"sampling.top_p": 0.9, "capture.points": ["embed"], "model": None})
+    merged = assembly.merge(spec, {"sampling.top_p": 0.9, "capture.points": ["embed"], "model": None})
     assert merged == {
         "kind": "capture",
         "sampling": {"seed": 3, "top_p": 0.9},
@@ -19,48 +20,48 @@ def test_flags_win_and_leave_the_rest_alone() -> None:
 
 
 def test_zero_and_false_are_values() -> None:
-    assert job_spec.merge({}, {"sampling.temperature": 0.0, "enable_thinking": False}) == {
+    assert assembly.merge({}, {"sampling.temperature": 0.0, "enable_thinking": False}) == {
         "sampling": {"temperature": 0.0},
         "enable_thinking": False,
     }
 
 
 def test_an_object_that_the_file_has_as_null_is_made() -> None:
-    assert job_spec.merge({"capture": None}, {"capture.layers": "all"}) == {"capture": {"layers": "all"}}
+    assert assembly.merge({"capture": None}, {"capture.layers": "all"}) == {"capture": {"layers": "all"}}
 
 
 def test_a_list_where_an_object_must_be_is_an_error() -> None:
     with pytest.raises(InvalidRequest, match="capture"):
-        job_spec.merge({"capture": []}, {"capture.layers": "all"})
+        assembly.merge({"capture": []}, {"capture.layers": "all"})
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("all", "all"), ("8:20:4", "8:20:4"), ("3", [3]), ("8,12,16", [8, 12, 16])]
 )
 def test_layers(text: str, value: list[int] | str) -> None:
-    assert job_flags.parse_layers(text) == value
+    assert captures.parse_layers(text) == value
 
 
 def test_layers_that_mean_nothing() -> None:
     with pytest.raises(InvalidRequest, match="8:20:4"):
-        job_flags.parse_layers("first")
+        captures.parse_layers("first")
 
 
 def test_names_with_commas_or_repeated() -> None:
-    assert job_flags.names(["a, b", "c"]) == ["a", "b", "c"]
-    assert job_flags.names([]) is None
+    assert captures.names(["a, b", "c"]) == ["a", "b", "c"]
+    assert captures.names([]) is None
 
 
 def test_mistakes_are_named_by_field() -> None:
     spec = {"kind": "evaluation", "model": "m", "dataset": {"path": "p"}, "limt": 3, "sampling": {"top_p": 2}}
     with pytest.raises(InvalidRequest) as caught:
-        job_spec.check(spec)
+        assembly.check(spec)
     assert "limt: " in str(caught.value)
     assert "sampling.top_p: " in str(caught.value)
 
 
 def test_a_spec_that_is_right_passes() -> None:
-    job_spec.check({"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}]})
+    assembly.check({"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}]})
 
 
 @pytest.mark.parametrize(("content", "reason"), [("{", "not JSON"), ("[1]", "is not a JSON object")])

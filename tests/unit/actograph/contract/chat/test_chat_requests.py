@@ -13,6 +13,7 @@ from api.problems.validation import InvalidFields, parse_body
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+STRICT_TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -46,6 +47,9 @@ NOTHING: dict[str, Any] = {
         {"stream": True, "stream_options": {"include_usage": True}, "max_completion_tokens": 5},
         {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": True},
         {"tools": [], "tool_choice": "none"},
+        {"tools": [STRICT_TOOL], "response_format": {"type": "json_object"}},
+        {"min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": []},
+        {"skip_special_tokens": True, "continue_final_message": False, "prompt_logprobs": None, "top_k": -1},
         {"top_p": 0, "temperature": 2, "stop": ["a", "b", "c", "d"]},
         {"messages": [
             {"role": "developer", "content": [{"type": "text", "text": "a"}], "name": "dev"},
@@ -74,7 +78,9 @@ def test_the_older_route_takes_what_asks_for_nothing_too() -> None:
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL | {"type": "custom"}]}, "tools.0.type"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "enable_thinking": True}, "response_format"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning_effort"),
         ({"presence_penalty": -2.1}, "presence_penalty"),
@@ -85,7 +91,9 @@ def test_the_older_route_takes_what_asks_for_nothing_too() -> None:
         ({"moderation": {"model": "x"}}, "moderation"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
-        ({"store_activations": False, "capture": {}}, "store_activations"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"capture": {"mode": "prefill"}}, "capture"),
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages.0.role"),
         ({"nonsense": 1}, "nonsense"),
@@ -111,3 +119,35 @@ def test_the_older_route_refuses_by_name_too(changes: dict[str, Any], param: str
     with pytest.raises(InvalidFields) as raised:
         text(**changes)
     assert raised.value.param == param
+
+
+def test_a_strict_tool_is_remembered_apart_from_the_template() -> None:
+    assert chat(tools=[STRICT_TOOL]).strict_tools == ["f"]
+    assert chat(tools=[TOOL]).strict_tools == chat(tools=[STRICT_TOOL], tool_choice="none").strict_tools == []
+    assert "strict" not in chat(tools=[STRICT_TOOL]).offered_tools[0].for_template()["function"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"capture": {"mode": "off"}}, {"store_activations": False, "capture": {"points": ["embed"]}},
+     {"store_activations": True, "capture": {"mode": "off"}}, {"store_activations": False}, {}],
+)  # fmt: skip
+def test_capture_that_is_turned_off(changes: dict[str, Any]) -> None:
+    assert chat(**changes).captures is None
+    assert text(**changes).captures is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("image_url", "images"), ("input_audio", "sounds"), ("file", "files")]
+)
+def test_images_are_refused_as_such(kind: str, name: str) -> None:
+    parts = [{"type": "text", "text": "Look."}, {"type": kind, kind: {"url": "data:,"}}]
+    with pytest.raises(InvalidFields, match=rf"{name} \({kind}\) are not supported") as raised:
+        chat(messages=[{"role": "user", "content": parts}])
+    assert raised.value.param == "messages.0.content"
+
+
+def test_an_answer_with_a_session_can_be_sent_back() -> None:
+    captured = {"run_id": "job_1", "session_id": "ses_1", "activation_files": []}
+    said = {"role": "assistant", "content": "7"} | captured
+    assert chat(messages=[said]).messages[0].for_template() == {"role": "assistant", "content": "7"}

@@ -27,3 +27,12 @@ def test_a_name_may_be_given(tmp_path: Path) -> None:
     assert model.name == "demo"
     assert model.source == str(tmp_path)
     assert "demo" in model.aliases
+
+
+def test_a_folder_is_shown_by_its_last_part(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-0.6B"
+    folder.mkdir()
+    assert model_names.short(str(folder)) == "Qwen3-0.6B"
+    assert model_names.short(str(folder)) in model_names.parse(str(folder)).aliases
+    for name in ("demo", "Qwen/Qwen3-0.6B", str(tmp_path / "gone")):
+        assert model_names.short(name) == name

@@ -1,5 +1,7 @@
 """The draw itself: its distribution, and what it may and may not depend on."""
 
+import math
+
 import pytest
 import torch
 from transformers import (
@@ -10,7 +12,8 @@ from transformers import (
 )
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.tokens.sampling import GumbelSampler, candidates, gumbel, mix64, uniform
+from worker.engine.tokens import sampling
+from worker.engine.tokens.sampling import GumbelSampler, candidates, drawn, gumbel, mix64, uniform
 
 CPU = torch.device("cpu")
 
@@ -166,3 +169,121 @@ def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
 def test_temperature_zero_needs_no_sampler() -> None:
     with pytest.raises(ValueError, match="greedy"):
         GumbelSampler(SamplingSpec(temperature=0), [1], 1, CPU)
+
+
+def test_rows_at_different_steps_draw_what_they_draw_alone() -> None:
+    seeds, steps = torch.tensor([5, 2**62, -3]), torch.tensor([0, 7, 100_000])
+    index = torch.arange(50)[None]
+    together = uniform(seeds, steps, index)
+    for row in range(3):
+        alone = uniform(seeds[row : row + 1], int(steps[row]), index)
+        assert torch.equal(together[row : row + 1], alone)
+
+
+def noisiest(values: torch.Tensor, index: torch.Tensor, seeds: torch.Tensor, step: int) -> list[int]:
+    """Argmax of every candidate's value and noise, row by row: the definition of a draw."""
+    rows = range(len(values))
+    return [
+        int(gumbel(seeds[i : i + 1], step, index[i : i + 1])[0].add_(values[i]).argmax().item()) for i in rows
+    ]
+
+
+WIDE = 1 << 16  # four rows of it are drawn one by one, fewer are not
+
+
+def shaped(shape: str, generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(4, WIDE, generator=generator)
+    match shape:
+        case "flat":
+            return values
+        case "equal":
+            return torch.zeros_like(values)
+        case "wide":  # most tokens lie further below the largest than noise reaches
+            return values * 40
+        case "huge":
+            return values * 1e6
+        case "small steps":  # ties of values everywhere
+            return values.round()
+        case "peaked":
+            values[:, 17] = 12.0
+            values[:, 900] = 12.0
+            return values
+        case "at the edge":  # one token is as far below as noise can make up for, and a little further
+            values.fill_(-torch.inf)
+            values[:, 5] = 0.0
+            values[:, 6:3000] = -40.3
+            values[:, 3000:] = -40.5
+            return values
+        case "one":
+            values.fill_(-torch.inf)
+            values[:, 7] = -3.0
+            return values
+        case "shifted":
+            return values * 3 - 30_000
+    raise ValueError(shape)
+
+
+@pytest.mark.parametrize(
+    "shape", ["flat", "equal", "wide", "huge", "small steps", "peaked", "at the edge", "one", "shifted"]
+)
+def test_a_pruned_draw_is_the_draw_of_all_noise(shape: str) -> None:
+    generator = torch.Generator().manual_seed(11)
+    index = torch.arange(WIDE).expand(4, -1)
+    for step in (0, 3):
+        values = shaped(shape, generator)
+        seeds = torch.randint(-(2**62), 2**62, (4,), generator=generator)
+        wanted = noisiest(values, index, seeds, step)
+        assert drawn(values, None, seeds, step).tolist() == wanted
+        steps = torch.full((4,), step)
+        assert drawn(values, None, seeds, steps).tolist() == wanted
+        shuffled = torch.stack([torch.randperm(WIDE, generator=generator) for _ in range(4)])
+        assert drawn(values, shuffled, seeds, step).tolist() == noisiest(values, shuffled, seeds, step)
+
+
+def test_rows_may_be_at_different_steps() -> None:
+    generator = torch.Generator().manual_seed(12)
+    values = torch.randn(4, WIDE, generator=generator)
+    seeds, steps = torch.arange(4) + 5, torch.tensor([3, 0, 700, 9])
+    alone = [int(drawn(values[i : i + 1], None, seeds[i : i + 1], int(steps[i])).item()) for i in range(4)]
+    assert drawn(values, None, seeds, steps).tolist() == alone
+
+
+@pytest.mark.parametrize("worst", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_drawn_as_all_noise_is(worst: float) -> None:
+    values = torch.zeros(4, WIDE)
+    values[1] = worst if worst < 0 else values[1]
+    values[1, 40] = worst
+    seeds = torch.arange(4)
+    index = torch.arange(WIDE).expand(4, -1)
+    assert drawn(values, None, seeds, 3).tolist() == noisiest(values, index, seeds, 3)
+
+
+def test_no_noise_lies_outside_the_span_that_pruning_assumes() -> None:
+    least, most = -math.log(-math.log(2.0**-53)), -math.log(-math.log(1 - 2.0**-53))
+    assert most - least < sampling._NOISE_SPAN
+    seeds = torch.arange(3)
+    noise = gumbel(seeds, 0, torch.arange(200_000)[None])
+    assert least < noise.min() and noise.max() < most
+
+
+#: temperature, top_k, top_p: tokens of three seeds at steps 0, 1 and 50, as drawn when every token got noise
+TOKENS: dict[tuple[float, int | None, float], list[list[int]]] = {
+    (0.8, None, 1.0): [[21858, 45116, 34021], [35934, 102038, 151778], [52785, 117553, 143822]],
+    (0.2, None, 1.0): [[21858, 114903, 31105], [35934, 120176, 39446], [79270, 117553, 117909]],
+    (0.8, 50, 1.0): [[391, 71606, 48140], [67578, 9878, 5691], [134374, 25105, 115536]],
+    (0.8, None, 0.9): [[21858, 45116, 34021], [35934, 102038, 151778], [52785, 117553, 110757]],
+    (1.5, 200, 0.7): [[391, 18116, 99788], [17481, 120176, 47711], [134374, 89722, 115536]],
+}
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), TOKENS)
+def test_the_tokens_of_a_seed_stay(temperature: float, top_k: int | None, top_p: float) -> None:
+    token, row = torch.arange(151_936), torch.arange(3)[:, None]
+    logits = (token * (48_271 + row) % 262_139).float() / 8192
+    spec = SamplingSpec(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampler = GumbelSampler(spec, [7, 8, 9], 5, CPU)
+    found = []
+    for step in (0, 1, 50):
+        ids = torch.zeros(3, 5 + step, dtype=torch.long)
+        found.append(sampler(ids, logits).argmax(-1).tolist())  # type: ignore[arg-type]
+    assert found == TOKENS[temperature, top_k, top_p]

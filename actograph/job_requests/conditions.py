@@ -1,4 +1,4 @@
-"""Conditions of an evaluation, from `--condition` and `--conditions`."""
+"""Conditions of an evaluation, as texts, objects or a file."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from actograph.contract.errors import InvalidRequest
+from actograph.job_requests.parts import Part, plain
 
 _TEXTS = ("system", "prefix", "suffix", "mode")
 _NUMBERS = {"temperature": float, "top_p": float, "top_k": int}
@@ -13,14 +14,15 @@ _FORMS = 'NAME, NAME:suffix=TEXT, or JSON such as {"name": "calm", "prefix": "..
 BASELINE = "baseline"
 
 
-def conditions_of(given: Sequence[str], file: Path | None) -> list[dict[str, Any]] | None:
-    """Return the conditions of `--condition`, then those of `--conditions`; None if there are none.
+def conditions_of(given: Sequence[str | Part], file: Path | None) -> list[dict[str, Any]] | None:
+    """Return the listed conditions, then those of the file; None if there are none.
 
-    A `--condition` is `NAME`, `NAME:FIELD=VALUE`, or a JSON object. FIELD is system, prefix, suffix, mode,
-    temperature, top_p or top_k; VALUE is everything after the first `=`. Repeating a name adds a field.
+    A condition is an object, or a text: `NAME`, `NAME:FIELD=VALUE`, or a JSON object. FIELD is system,
+    prefix, suffix, mode, temperature, top_p or top_k; VALUE is everything after the first `=`. Repeating a
+    name adds a field.
 
     The file is JSON: a list of condition objects, `{"conditions": [...]}`, or `{"stimuli": {NAME: SUFFIX}}`.
-    Without a `--condition`, a plain `baseline` precedes the stimuli.
+    Without listed conditions, a plain `baseline` precedes the stimuli.
 
     Raises:
         InvalidRequest: a condition is invalid, or repeats a field.
@@ -29,7 +31,7 @@ def conditions_of(given: Sequence[str], file: Path | None) -> list[dict[str, Any
         return None
     found: dict[str, dict[str, Any]] = {}
     for text in given:
-        _add(found, _parse(text), f"--condition {text}")
+        _add(found, _read_one(text), f"condition {text}")
     if file is not None:
         for condition in _read(file, needs_baseline=not given):
             if condition["name"] in found:
@@ -38,27 +40,33 @@ def conditions_of(given: Sequence[str], file: Path | None) -> list[dict[str, Any
     return list(found.values())
 
 
+def _read_one(value: str | Part) -> dict[str, Any]:
+    if isinstance(value, str):
+        return _parse(value)
+    return _condition(plain(value), "conditions")
+
+
 def _parse(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         try:
-            return _condition(json.loads(text), "--condition")
+            return _condition(json.loads(text), "condition")
         except ValueError as error:
-            raise InvalidRequest(f"--condition is not valid JSON: {error}") from error
+            raise InvalidRequest(f"condition is not valid JSON: {error}") from error
     name, colon, rest = text.partition(":")
     field, equals, value = rest.partition("=")
     if not name or (colon and not equals):
-        raise InvalidRequest(f"--condition {text!r} is not valid; use {_FORMS}")
+        raise InvalidRequest(f"condition {text!r} is not valid; use {_FORMS}")
     if not colon:
         return {"name": name}
     if field in _TEXTS:
         return {"name": name, field: value}
     if field not in _NUMBERS:
         known = ", ".join([*_TEXTS, *_NUMBERS])
-        raise InvalidRequest(f"--condition {text}: unknown field {field!r}; use one of {known}")
+        raise InvalidRequest(f"condition {text}: unknown field {field!r}; use one of {known}")
     try:
         return {"name": name, "sampling": {field: _NUMBERS[field](value)}}
     except ValueError:
-        raise InvalidRequest(f"--condition {text}: {value!r} is not a number") from None
+        raise InvalidRequest(f"condition {text}: {value!r} is not a number") from None
 
 
 def _add(found: dict[str, dict[str, Any]], condition: dict[str, Any], source: str) -> None:

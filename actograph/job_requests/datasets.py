@@ -1,4 +1,4 @@
-"""`--dataset` and `--fewshot-dataset`: a file to upload, a file of the service, or a dataset of the Hub."""
+"""Datasets as texts: a file to upload, a file of the service, or a dataset of the Hub."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -7,11 +7,6 @@ from actograph.contract.errors import InvalidRequest
 
 #: placeholder of an upload while the rest of a spec is checked
 _UNSENT_FILE = "file_" + "0" * 32
-HELP = (
-    "File to upload (JSONL, CSV or Parquet), id of an uploaded file (file_...), path:... under a data root "
-    "of the service, or hub:OWNER/NAME[:CONFIG[:SPLIT]]."
-)
-METAVAR = "FILE|REF"
 
 
 def reference(typed: str, flag: str) -> tuple[dict[str, Any], Path | None]:

@@ -1,0 +1,1 @@
+"""Analyses of activations as functions of arrays: numpy alone, without a service."""

@@ -1,0 +1,1 @@
+"""Comparisons of two sets of activations, paired by problem."""

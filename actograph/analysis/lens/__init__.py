@@ -1,0 +1,1 @@
+"""The logit lens and direct logit attribution, from the files of a checkpoint."""

@@ -1,0 +1,1 @@
+"""Outlier features, massive activations, moments and expert load, in mergeable sums."""

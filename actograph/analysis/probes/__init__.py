@@ -1,0 +1,1 @@
+"""Linear probes with grouped folds, baselines and intervals."""

@@ -1,0 +1,1 @@
+"""Reports of jobs: one HTML file with its figures."""

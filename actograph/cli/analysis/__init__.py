@@ -1,0 +1,1 @@
+"""Analyses: commands on arrays in files."""

@@ -1,0 +1,1 @@
+"""`actograph deploy`: the service on machines reached by SSH."""

@@ -1,0 +1,1 @@
+"""Commands for operators of a service: smoke test, backup, deployment."""

@@ -1,0 +1,1 @@
+"""Results of analysis jobs as objects and data frames."""

@@ -1,0 +1,1 @@
+"""Specs of analysis jobs: one file per kind."""

@@ -1,0 +1,1 @@
+"""Deployment of the service to machines reached by OpenSSH."""

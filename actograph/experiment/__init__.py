@@ -1,0 +1,1 @@
+"""Experiments: one YAML file for all stages, run once each and resumed after a break."""

@@ -1,0 +1,12 @@
+#!/bin/sh
+# Writes the secret files of docker-compose.yml with random values. Existing files are kept.
+set -eu
+cd "${1:-$(dirname "$0")/../..}"
+mkdir -p secrets
+# others cannot enter the folder; the files themselves are read by other users of the containers
+chmod 700 secrets
+random() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+put() { [ -e "secrets/$1" ] || printf '%s\n' "$2" > "secrets/$1"; chmod 644 "secrets/$1"; }
+put postgres_password "$(random)"
+put actograph_database_url "postgresql+psycopg://actograph:$(cat secrets/postgres_password)@postgres:5432/actograph"
+put actograph_api_keys "$(random)"

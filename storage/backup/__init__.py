@@ -1,0 +1,1 @@
+"""Backup and restore of index and store together, while the service runs."""

@@ -1,0 +1,1 @@
+"""The analysis worker: a process without a model that runs analyses of stored sessions."""

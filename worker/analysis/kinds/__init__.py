@@ -1,0 +1,1 @@
+"""One file per kind of analysis: from a context to results."""

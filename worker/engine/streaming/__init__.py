@@ -1,0 +1,1 @@
+"""Continuous batching over an unmodified transformers model."""

@@ -1,0 +1,1 @@
+"""Captured rows: from hooks through places on the device to the sink."""
