@@ -3,16 +3,15 @@
 import os
 from pathlib import Path
 
-from actograph.client.aio.runtime import aside
-from actograph.client.aio.transport import Transport
 from actograph.client.errors import DownloadDamaged, ServiceUnreachable
 from actograph.client.pulls.session_files import sha256_of
+from actograph.client.transport import Transport
 from actograph.contract.resources import SessionFile
 
 _PARTIAL, _RANGE_REFUSED = 206, 416
 
 
-async def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> Path:
+def fetch(transport: Transport, path: str, file: SessionFile, target: Path) -> Path:
     """Download `file` from `path` to `target`, whose folder must exist.
 
     The bytes go to `<target>.part`, which a later call resumes. It is renamed after size and sha256 are
@@ -23,20 +22,16 @@ async def fetch(transport: Transport, path: str, file: SessionFile, target: Path
         ServiceUnreachable: the connection failed repeatedly; the part is kept for a later call.
         ApiError: the service refused.
     """
-    if (
-        target.is_file()
-        and target.stat().st_size == file.bytes
-        and await aside(sha256_of, target) == file.sha256
-    ):
+    if target.is_file() and target.stat().st_size == file.bytes and sha256_of(target) == file.sha256:
         return target
     part = target.with_name(target.name + ".part")
     resumed = _size(part) > 0
-    await _complete(transport, path, file, part)
-    if resumed and await aside(sha256_of, part) != file.sha256:
+    _complete(transport, path, file, part)
+    if resumed and sha256_of(part) != file.sha256:
         # the part of an earlier call may belong to another version; download again
         part.unlink()
-        await _complete(transport, path, file, part)
-    found, size = await aside(sha256_of, part), part.stat().st_size
+        _complete(transport, path, file, part)
+    found, size = sha256_of(part), part.stat().st_size
     if found != file.sha256 or size != file.bytes:
         part.unlink()
         raise DownloadDamaged(
@@ -51,25 +46,25 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-async def _complete(transport: Transport, path: str, file: SessionFile, part: Path) -> None:
+def _complete(transport: Transport, path: str, file: SessionFile, part: Path) -> None:
     """Append to `part` until it is complete, over broken connections."""
 
-    async def append() -> None:
+    def append() -> None:
         if _size(part) > file.bytes:
             part.unlink()
         if not part.exists() or _size(part) < file.bytes:
-            await _append(transport, path, part, _size(part))
+            _append(transport, path, part, _size(part))
 
-    await transport.resume(append, lambda: _size(part))
+    transport.resume(append, lambda: _size(part))
 
 
-async def _append(transport: Transport, path: str, part: Path, have: int) -> None:
+def _append(transport: Transport, path: str, part: Path, have: int) -> None:
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-    async with transport.stream(path, headers=headers, accept=frozenset({_RANGE_REFUSED})) as response:
+    with transport.stream(path, headers=headers, accept=frozenset({_RANGE_REFUSED})) as response:
         if response.status_code == _RANGE_REFUSED:
-            await response.aread()
+            response.read()
             part.unlink()
             raise ServiceUnreachable(f"the service refused to resume {part.stem} at byte {have}")
         continues = response.status_code == _PARTIAL and response.headers.get("content-range", "").startswith(
@@ -77,7 +72,7 @@ async def _append(transport: Transport, path: str, part: Path, have: int) -> Non
         )
         with part.open("ab" if have and continues else "wb") as out:
             # no fixed size: it would lose the last bytes of a broken connection
-            async for chunk in response.aiter_bytes():
+            for chunk in response.iter_bytes():
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())

@@ -1,24 +1,12 @@
-"""Waiting and concurrency for plain calls: the counterpart of `aio.runtime`, both written by hand."""
+"""Several calls at once, with their results in order."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import TypeVar
 
-P = ParamSpec("P")
 A = TypeVar("A")
 T = TypeVar("T")
-
-
-def sleep(seconds: float) -> None:
-    """Sleep."""
-    time.sleep(seconds)
-
-
-def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run the work in this thread."""
-    return work(*args, **kwargs)
 
 
 def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterator[T]:
@@ -35,8 +23,3 @@ def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterato
         finally:
             for one in pending:
                 one.cancel()
-
-
-def whole(tensor: Any) -> Any:
-    """Read all rows of a tensor."""
-    return tensor.read(0, len(tensor))

@@ -1,10 +1,9 @@
-# Generated from aio/resources/keys.py by `python actograph/client/unasync.py`: edit that file.
 """`client.keys`: API keys, for admins."""
 
 from collections.abc import Iterator
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Resource
+from actograph.client.transport import Resource
 from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
 
 

@@ -1,10 +1,9 @@
-# Generated from aio/resources/vectors.py by `python actograph/client/unasync.py`: edit that file.
 """`client.vectors`: stored vectors for interventions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Resource
+from actograph.client.transport import Resource
 from actograph.contract import resources
 from actograph.contract.interventions import StoredVector, VectorInfo
 

@@ -1,20 +1,15 @@
-# Generated from aio/resources/jobs.py by `python actograph/client/unasync.py`: edit that file.
 """`client.jobs`, and the job objects that it returns."""
 
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any, Unpack
 
 from pydantic import BaseModel, PrivateAttr
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.resources import events, results_pull
-from actograph.client.blocking.resources.matrices import read_matrix
-from actograph.client.blocking.resources.sessions import SessionHandle, Sessions
-from actograph.client.blocking.runtime import sleep
-from actograph.client.blocking.transport import Transport
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
 from actograph.client.matrix import sample_frames
 from actograph.client.matrix.matrix import Matrix
@@ -29,7 +24,11 @@ from actograph.client.queries import (
     PullOptions,
     SessionChoice,
 )
-from actograph.client.transport import Params
+from actograph.client.resources import events, results_pull
+from actograph.client.resources.matrices import read_matrix
+from actograph.client.resources.sessions import SessionHandle, Sessions
+from actograph.client.retries import Params
+from actograph.client.transport import Transport
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, JobComparison
 from actograph.contract.resources import JobStatus

@@ -1,11 +1,11 @@
-"""The service's HTTP interface as coroutines, typed by the contract.
+"""The service's HTTP interface as Python calls, typed by the contract.
 
-async with AsyncClient() as client:
-    file = await client.files.upload("problems.jsonl")
-    job = await client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
-    job = await job.wait(progress=True)
-    async for session in job.sessions(correct=True):
-        rows = await session["resid_post.3"][-10:]
+with Client() as client:
+    file = client.files.upload("problems.jsonl")
+    job = client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
+    job = job.wait(progress=True)
+    for session in job.sessions(correct=True):
+        rows = session["resid_post.3"][-10:]
 """
 
 import os
@@ -14,24 +14,24 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from actograph.client.aio.resources.batches import Batches
-from actograph.client.aio.resources.chat import Chat
-from actograph.client.aio.resources.files import Files
-from actograph.client.aio.resources.jobs import JobHandle, Jobs
-from actograph.client.aio.resources.keys import Keys
-from actograph.client.aio.resources.service import Models, Queue, Workers
-from actograph.client.aio.resources.sessions import Sessions
-from actograph.client.aio.resources.store import Store
-from actograph.client.aio.resources.vectors import Vectors
-from actograph.client.aio.transport import Transport
 from actograph.client.artifact_stores import open_store
 from actograph.client.errors import ApiError
+from actograph.client.resources.batches import Batches
+from actograph.client.resources.chat import Chat
+from actograph.client.resources.files import Files
+from actograph.client.resources.jobs import JobHandle, Jobs
+from actograph.client.resources.keys import Keys
+from actograph.client.resources.service import Models, Queue, Workers
+from actograph.client.resources.sessions import Sessions
+from actograph.client.resources.store import Store
+from actograph.client.resources.vectors import Vectors
+from actograph.client.transport import Transport
 from actograph.contract.service.capabilities import Capabilities
 from actograph.settings import Settings
 
 
-class AsyncClient:
-    """A connection to one service; usable from several tasks.
+class Client:
+    """A connection to one service; usable from several threads.
 
     Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `chat`,
     `queue`, `workers`, `keys`, `store`.
@@ -79,32 +79,30 @@ class AsyncClient:
         self.keys = Keys(transport)
         self.store = Store(transport)
 
-    async def submit(
-        self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None
-    ) -> JobHandle:
+    def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job: short for `client.jobs.submit`."""
-        return await self.jobs.submit(spec, idempotency_key=idempotency_key)
+        return self.jobs.submit(spec, idempotency_key=idempotency_key)
 
-    async def capabilities(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         """Return the job kinds, hook points, tasks and limits of the service."""
-        return await self._transport.call(Capabilities, "GET", "/v1/capabilities")
+        return self._transport.call(Capabilities, "GET", "/v1/capabilities")
 
-    async def ready(self) -> bool:
+    def ready(self) -> bool:
         """Whether the service is ready: database, broker and a worker with its model."""
         try:
-            answer = await self._transport.request("GET", "/readyz", repeatable=False, timeout=10.0)
+            answer = self._transport.request("GET", "/readyz", repeatable=False, timeout=10.0)
         except ApiError as error:
             if error.status == 503:
                 return False
             raise
         return "[-]" not in answer.text  # a missing worker is reported in a 200
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the connections."""
-        await self._transport.aclose()
+        self._transport.close()

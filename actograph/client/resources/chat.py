@@ -1,13 +1,13 @@
 """`client.chat`: conversations with a served model, in OpenAI's form; see docs/guides/openai.md."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actograph.client.aio.transport import Resource
 from actograph.client.answers import read_text
 from actograph.client.errors import ApiError
 from actograph.client.event_stream import Parser
+from actograph.client.transport import Resource
 from actograph.contract.chat.chat_answers import ChatChunk, ChatCompletion
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import Model
@@ -24,7 +24,7 @@ Messages = str | Sequence[Mapping[str, Any]]
 class Chat(Resource):
     """Chat completions: `client.chat("Hello")`, or `client.chat.stream("Hello")`."""
 
-    async def __call__(
+    def __call__(
         self, messages: Messages, *, model: str | None = None, timeout: float = CHAT_SECONDS, **fields: Any
     ) -> ChatCompletion:
         """Return the complete answer.
@@ -38,24 +38,22 @@ class Chat(Resource):
         Raises:
             ApiError: the request was refused or failed, or its activations could not be captured.
         """
-        body = await self._body(messages, model, fields)
-        return await self._transport.call(
+        body = self._body(messages, model, fields)
+        return self._transport.call(
             ChatCompletion, "POST", _PATH, json=body, repeatable=False, timeout=timeout
         )
 
-    async def stream(
-        self, messages: Messages, *, model: str | None = None, **fields: Any
-    ) -> AsyncIterator[ChatChunk]:
+    def stream(self, messages: Messages, *, model: str | None = None, **fields: Any) -> Iterator[ChatChunk]:
         """Yield the answer while it is generated. Closing the iterator stops the generation.
 
         Takes the arguments of a plain call, and raises the same errors, also in the middle of an answer.
         """
-        body = await self._body(messages, model, fields) | {"stream": True}
-        async with self._transport.stream(
+        body = self._body(messages, model, fields) | {"stream": True}
+        with self._transport.stream(
             _PATH, method="POST", json=body, read_timeout=SILENCE_SECONDS
         ) as response:
             parser = Parser()
-            async for line in response.aiter_lines():
+            for line in response.iter_lines():
                 message = parser.feed(line)
                 if message is None:
                     continue
@@ -67,9 +65,9 @@ class Chat(Resource):
                     raise ApiError(error["message"], status=500, code=error["code"], param=error["param"])
                 yield read_text(ChatChunk, message.data)
 
-    async def _body(self, messages: Messages, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(self, messages: Messages, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         if model is None:
-            served = await self._transport.collect(Model, "/v1/models")
+            served = self._transport.collect(Model, "/v1/models")
             if not served:
                 raise NotFound("the service serves no model; start it with --model")
             model = served[0].id

@@ -1,11 +1,10 @@
-# Generated from aio/resources/service.py by `python actograph/client/unasync.py`: edit that file.
 """`client.models`, `client.workers` and `client.queue`."""
 
 import builtins
 from typing import Any
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Resource
+from actograph.client.transport import Resource
 from actograph.contract import resources
 
 

@@ -1,4 +1,3 @@
-# Generated from aio/resources/batches.py by `python actograph/client/unasync.py`: edit that file.
 """`client.batches`: files of chat and completion requests; see docs/guides/batches.md."""
 
 import uuid
@@ -6,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.transport import Resource
+from actograph.client.transport import Resource
 from actograph.contract.batches import Batch
 
 

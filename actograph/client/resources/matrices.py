@@ -1,4 +1,3 @@
-# Generated from aio/resources/matrices.py by `python actograph/client/unasync.py`: edit that file.
 """Rows of one hook, read from many sessions at once."""
 
 import math
@@ -8,10 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from actograph.client.answers import path_of
-from actograph.client.blocking.resources.sessions import SessionHandle, Sessions
-from actograph.client.blocking.row_tensor import RowTensor
-from actograph.client.blocking.runtime import each_of
-from actograph.client.blocking.transport import Transport
+from actograph.client.concurrency import each_of
 from actograph.client.errors import ApiError
 from actograph.client.hook_names import absent, stored_name
 from actograph.client.matrix.chosen_rows import (
@@ -25,6 +21,9 @@ from actograph.client.matrix.chosen_rows import (
 )
 from actograph.client.matrix.matrix import SEVERAL_TOKENS, Gathered, Matrix, Piece, Skipped
 from actograph.client.queries import PAGE_SIZE, SessionChoice
+from actograph.client.resources.sessions import SessionHandle, Sessions
+from actograph.client.row_tensor import RowTensor
+from actograph.client.transport import Transport
 from actograph.contract import hooks, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.row_selection import NamedRows, Reduce, Segment

@@ -1,11 +1,10 @@
-# Generated from aio/resources/files.py by `python actograph/client/unasync.py`: edit that file.
 """`client.files`: uploaded files, and files written by batches."""
 
 from pathlib import Path
 from typing import Any
 
 from actograph.client.answers import path_of, read
-from actograph.client.blocking.transport import Resource
+from actograph.client.transport import Resource
 from actograph.contract import resources
 from actograph.progress import ReadMeter, meter
 

@@ -1,12 +1,11 @@
-# Generated from aio/resources/store.py by `python actograph/client/unasync.py`: edit that file.
 """`client.store`: the artifact store."""
 
 from collections.abc import Iterator
 from typing import TypeVar
 
-from actograph.client.blocking.transport import Resource
 from actograph.client.queries import LONG_SECONDS
-from actograph.client.transport import Params
+from actograph.client.retries import Params
+from actograph.client.transport import Resource
 from actograph.contract import resources
 
 P = TypeVar("P", resources.StoreGc, resources.StoreVerification)

@@ -1,14 +1,14 @@
 """A job's events, followed over broken connections."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from time import sleep
 
-from actograph.client.aio.runtime import sleep
-from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of, read_text
 from actograph.client.errors import ApiError, ServiceUnreachable
 from actograph.client.event_stream import LAST_EVENTS, Parser
-from actograph.client.transport import RETRY_STATUS, backoff
+from actograph.client.retries import RETRY_STATUS, backoff
+from actograph.client.transport import Transport
 from actograph.contract.resources import Event
 
 #: the service sends a comment about every 15 s; longer silence means a dead connection
@@ -23,7 +23,7 @@ def is_short_outage(error: ApiError | ServiceUnreachable, answered_at: float) ->
     return error.status in RETRY_STATUS and time.monotonic() - answered_at <= PATIENCE_SECONDS
 
 
-async def follow(transport: Transport, job_id: str, after: int) -> AsyncIterator[Event]:
+def follow(transport: Transport, job_id: str, after: int) -> Iterator[Event]:
     """Yield events after event `after` until the job has ended; see `Jobs.events`."""
     path = path_of("/v1/jobs", job_id, "events")
     failures, answered_at = 0, time.monotonic()
@@ -31,11 +31,11 @@ async def follow(transport: Transport, job_id: str, after: int) -> AsyncIterator
         seen = after
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         try:
-            async with transport.stream(path, headers=headers, read_timeout=SILENCE_SECONDS) as response:
+            with transport.stream(path, headers=headers, read_timeout=SILENCE_SECONDS) as response:
                 if response.status_code == _NO_CONTENT:
                     return
                 ended, parser = False, Parser()
-                async for line in response.aiter_lines():
+                for line in response.iter_lines():
                     message = parser.feed(line)
                     if message is None:
                         continue
@@ -51,4 +51,4 @@ async def follow(transport: Transport, job_id: str, after: int) -> AsyncIterator
             if not is_short_outage(error, answered_at):
                 raise
             failures += 1
-        await sleep(backoff(failures))
+        sleep(backoff(failures))

@@ -1,4 +1,3 @@
-# Generated from aio/row_tensor.py by `python actograph/client/unasync.py`: edit that file.
 """A tensor of a session whose rows are fetched when they are indexed."""
 
 from collections.abc import Callable
@@ -10,10 +9,9 @@ import numpy as np
 from actograph import tensor_files
 from actograph.client import torch_tensors
 from actograph.client.answers import path_of
-from actograph.client.blocking.runtime import aside, whole
-from actograph.client.blocking.transport import Transport
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.tensors import IndexedRows, SessionTensors
+from actograph.client.transport import Transport
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array
 
@@ -67,7 +65,7 @@ class StoredRows:
         return self._open()
 
     def read(self, hook: str, start: int, stop: int, row_bytes: int) -> bytes:
-        return aside(self._read, hook, start, stop)
+        return self._read(hook, start, stop)
 
     def _read(self, hook: str, start: int, stop: int) -> bytes:
         return self._tensors.stored(hook).read_bytes(start, stop)
@@ -100,7 +98,7 @@ class RowTensor(IndexedRows):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("the rows are in a file: reading them always makes a new array")
-        array: Array = whole(self)
+        array: Array = self.read(0, len(self))
         return array if dtype is None else array.astype(dtype)
 
     def numpy(self, index: int | slice = slice(None)) -> Array:

@@ -3,14 +3,14 @@
 from pathlib import Path
 from urllib.parse import urlencode
 
-from actograph.client.aio.resources import downloads
-from actograph.client.aio.runtime import aside, each_of
-from actograph.client.aio.transport import Transport
 from actograph.client.answers import path_of
+from actograph.client.concurrency import each_of
 from actograph.client.errors import ApiError, ServiceUnreachable
 from actograph.client.pulls.results_folder import PulledResults, ResultsFolder, SessionFolder
 from actograph.client.pulls.session_files import plain_name
 from actograph.client.queries import Activations, OnProgress
+from actograph.client.resources import downloads
+from actograph.client.transport import Transport
 from actograph.contract.errors import ExportChanged
 from actograph.contract.resources import Job
 
@@ -18,7 +18,7 @@ from actograph.contract.resources import Job
 READ_SECONDS = 300.0
 
 
-async def pull(
+def pull(
     transport: Transport,
     job_id: str,
     folder: Path,
@@ -29,7 +29,7 @@ async def pull(
     mixed_identities: bool = False,
 ) -> PulledResults:
     """Download a job's results folder; see `Jobs.pull_results`."""
-    job = await transport.call(Job, "GET", path_of("/v1/jobs", job_id))
+    job = transport.call(Job, "GET", path_of("/v1/jobs", job_id))
     ended = job.progress.completed + job.progress.failed
     report = on_progress or (lambda _what, _done, _total: None)
 
@@ -39,27 +39,27 @@ async def pull(
     detail = "meta" if activations == "all" else activations
     results = ResultsFolder(folder, job.id, detail, on_sample)
     on_sample(results.state.samples)
-    await _fetch_archive(transport, results, mixed_identities)
+    _fetch_archive(transport, results, mixed_identities)
     fetched = 0
     if activations == "all":
         sessions = results.sessions()
         report("sessions", 0, len(sessions))
 
-        async def fetch(session: SessionFolder) -> None:
-            await _fetch_session(transport, session)
+        def fetch(session: SessionFolder) -> None:
+            _fetch_session(transport, session)
 
-        async for _ in each_of(fetch, sessions, parallel):
+        for _ in each_of(fetch, sessions, parallel):
             fetched += 1
             report("sessions", fetched, len(sessions))
     return results.end(fetched)
 
 
-async def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
-    async def read() -> None:
+def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
+    def read() -> None:
         while True:
             results.begin()
             try:
-                await _read_archive(transport, results, mixed_identities)
+                _read_archive(transport, results, mixed_identities)
                 return
             except ApiError as error:
                 if error.code != ExportChanged.code:
@@ -68,10 +68,10 @@ async def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_ide
             finally:
                 results.save()
 
-    await transport.resume(read, lambda: results.state.samples)
+    transport.resume(read, lambda: results.state.samples)
 
 
-async def _read_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
+def _read_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
     """Send one request, from the first missing sample.
 
     Raises:
@@ -86,19 +86,19 @@ async def _read_archive(transport: Transport, results: ResultsFolder, mixed_iden
     headers = {"Accept-Encoding": "identity"}
     if state.etag is not None:
         headers["If-Match"] = state.etag
-    async with transport.stream(path, headers=headers, read_timeout=READ_SECONDS) as response:
+    with transport.stream(path, headers=headers, read_timeout=READ_SECONDS) as response:
         state.etag = response.headers.get("etag")
         with results.unpacker() as unpacker:
             # no fixed size: it would lose the last bytes of a broken connection
-            async for piece in response.aiter_bytes():
-                await aside(unpacker.feed, piece)
+            for piece in response.iter_bytes():
+                unpacker.feed(piece)
     if not results.complete:
         raise ServiceUnreachable(f"the export of job {state.job_id} was cut off")
 
 
-async def _fetch_session(transport: Transport, session: SessionFolder) -> None:
+def _fetch_session(transport: Transport, session: SessionFolder) -> None:
     """Download the missing and damaged files of a session."""
     session.folder.mkdir(exist_ok=True)
     for file in session.files:
         path = path_of("/v1/activations/sessions", session.session_id, "files", file.name)
-        await downloads.fetch(transport, path, file, session.folder / plain_name(file.name))
+        downloads.fetch(transport, path, file, session.folder / plain_name(file.name))

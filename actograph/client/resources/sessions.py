@@ -1,4 +1,3 @@
-# Generated from aio/resources/sessions.py by `python actograph/client/unasync.py`: edit that file.
 """`client.sessions`, and the session objects that it returns."""
 
 from collections.abc import Iterator, Mapping
@@ -12,13 +11,13 @@ from pydantic import PrivateAttr
 
 from actograph.client.answers import path_of
 from actograph.client.artifact_stores import ArtifactFiles
-from actograph.client.blocking.resources import downloads
-from actograph.client.blocking.row_tensor import RowSource, RowTensor, ServiceRows, StoredRows
-from actograph.client.blocking.transport import Transport
 from actograph.client.hook_names import absent, stored_name
 from actograph.client.pulls.session_files import find, plain_name
 from actograph.client.queries import LONG_SECONDS, PAGE_SIZE, Order, SessionQuery, query_params
-from actograph.client.transport import Params
+from actograph.client.resources import downloads
+from actograph.client.retries import Params
+from actograph.client.row_tensor import RowSource, RowTensor, ServiceRows, StoredRows
+from actograph.client.transport import Transport
 from actograph.contract import resources
 from actograph.tensor_files import raw_array
 
