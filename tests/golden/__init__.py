@@ -1,1 +1,1 @@
-"""Golden files of everything that a user sees: OpenAPI, help, resources. `python -m tests.golden` writes them."""
+"""Golden files of routes, commands and models; `python -m tests.golden` writes them."""
