@@ -3,22 +3,22 @@
 This package is the ground floor: the contract shared by every room, the HTTP client
 and the command line. It never imports torch, fastapi, celery or sqlalchemy.
 
-    from actograph import AsyncClient, Client
+    from actograph import Client
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actograph.client import AsyncClient, Client
+    from actograph.client import Client
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = ["Client", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the clients on first use: the service's own processes need none."""
-    if name in ("AsyncClient", "Client"):
-        from actograph import client
+    """Import the client on first use: the service's own processes need none."""
+    if name == "Client":
+        from actograph.client import Client
 
-        return getattr(client, name)
+        return Client
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

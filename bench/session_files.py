@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from actograph.client.artifact_stores import open_store as open_store_of_client
-from actograph.client.blocking.row_tensor import RowTensor, StoredRows
+from actograph.client.row_tensor import RowTensor, StoredRows
 from actograph.client.tensors import open_folder
 from actograph.contract.resources import Session, SessionFile, TensorInfo
 from storage.artifacts.factory import open_store

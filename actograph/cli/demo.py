@@ -15,7 +15,7 @@ from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.client.blocking.resources.sessions import SessionHandle
+    from actograph.client.resources.sessions import SessionHandle
     from actograph.contract.resources import Job, JobResults
 
 MODEL_NAME = "demo"

@@ -1,4 +1,4 @@
-"""Client of an Actograph service: `Client`, `AsyncClient`, and readers of stored tensors."""
+"""Client of an Actograph service: `Client`, and readers of stored tensors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,10 @@ from actograph.client.errors import (
 )
 
 if TYPE_CHECKING:
-    from actograph.client.aio.client import AsyncClient
-    from actograph.client.blocking.client import Client
+    from actograph.client.client import Client
 
 __all__ = [
     "ApiError",
-    "AsyncClient",
     "Client",
     "DownloadDamaged",
     "ServiceUnreachable",
@@ -26,13 +24,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import each client on first use: most programs need one."""
-    if name == "AsyncClient":
-        from actograph.client.aio.client import AsyncClient
-
-        return AsyncClient
+    """Import the client on first use: the command line starts without it."""
     if name == "Client":
-        from actograph.client.blocking.client import Client
+        from actograph.client.client import Client
 
         return Client
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

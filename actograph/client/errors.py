@@ -9,7 +9,7 @@ from urllib.request import getproxies
 import httpx
 from pydantic import ValidationError
 
-from actograph.client.transport import is_loopback_host
+from actograph.client.retries import is_loopback_host
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Problem, ProblemItem
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actograph.client import Client
-from actograph.client.transport import is_loopback_host
+from actograph.client.retries import is_loopback_host
 from actograph.contract.errors import (
     ActographError,
     Conflict,

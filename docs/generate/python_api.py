@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from actograph.client import errors
-from actograph.client.blocking import client as blocking
-from actograph.client.blocking.resources.jobs import JobHandle
-from actograph.client.blocking.resources.sessions import SessionHandle
-from actograph.client.blocking.row_tensor import RowTensor
+from actograph.client.client import Client
 from actograph.client.matrix.matrix import Matrix
+from actograph.client.resources.jobs import JobHandle
+from actograph.client.resources.sessions import SessionHandle
+from actograph.client.row_tensor import RowTensor
 from docs.generate.markdown import code, escape, heading
 
 INTRODUCTION = """\
-`from actograph import Client, AsyncClient`. `AsyncClient` has the same calls as coroutines and asynchronous
-iterators. [The Python client](../guides/client.md) is the guide."""
+`from actograph import Client`. [The Python client](../guides/client.md) is the guide."""
 _SECTION = re.compile(r"^(Args|Raises[^:\n]*|Returns|Yields):$")
 
 
@@ -94,8 +93,8 @@ def resources(client: Any) -> Iterator[tuple[str, type]]:
 
 def page() -> str:
     """Build the page."""
-    text = heading("Python API", INTRODUCTION) + class_section("Client", blocking.Client)
-    with blocking.Client("http://127.0.0.1:8420", "") as client:
+    text = heading("Python API", INTRODUCTION) + class_section("Client", Client)
+    with Client("http://127.0.0.1:8420", "") as client:
         for name, kind in resources(client):
             text += class_section(f"client.{name}", kind)
     for kind in (JobHandle, SessionHandle, RowTensor, Matrix):

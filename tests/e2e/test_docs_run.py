@@ -4,7 +4,6 @@ Only what a reader fills in is filled in: ids, `JOB`, `SESSION`, the address. Co
 run in this process, everything else in bash.
 """
 
-import asyncio
 import io
 import os
 import re
@@ -12,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -153,12 +151,7 @@ def run_python(text: str) -> str:
     """What it printed."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     with redirect_stdout(io.StringIO()) as printed:
-        if re.search(r"^async ", text, re.MULTILINE):
-            body = textwrap.indent(text, "    ")
-            exec(f"async def program():\n{body}", scope)
-            asyncio.run(scope["program"]())
-        else:
-            exec(compile(text, "the docs", "exec"), scope)
+        exec(compile(text, "the docs", "exec"), scope)
     return printed.getvalue()
 
 

@@ -190,7 +190,7 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
     [
         "api.app",
         "actograph.cli.main",
-        "actograph.client.blocking.client",
+        "actograph.client.client",
         "worker.process.celery_app",
         "actograph.demo",
     ],

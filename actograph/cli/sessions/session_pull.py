@@ -70,7 +70,7 @@ def _pull_all(
     client: "Client", names: Iterator[str], out: Path, *, total: int, parallel: int, output: Format
 ) -> int:
     """Download sessions side by side and report each. Returns the exit code."""
-    from actograph.client.blocking.runtime import each_of
+    from actograph.client.concurrency import each_of
     from actograph.progress import duration, meter
 
     began, code = time.monotonic(), exit_codes.OK

@@ -1,6 +1,5 @@
 """The results folder over HTTP, and fetched by the client and the commands."""
 
-import asyncio
 import io
 import json
 import re
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actograph.client import AsyncClient, Client, DownloadDamaged, ServiceUnreachable
-from actograph.client.pulls.results_folder import PulledResults
+from actograph.client import Client, DownloadDamaged, ServiceUnreachable
 from actograph.client.tensors import open_folder
 from actograph.contract.errors import CaptureFailed, InvalidRequest
 from actograph.contract.resources import Score
@@ -342,22 +340,19 @@ def test_a_pull_that_broke_off_fetches_only_what_is_missing(
         assert (out / name).read_bytes() == data
 
 
-def test_coroutines_pull_the_same_folder(service: "Service", url: str, tmp_path: Path) -> None:
+def test_sessions_are_pulled_in_parallel(service: "Service", url: str, tmp_path: Path) -> None:
     job_id = evaluation(service)
     finish(service, job_id, 6)
     steps: list[tuple[str, int, int]] = []
 
-    async def pull() -> PulledResults:
-        async with AsyncClient(url, "") as client:
-            return await client.jobs.pull_results(
-                job_id,
-                tmp_path / "out",
-                activations="all",
-                on_progress=lambda what, done, total: steps.append((what, done, total)),
-                parallel=2,
-            )
-
-    pulled = asyncio.run(pull())
+    with Client(url, "") as client:
+        pulled = client.jobs.pull_results(
+            job_id,
+            tmp_path / "out",
+            activations="all",
+            on_progress=lambda what, done, total: steps.append((what, done, total)),
+            parallel=2,
+        )
     assert (pulled.samples, pulled.sessions, pulled.complete) == (6, 6, True)
     assert steps == [("samples", n, 6) for n in range(7)] + [("sessions", n, 6) for n in range(7)]
     names = files_of(tmp_path / "out")

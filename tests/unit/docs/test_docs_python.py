@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from actograph.client import AsyncClient, Client
-from actograph.client.blocking.resources.jobs import JobHandle
-from actograph.client.blocking.resources.sessions import SessionHandle
+from actograph.client import Client
+from actograph.client.resources.jobs import JobHandle
+from actograph.client.resources.sessions import SessionHandle
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -38,7 +38,7 @@ def check(block: Any) -> None:
     names = imported(tree)
     if not names:  # then `client` is another package's
         return
-    client = (AsyncClient if "AsyncClient" in names else Client)("http://127.0.0.1:1", "")
+    client = Client("http://127.0.0.1:1", "")
     known: dict[str, Any] = {"client": client, "job": JobHandle, "session": SessionHandle}
     known |= {f"client.{name}": resource for name, resource in vars(client).items()}
     for node in ast.walk(tree):

@@ -14,7 +14,7 @@ import typer
 
 from actograph.cli import examples
 from actograph.cli.main import app, main
-from actograph.client import transport
+from actograph.client import retries
 
 #: `up` and `demo` run a service, `chat` a conversation, `bench` another program's output, a shell's script
 WITHOUT_ANSWER = {"up", "demo", "chat", "bench", "completion"}
@@ -67,7 +67,7 @@ def test_no_example_is_of_a_command_that_is_gone() -> None:
 
 @pytest.fixture
 def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
 
     def call(*arguments: object) -> tuple[int, list[Any], str]:

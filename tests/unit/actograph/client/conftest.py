@@ -1,14 +1,13 @@
 """Sessions whose tensors a service serves and a store's folder holds."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from actograph.client import AsyncClient, Client, transport
+from actograph.client import Client
 from actograph.client.matrix.chosen_rows import NamedSpan, Segmented
 from actograph.contract import resources
 from tests.support.tensor_files import encode_tensors
@@ -91,18 +90,3 @@ def local(service: Any, store: Path) -> Iterator[Client]:
     """Reads rows from the folder, past the service."""
     with Client(service.url, "", store=store) as client:
         yield client
-
-
-@pytest.fixture
-def go(service: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a coroutine function with an AsyncClient; keywords go to the client."""
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
-
-    def run(talk: Callable[[AsyncClient], Awaitable[Any]], **options: Any) -> Any:
-        async def with_client() -> Any:
-            async with AsyncClient(service.url, "", retries=3, **options) as client:
-                return await talk(client)
-
-        return asyncio.run(with_client())
-
-    return run

@@ -16,7 +16,7 @@ from actograph.client import (
     DownloadDamaged,
     ServiceUnreachable,
     UnexpectedAnswer,
-    transport,
+    retries,
 )
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -27,7 +27,7 @@ SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + 
 
 @pytest.fixture
 def client(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
     with Client(service.url, "", retries=3) as made:
         yield made
 
@@ -121,7 +121,7 @@ def test_an_upload_is_not_repeated_once_it_was_sent(service: Any, client: Client
 
 
 def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with (
@@ -135,7 +135,7 @@ def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_service_that_comes_up_meanwhile_is_found(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.1)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

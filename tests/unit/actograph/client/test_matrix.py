@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from actograph.client import AsyncClient, Client
+from actograph.client import Client
 from actograph.client.optional import PackageMissing
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
@@ -202,15 +202,6 @@ def test_torch_and_pandas_on_request(client: Client) -> None:
     frame = matrix.frame()
     assert list(frame.columns) == ["session_id", "sample_index", "condition", "epoch", "token", "label"]
     assert frame.label.sum() == 3
-
-
-@pytest.mark.parametrize("from_store", [False, True])
-def test_coroutines_gather_alike(go: Any, sessions: Any, store: Path, from_store: bool) -> None:
-    async def talk(client: AsyncClient) -> Any:
-        return await (await client.jobs.get(JOB)).matrix(HOOK, rows="answer", parallel=3)
-
-    matrix = go(talk, store=store if from_store else None)
-    assert np.array_equal(matrix.features, np.stack([rows_of(n)[6] for n in range(5)]))
 
 
 def test_samples_as_a_frame(service: Any, client: Client) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from actograph.client import AsyncClient, Client
+from actograph.client import Client
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import Session
 
@@ -87,7 +87,7 @@ def test_over_http_only_the_rows_are_asked_for(service: Any, plain: Client, sess
 def test_long_reads_take_several_answers(
     plain: Client, session: Session, service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actograph.client.blocking import row_tensor
+    from actograph.client import row_tensor
 
     monkeypatch.setattr(row_tensor, "ANSWER_BYTES", 3 * 16)
     tensor = plain.sessions.get(session.id)["resid_post.1"]
@@ -137,21 +137,6 @@ def test_a_store_that_is_another_services_is_told(local: Client, session: Sessio
     file.unlink()
     with pytest.raises(NotFound, match="is this the store of this service"):
         _ = tensor[0]
-
-
-@pytest.mark.parametrize("from_store", [False, True])
-def test_coroutines_index_too(go: Any, session: Session, store: Path, from_store: bool) -> None:
-    async def talk(client: AsyncClient) -> None:
-        found = await client.sessions.get(session.id)
-        tensor = found["resid_post.1"]
-        assert np.array_equal(await tensor[-2:], WHOLE[-2:])
-        assert np.array_equal(await tensor[3], WHOLE[3])
-        assert (await tensor.torch(0)).tolist() == WHOLE[0].tolist()
-        assert (await found.token_ids()).tolist() == list(range(8))
-        with pytest.raises(TypeError, match=r"await tensor\.numpy"):
-            np.asarray(tensor)
-
-    go(talk, store=store if from_store else None)
 
 
 def test_handles_equal_what_the_service_said(service: Any, plain: Client, session: Session) -> None:

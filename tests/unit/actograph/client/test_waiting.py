@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actograph.client import AsyncClient, Client
+from actograph.client import Client
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
 from actograph.contract.resources import JobStatus
 
@@ -27,17 +27,6 @@ def test_it_waits_for_the_end_however_it_comes(service: Any, plain: Client, stat
     timer.join()
 
 
-def test_the_end_is_seen_by_coroutines(service: Any, go: Any) -> None:
-    job = service.add_job(1, status="in_progress")
-    timer = end_soon(service, job.id, JobStatus.COMPLETED)
-
-    async def talk(client: AsyncClient) -> str:
-        return (await client.jobs.wait(job.id)).status
-
-    assert go(talk) == "completed"
-    timer.join()
-
-
 def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = service.add_job(1, status="in_progress")
     faults: list[int | str] = ["drop", 503]
@@ -48,7 +37,7 @@ def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.
         else:
             service.jobs[job.id] = job.model_copy(update={"status": JobStatus.COMPLETED})
 
-    monkeypatch.setattr("actograph.client.blocking.resources.jobs.sleep", fail_or_end)
+    monkeypatch.setattr("actograph.client.resources.jobs.sleep", fail_or_end)
     with Client(service.url, "", retries=0) as client:
         assert client.jobs.wait(job.id).status is JobStatus.COMPLETED
     assert service.faults == []

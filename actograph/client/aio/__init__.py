@@ -1,1 +1,0 @@
-"""The client as coroutines. This is the source: `actograph.client.unasync` generates `blocking` from it."""

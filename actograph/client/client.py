@@ -1,0 +1,108 @@
+"""The service's HTTP interface as Python calls, typed by the contract.
+
+with Client() as client:
+    file = client.files.upload("problems.jsonl")
+    job = client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
+    job = job.wait(progress=True)
+    for session in job.sessions(correct=True):
+        rows = session["resid_post.3"][-10:]
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+from actograph.client.artifact_stores import open_store
+from actograph.client.errors import ApiError
+from actograph.client.resources.batches import Batches
+from actograph.client.resources.chat import Chat
+from actograph.client.resources.files import Files
+from actograph.client.resources.jobs import JobHandle, Jobs
+from actograph.client.resources.keys import Keys
+from actograph.client.resources.service import Models, Queue, Workers
+from actograph.client.resources.sessions import Sessions
+from actograph.client.resources.store import Store
+from actograph.client.resources.vectors import Vectors
+from actograph.client.transport import Transport
+from actograph.contract.service.capabilities import Capabilities
+from actograph.settings import Settings
+
+
+class Client:
+    """A connection to one service; usable from several threads.
+
+    Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `chat`,
+    `queue`, `workers`, `keys`, `store`.
+
+    Args:
+        base_url: the service; by default `ACTOGRAPH_URL`, else this machine.
+        api_key: the key to send; by default `ACTOGRAPH_API_KEY`.
+        timeout: seconds to wait for one answer.
+        retries: how often a request is repeated, with growing pauses, while the service cannot be reached
+            or is overloaded. Only requests that are safe to repeat are repeated.
+        store: the service's artifact store, if it can be read from here: a folder, a `file://` URL or
+            `s3://bucket/prefix` (with boto3). Rows are then read from the store directly.
+
+    Raises (every call):
+        ApiError: the service refused; see `status`, `code`, `message` and `errors`.
+        ServiceUnreachable: no connection.
+        UnexpectedAnswer: the answer does not match this version of the contract.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        *,
+        retries: int = 4,
+        store: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if base_url is None or api_key is None:
+            settings = Settings()
+            base_url = settings.effective_url if base_url is None else base_url
+            api_key = settings.api_key if api_key is None else api_key
+        self.base_url = base_url.rstrip("/")
+        files = None if store is None else open_store(store)
+        transport = self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
+        self.sessions = Sessions(transport, files)
+        self.jobs = Jobs(transport, self.sessions)
+        self.files = Files(transport)
+        self.models = Models(transport)
+        self.batches = Batches(transport)
+        self.vectors = Vectors(transport)
+        self.chat = Chat(transport)
+        self.queue = Queue(transport)
+        self.workers = Workers(transport)
+        self.keys = Keys(transport)
+        self.store = Store(transport)
+
+    def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
+        """Submit a job: short for `client.jobs.submit`."""
+        return self.jobs.submit(spec, idempotency_key=idempotency_key)
+
+    def capabilities(self) -> Capabilities:
+        """Return the job kinds, hook points, tasks and limits of the service."""
+        return self._transport.call(Capabilities, "GET", "/v1/capabilities")
+
+    def ready(self) -> bool:
+        """Whether the service is ready: database, broker and a worker with its model."""
+        try:
+            answer = self._transport.request("GET", "/readyz", repeatable=False, timeout=10.0)
+        except ApiError as error:
+            if error.status == 503:
+                return False
+            raise
+        return "[-]" not in answer.text  # a missing worker is reported in a 200
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()

@@ -1,0 +1,1 @@
+"""Golden files of routes, commands and models; `python -m tests.golden` writes them."""
