@@ -13,7 +13,7 @@ last sample that anybody held when it struck; faults may overlap.
 
 Beside the faults come changes that no running job may notice: the model is reloaded plainly, in bfloat16 and
 with another savepoint, a half-drained job is deleted and the API killed meanwhile, the broker stays down for
-a minute, the index is upgraded and one worker and the API are replaced.
+a minute, one worker and the API are replaced.
 
 Exit status 1 where anything is lost, duplicated, unreadable, different, of mixed identity or not deleted, was
 run again without having been in the hand of a victim, or is left over after a sweep.

@@ -26,7 +26,6 @@ from storage.tables.models import (
     EventRow,
     FileRow,
     JobRow,
-    JobSumsRow,
     JobTagRow,
     SampleRow,
     SessionRow,
@@ -93,7 +92,7 @@ def _narrow(state: ORMExecuteState) -> None:
 #: tables with an `owner` column
 OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow, DeletionRow)
 #: tables whose rows belong to the owner of their job or session
-OF_JOB = (SampleRow, EventRow, JobSumsRow, JobTagRow, WebhookRow)
+OF_JOB = (SampleRow, EventRow, JobTagRow, WebhookRow)
 OF_SESSION = (ArtifactRow, SessionTagRow)
 
 

@@ -12,7 +12,6 @@ from storage.tables.service import (
     DeletionRow,
     IdempotencyRow,
     QueuePauseRow,
-    SchemaCompatibilityRow,
 )
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "DeletionRow",
     "IdempotencyRow",
     "QueuePauseRow",
-    "SchemaCompatibilityRow",
 ]
 
 _LEASED = "leased"
@@ -87,16 +85,6 @@ class JobTagRow(Base):
 
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-
-
-class JobSumsRow(Base):
-    """Sums of a job's scores, kept by earlier versions. Nothing reads them any more."""
-
-    __tablename__ = "job_sums"
-
-    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    position: Mapped[int]
-    sums: Mapped[dict[str, Any]]
 
 
 class SampleRow(Base):

@@ -73,14 +73,6 @@ class ApiKeyRow(Base):
     requests_per_minute: Mapped[int | None]
 
 
-class SchemaCompatibilityRow(Base):
-    """The oldest schema whose code works on this one; a single row, see `storage.migrate`."""
-
-    __tablename__ = "schema_compatibility"
-
-    oldest_code: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-
-
 class DeletionRow(Base):
     """A deleted job, session or file whose rows or stored files still exist."""
 

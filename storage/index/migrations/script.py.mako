@@ -13,5 +13,5 @@ def upgrade() -> None:
     ${upgrades if upgrades else "pass"}
 
 
-def downgrade() -> None:
+
     ${downgrades if downgrades else "pass"}

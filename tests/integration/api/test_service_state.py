@@ -1,5 +1,6 @@
 """Probes, models, workers, queue, keys, and the one shape of all errors."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,13 +93,8 @@ def test_a_database_that_is_away_is_503_and_the_process_lives(service: "Service"
     assert service.client.get("/v1/jobs").status_code == 200
 
 
-def test_an_old_schema_is_not_served(settings: Settings) -> None:
-    from storage import migrate
-    from storage.index.database import Database
-
-    database = Database(settings.effective_database_url)
-    migrate.downgrade(database, "base")
-    database.close()
+def test_a_database_without_tables_is_not_served(settings: Settings, tmp_path: Path) -> None:
+    settings = settings.model_copy(update={"database_url": f"sqlite:///{tmp_path / 'empty.db'}"})
     with pytest.raises(Exception, match=r"python -m storage\.migrate"), TestClient(create_app(settings)):
         pass
 

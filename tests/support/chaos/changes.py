@@ -1,4 +1,4 @@
-"""Changes in mid-drain that no running job may notice: reloads, deletions, an upgrade, no broker for long.
+"""Changes in mid-drain that no running job may notice: reloads, deletions, new processes, no broker for long.
 
 None of them may cost a sample that somebody holds: nobody who holds one is killed.
 """
@@ -16,8 +16,6 @@ import psutil
 from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus
-from storage import migrate
-from storage.index.database import Database
 from tests.support.broker import broker_of
 from tests.support.chaos.stack import Injected, NotMidWork, Outage, Stack, Strike
 from tests.support.processes import has_ended, words_of
@@ -31,38 +29,6 @@ PATIENCE_SECONDS = 90.0
 #: the API is killed at a random moment up to so long after it was asked to delete
 DELETION_SECONDS = 0.1
 _REDIS_TRIES = 5
-
-NEXT_VERSION = '''"""A version that is yet to come: a column and a table."""
-
-import sqlalchemy as sa
-from alembic import op
-
-revision = "{number}"
-down_revision = "{before}"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    op.add_column("samples", sa.Column("of_{number}", sa.Integer(), server_default="0", nullable=False))
-    op.create_table(
-        "of_{number}",
-        sa.Column("job_id", sa.String(64), sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
-    )
-'''
-ITS_INDEX = '''"""Its index, in a migration of its own."""
-
-from storage.index.migrations import indexes
-
-revision = "{number}"
-down_revision = "{before}"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    indexes.create("ix_samples_of_{number}", "samples", ["job_id", "finished_at"])
-'''
 
 
 def _held(stack: Stack) -> list[str]:
@@ -192,35 +158,17 @@ def _listens(process: psutil.Process, port: int) -> bool:
     return any(one.laddr.port == port for one in process.net_connections(kind="tcp") if one.laddr)
 
 
-def upgrade(stack: Stack) -> Injected:
-    """Upgrade the index as in docs/operate/running.md, then replace one worker and the API.
-
-    The version after is made up: migrations of every kind that the rule of `storage.migrate` allows. So the
-    processes, old and new, are of the version before, which works on a schema that it does not know.
-    """
+def replace(stack: Stack) -> Injected:
+    """Replace one worker and the API, as for a new version."""
     held = _held(stack)
     _, child = stack.busy_child()
     worker, api = child.parent(), stack.program("api")
     if worker is None:
         raise NotMidWork("the worker is gone")
-    _migrate(stack)
     at = time.time()
     _replace(stack, worker)
     _replace(stack, api)
     return Injected(in_hand=[], waiting=held, at=at)
-
-
-def _migrate(stack: Stack) -> None:
-    stack.upgrades.mkdir(exist_ok=True)
-    database = Database(stack.database.url.render_as_string(hide_password=False))
-    try:
-        for form in (NEXT_VERSION, ITS_INDEX):
-            number = 9001 + len(list(stack.upgrades.glob("*.py")))
-            text = form.format(number=number, before=migrate.current(database))
-            (stack.upgrades / f"{number}_chaos.py").write_text(text)
-            migrate.upgrade(database, versions=(migrate.MIGRATIONS, stack.upgrades))
-    finally:
-        database.close()
 
 
 def _replace(stack: Stack, process: psutil.Process) -> None:
@@ -248,5 +196,5 @@ RELOADS: dict[str, tuple[Strike, int]] = {
 CHANGES: dict[str, tuple[Strike, int]] = RELOADS | {
     "delete a job, kill -9 API": (delete_half_drained, 3),
     BROKER_DOWN: (hold_broker_down, 1),
-    "upgrade": (upgrade, 1),
+    "replace worker and API": (replace, 1),
 }

@@ -146,7 +146,6 @@ def service(
                 client=client,
                 spec=spec,
                 broker_down_seconds=broker_down_seconds,
-                upgrades=home / "upgrades",
                 postgres=behind.postgres,
                 proxy=behind.proxy,
             ),

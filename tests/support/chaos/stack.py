@@ -60,8 +60,6 @@ class Stack:
     spec: Mapping[str, Any]
     #: for how long the broker stays down where it is not to come back at once
     broker_down_seconds: float
-    #: migrations of versions that are yet to come
-    upgrades: Path
     #: jobs that were to disappear, and what was drained without a broker
     deleted: list[str] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)

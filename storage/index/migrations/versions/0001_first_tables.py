@@ -1,4 +1,4 @@
-"""The tables of the first version"""
+"""The tables of the first release. Nothing is released yet: tables and this file change together."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,6 +11,57 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("owner", sa.String(length=64), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("prefix", sa.String(length=16), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("last_used_at", sa.Double(), nullable=True),
+        sa.Column("expires_at", sa.Double(), nullable=True),
+        sa.Column("revoked_at", sa.Double(), nullable=True),
+        sa.Column("quota_bytes", sa.BigInteger(), nullable=True),
+        sa.Column("requests_per_minute", sa.Integer(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+        sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
+    )
+    with op.batch_alter_table("api_keys", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_api_keys_owner"), ["owner"], unique=False)
+
+    op.create_table(
+        "counters",
+        sa.Column("source", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("source", "name", "kind", "status", name=op.f("pk_counters")),
+    )
+    op.create_table(
+        "deletions",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("names", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("listed", sa.Boolean(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("attempts", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("next_attempt_at", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_deletions")),
+    )
+    with op.batch_alter_table("deletions", schema=None) as batch_op:
+        batch_op.create_index("ix_deletions_listed_created_at", ["listed", "created_at"], unique=False)
+        batch_op.create_index("ix_deletions_next_attempt_at", ["next_attempt_at"], unique=False)
+
+    op.create_table(
+        "duties",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("begun_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_duties")),
+    )
+    op.create_table(
         "files",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("filename", sa.String(length=255), nullable=False),
@@ -18,16 +69,25 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("expires_at", sa.Double(), nullable=True),
+        sa.Column("chunks", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
     )
+    with op.batch_alter_table("files", schema=None) as batch_op:
+        batch_op.create_index("ix_files_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index("ix_files_expires_at", ["expires_at"], unique=False)
+        batch_op.create_index("ix_files_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+
     op.create_table(
         "idempotency_keys",
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.Column("key", sa.String(length=255), nullable=False),
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("status_code", sa.Integer(), nullable=True),
         sa.Column("response", sa.JSON(none_as_null=True), nullable=True),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_idempotency_keys")),
+        sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotency_keys")),
     )
     op.create_table(
         "jobs",
@@ -45,14 +105,42 @@ def upgrade() -> None:
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("hooks", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("pinned", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("identity_sha256", sa.String(length=64), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("deadline_at", sa.Double(), nullable=True),
+        sa.Column("served_at", sa.Double(), nullable=True),
+        sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("recent_samples", sa.Double(), server_default=sa.text("0"), nullable=False),
+        sa.Column("recent_seconds", sa.Double(), server_default=sa.text("0"), nullable=False),
+        sa.Column("deleted_at", sa.Double(), nullable=True),
+        sa.Column("staged_scoring", sa.String(length=64), nullable=True),
+        sa.Column("scoring", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
         batch_op.create_index("ix_jobs_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index("ix_jobs_kind_created_at_id", ["kind", "created_at", "id"], unique=False)
+        batch_op.create_index("ix_jobs_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+        batch_op.create_index(
+            "ix_jobs_scoring",
+            ["scoring"],
+            unique=False,
+            sqlite_where=sa.text("scoring IS NOT NULL"),
+            postgresql_where=sa.text("scoring IS NOT NULL"),
+        )
+        batch_op.create_index("ix_jobs_status_created_at_id", ["status", "created_at", "id"], unique=False)
         batch_op.create_index(
             "ix_jobs_status_priority_created_at", ["status", "priority", "created_at"], unique=False
         )
 
+    op.create_table(
+        "model_tokenizers",
+        sa.Column("model", sa.String(length=1024), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("definition", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("model", name=op.f("pk_model_tokenizers")),
+    )
     op.create_table(
         "models",
         sa.Column("name", sa.String(length=1024), nullable=False),
@@ -61,20 +149,80 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_models")),
     )
     op.create_table(
+        "queue_pauses",
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("reason", sa.String(length=500), nullable=True),
+        sa.Column("paused_by", sa.String(length=64), nullable=False),
+        sa.Column("paused_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("kind", name=op.f("pk_queue_pauses")),
+    )
+    op.create_table(
+        "vectors",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("hook", sa.String(length=256), nullable=False),
+        sa.Column("model", sa.String(length=1024), nullable=True),
+        sa.Column("width", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("details", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_vectors")),
+    )
+    with op.batch_alter_table("vectors", schema=None) as batch_op:
+        batch_op.create_index("ix_vectors_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index("ix_vectors_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+
+    op.create_table(
         "workers",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("hostname", sa.String(length=255), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("model", sa.String(length=1024), nullable=True),
+        sa.Column("identity_sha256", sa.String(length=64), nullable=True),
         sa.Column("device", sa.String(length=64), nullable=True),
         sa.Column("started_at", sa.Double(), nullable=False),
         sa.Column("heartbeat_at", sa.Double(), nullable=False),
         sa.Column("job_id", sa.String(length=64), nullable=True),
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("memory", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("served", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workers")),
     )
+    op.create_table(
+        "batches",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("input_file_id", sa.String(length=64), nullable=False),
+        sa.Column("request", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("model", sa.String(length=1024), nullable=True),
+        sa.Column("job_id", sa.String(length=64), nullable=True),
+        sa.Column("errors", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("counts", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("output_file_id", sa.String(length=64), nullable=True),
+        sa.Column("error_file_id", sa.String(length=64), nullable=True),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("moments", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_batches_job_id_jobs"), ondelete="SET NULL"
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
+    )
+    with op.batch_alter_table("batches", schema=None) as batch_op:
+        batch_op.create_index("ix_batches_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index("ix_batches_job_id", ["job_id"], unique=False)
+        batch_op.create_index(
+            "ix_batches_open",
+            ["created_at", "id"],
+            unique=False,
+            sqlite_where=sa.text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+            postgresql_where=sa.text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+        )
+        batch_op.create_index("ix_batches_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+
     op.create_table(
         "events",
         sa.Column(
@@ -125,6 +273,11 @@ def upgrade() -> None:
         sa.Column("generated_tokens", sa.Integer(), nullable=True),
         sa.Column("seed", sa.BigInteger(), nullable=True),
         sa.Column("scores", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("scoring", sa.String(length=64), nullable=True),
+        sa.Column("staged_scores", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("tool_use", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("messages", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("logprobs", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("session_id", sa.String(length=64), nullable=True),
         sa.Column("started_at", sa.Double(), nullable=True),
@@ -146,6 +299,31 @@ def upgrade() -> None:
         batch_op.create_index(
             "ix_samples_job_id_status_position", ["job_id", "status", "position"], unique=False
         )
+        batch_op.create_index(
+            "ix_samples_worker_id_leased",
+            ["worker_id"],
+            unique=False,
+            sqlite_where=sa.text("status = 'leased'"),
+            postgresql_where=sa.text("status = 'leased'"),
+        )
+
+    op.create_table(
+        "webhook_deliveries",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("job_id", sa.String(length=64), nullable=True),
+        sa.Column("event", sa.String(length=32), nullable=False),
+        sa.Column("url", sa.String(length=2048), nullable=True),
+        sa.Column("payload", sa.String(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_attempt_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_webhook_deliveries_job_id_jobs"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_deliveries")),
+    )
+    with op.batch_alter_table("webhook_deliveries", schema=None) as batch_op:
+        batch_op.create_index("ix_webhook_deliveries_job_id", ["job_id"], unique=False)
+        batch_op.create_index("ix_webhook_deliveries_next_attempt_at", ["next_attempt_at"], unique=False)
 
     op.create_table(
         "sessions",
@@ -164,6 +342,10 @@ def upgrade() -> None:
         sa.Column("dtype", sa.String(length=16), nullable=False),
         sa.Column("hooks", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("correct", sa.Boolean(), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("expires_at", sa.Double(), nullable=True),
+        sa.Column("identity_sha256", sa.String(length=64), nullable=True),
+        sa.Column("pinned", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name=op.f("fk_sessions_job_id_jobs"), ondelete="CASCADE"
         ),
@@ -174,11 +356,26 @@ def upgrade() -> None:
         sa.UniqueConstraint("sample_id", name=op.f("uq_sessions_sample_id")),
     )
     with op.batch_alter_table("sessions", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_sessions_condition_created_at_id", ["condition", "created_at", "id"], unique=False
+        )
+        batch_op.create_index(
+            "ix_sessions_correct_created_at_id", ["correct", "created_at", "id"], unique=False
+        )
         batch_op.create_index("ix_sessions_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index("ix_sessions_expires_at", ["expires_at"], unique=False)
         batch_op.create_index(
             "ix_sessions_job_id_created_at_id", ["job_id", "created_at", "id"], unique=False
         )
-        batch_op.create_index("ix_sessions_model", ["model"], unique=False)
+        batch_op.create_index("ix_sessions_model_created_at_id", ["model", "created_at", "id"], unique=False)
+        batch_op.create_index("ix_sessions_owner_bytes_rows", ["owner", "bytes", "rows"], unique=False)
+        batch_op.create_index("ix_sessions_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+        batch_op.create_index(
+            "ix_sessions_pinned_created_at_id", ["pinned", "created_at", "id"], unique=False
+        )
+        batch_op.create_index(
+            "ix_sessions_sample_index_created_at_id", ["sample_index", "created_at", "id"], unique=False
+        )
 
     op.create_table(
         "artifacts",
@@ -191,34 +388,20 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("session_id", "name", name=op.f("pk_artifacts")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("artifacts")
-    with op.batch_alter_table("sessions", schema=None) as batch_op:
-        batch_op.drop_index("ix_sessions_model")
-        batch_op.drop_index("ix_sessions_job_id_created_at_id")
-        batch_op.drop_index("ix_sessions_created_at_id")
-
-    op.drop_table("sessions")
-    with op.batch_alter_table("samples", schema=None) as batch_op:
-        batch_op.drop_index("ix_samples_job_id_status_position")
-
-    op.drop_table("samples")
-    with op.batch_alter_table("job_tags", schema=None) as batch_op:
-        batch_op.drop_index("ix_job_tags_tag")
-
-    op.drop_table("job_tags")
-    with op.batch_alter_table("events", schema=None) as batch_op:
-        batch_op.drop_index("ix_events_job_id_id")
-
-    op.drop_table("events")
-    op.drop_table("workers")
-    op.drop_table("models")
-    with op.batch_alter_table("jobs", schema=None) as batch_op:
-        batch_op.drop_index("ix_jobs_status_priority_created_at")
-        batch_op.drop_index("ix_jobs_created_at_id")
-
-    op.drop_table("jobs")
-    op.drop_table("idempotency_keys")
-    op.drop_table("files")
+    op.create_table(
+        "session_tags",
+        sa.Column("session_id", sa.String(length=64), nullable=False),
+        sa.Column("tag", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["session_id"],
+            ["sessions.id"],
+            name=op.f("fk_session_tags_session_id_sessions"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("session_id", "tag", name=op.f("pk_session_tags")),
+    )
+    with op.batch_alter_table("session_tags", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_session_tags_tag_created_at_session_id", ["tag", "created_at", "session_id"], unique=False
+        )

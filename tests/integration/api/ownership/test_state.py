@@ -16,7 +16,6 @@ from storage.tables.models import (
     ModelRow,
     ModelTokenizerRow,
     QueuePauseRow,
-    SchemaCompatibilityRow,
     WebhookRow,
     WorkerRow,
 )
@@ -31,7 +30,6 @@ ADMIN_ONLY = {"get_key", "update_key", "revoke_key", "delete_key"}
 #: tables whose rows are nobody's, or whose queries name the owner themselves
 SHARED_BY_ALL: set[type[Any]] = {
     WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow, DutyRow,
-    SchemaCompatibilityRow,
 }  # fmt: skip
 #: rows that requests of anybody change
 CHANGING = {"api_keys", "counters", "duties", "workers", "idempotency_keys"}
