@@ -127,7 +127,7 @@ def submit(database: Database, units: int, priority: int) -> str:
             "kind": "capture",
             "model": MODEL,
             "inputs": [{"prompt": "x"}] * (units * UNIT_SAMPLES),
-            "capture": {"mode": "off"},
+            "capture": None,
             "sampling": {"max_tokens": 1},
             "priority": priority,
         }

@@ -48,7 +48,7 @@ SPEC: dict[str, Any] = {
     "kind": "capture",
     "model": "null",
     "inputs": [{"prompt": "one and two"}],
-    "capture": {"mode": "off"},
+    "capture": None,
     "sampling": {"max_tokens": 4},
 }
 UNIT_SECONDS = 0.1

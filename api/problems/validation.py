@@ -21,7 +21,6 @@ from actograph.contract.specs import (
     AnyJobSpec,
     CaptureInput,
     CaptureJobSpec,
-    ExtractSpec,
     job_spec_adapter,
 )
 from api.problems.json_outline import Bounds, outline, require_bounded
@@ -91,7 +90,7 @@ def parse_job_spec(body: bytes) -> AnyJobSpec:
         detail = f"List should have at most {MAX_INPUTS} items after validation, not {outlined.items}"
         raise InvalidFields([FieldError(("inputs",), detail)])
     further = [one for first, items in outlined.further_slices() for one in _parse_inputs(items, first)]
-    if further and isinstance(spec, CaptureJobSpec | ExtractSpec):
+    if further and isinstance(spec, CaptureJobSpec):
         spec = spec.model_copy(update={"inputs": [*(spec.inputs or ()), *further]})
     return spec
 

@@ -52,7 +52,7 @@ SPEC_EXAMPLES = {
         "conditions": [
             {"name": "baseline"},
             {"name": "ep02", "suffix": "This is very important to my career."},
-            {"name": "calculator", "mode": "with_tools"},
+            {"name": "calculator", "tools": "calculator"},
             {
                 "name": "steered",
                 "interventions": [
@@ -77,12 +77,17 @@ SPEC_EXAMPLES = {
         "sampling": {"max_tokens": 64, "temperature": 0.7, "seed": 1},
         "capture": {"hooks": ["resid_post.12", "logits"], "positions": "generated"},
     },
-    "extraction of every layer": {
-        "kind": "extract",
+    "read texts, every layer": {
+        "kind": "capture",
         "model": "Qwen/Qwen3-30B-A3B",
         "dataset": {"hub": "openai/gsm8k", "config": "main", "split": "train"},
         "text_field": "question",
-        "capture": {"points": ["resid_post", "router_logits"], "layers": None, "stats": True},
+        "capture": {
+            "points": ["resid_post", "router_logits"],
+            "layers": "all",
+            "stats": True,
+            "mode": "prefill",
+        },
         "truncate": True,
     },
 }

@@ -104,7 +104,7 @@ def _check_task_messages(spec: EvaluationSpec, *, lacks_template: bool) -> None:
 
 
 def _captured_hooks(capture: CaptureSpec | None, structure: ModelStructure | None) -> list[str] | None:
-    if capture is None or capture.mode == "off":
+    if capture is None:
         return []
     if structure is None:
         return None

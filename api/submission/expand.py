@@ -7,7 +7,6 @@ from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.specs import (
     CaptureJobSpec,
     EvaluationSpec,
-    ExtractSpec,
     FileDataset,
     HubDataset,
     PathDataset,
@@ -21,7 +20,7 @@ from api.submission.resolve import Spec
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
 from storage.samples import NewSample
-from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples, extract_samples
+from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
 from storage.submission import row_spool
 
 #: a larger job would make one transaction too long
@@ -43,11 +42,8 @@ def expand_spec(services: Services, spec: Spec) -> Samples:
     if isinstance(spec, EvaluationSpec):
         samples, total = _evaluation(services, spec)
         _check_fewshot(services, spec)
-    elif isinstance(spec, ExtractSpec):
-        samples, total = _extract(services, spec)
     elif isinstance(spec, CaptureJobSpec):
-        samples = partial(capture_samples, spec)
-        total = len(spec.inputs) * max(1, len(spec.conditions)) * spec.epochs
+        samples, total = _capture(services, spec)
     else:
         samples, total = partial(chat_samples, spec), len(spec.inputs) * spec.epochs
     if (total or 0) > MAX_SAMPLES:
@@ -58,14 +54,14 @@ def expand_spec(services: Services, spec: Spec) -> Samples:
     return samples, total
 
 
-def _extract(services: Services, spec: ExtractSpec) -> Samples:
-    per_row = max(1, len(spec.conditions))
+def _capture(services: Services, spec: CaptureJobSpec) -> Samples:
+    per_row = max(1, len(spec.conditions)) * spec.epochs
     if spec.dataset is None:
-        return partial(extract_samples, spec, ()), len(spec.inputs or ()) * per_row
+        return partial(capture_samples, spec), len(spec.inputs or ()) * per_row
     if isinstance(spec.dataset, HubDataset):
-        return partial(extract_samples, spec, ()), None
+        return partial(capture_samples, spec), None
     rows = row_spool.texts(_texts(services, spec, spec.dataset, _most_rows(spec.limit, per_row)))
-    return partial(extract_samples, spec, rows), len(rows) * per_row
+    return partial(capture_samples, spec, rows), len(rows) * per_row
 
 
 def _evaluation(services: Services, spec: EvaluationSpec) -> Samples:
@@ -137,7 +133,7 @@ def _problems(
 
 
 def _texts(
-    services: Services, spec: ExtractSpec, dataset: FileDataset | PathDataset, limit: int
+    services: Services, spec: CaptureJobSpec, dataset: FileDataset | PathDataset, limit: int
 ) -> Iterator[TextRow]:
     with datasets.named("dataset"):
         yield from dataset_sources.read_text_rows(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from actograph.contract.errors import ActographError
-from actograph.contract.specs import EvaluationSpec, ExtractSpec, HubDataset
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, HubDataset
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.tasks.prompts import FewshotSampler, build_prompt, task_of
 from actograph.tasks.rows import row_form
@@ -61,7 +61,7 @@ def measure(services: Services, submission: Submission) -> tuple[PromptTokens, s
     sampled = [place for place in spread if place in counted]
     if not sampled:
         return "the model's chat template refuses the prompts"
-    if isinstance(submission.spec, ExtractSpec) and submission.spec.truncate and submission.structure:
+    if isinstance(submission.spec, CaptureJobSpec) and submission.spec.truncate and submission.structure:
         counted = {at: min(count, submission.structure.context_length) for at, count in counted.items()}
     # characters and tokens grow by the same factor
     share = len(sampled) / len(characters) * sum(characters) / max(1, sum(characters[at] for at in sampled))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actograph.contract.chat.chat_job import ChatJobSpec
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, ExtractSpec
+from actograph.contract.specs import CaptureJobSpec, EvaluationSpec
 from api.submission.submit import Submission
 from storage.samples import NewSample
 
@@ -49,7 +49,7 @@ def _tokens(characters: int, per_token: float) -> int:
 def characters_of(submission: Submission) -> Iterator[int]:
     """Characters of each prompt, without those of the chat template."""
     spec = submission.spec
-    if isinstance(spec, CaptureJobSpec | ExtractSpec | ChatJobSpec):
+    if isinstance(spec, CaptureJobSpec | ChatJobSpec):
         for sample in submission.samples():
             yield _of_input(sample)
         return

@@ -11,8 +11,6 @@ from actograph.contract.interventions import StoredVector, each
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import (
     AnyJobSpec,
-    CaptureJobSpec,
-    CaptureSpec,
     EvaluationSpec,
     ExpiresAfter,
     GeneratingSpec,
@@ -41,8 +39,6 @@ def resolve_spec(services: Services, spec: Spec) -> Spec:
     for field in datasets.FIELDS:
         if (dataset := getattr(spec, field, None)) is not None:
             changes[field] = datasets.locate(services, dataset, field)
-    if isinstance(spec, CaptureJobSpec) and spec.capture is None:
-        changes["capture"] = CaptureSpec()
     spec = spec.model_copy(update=changes)
     if isinstance(spec, EvaluationSpec):
         spec = _with_task(services, spec)

@@ -8,7 +8,7 @@ from api.app import create_app
 from docs.generate.markdown import anchor, cell, code, escape, heading, table
 
 METHODS = ("get", "post", "put", "patch", "delete")
-SPECS = ("EvaluationSpec", "CaptureJobSpec", "ExtractSpec")
+SPECS = ("EvaluationSpec", "CaptureJobSpec")
 ROUTES_INTRODUCTION = """\
 Every route of the service. `GET /openapi.json` is the OpenAPI document, with examples, and `GET /docs`
 shows it in the browser. The role is the least [role of the API key](../operate/keys.md#roles). All routes can

@@ -11,8 +11,6 @@ from actograph.contract.specs import (
     CaptureInput,
     CaptureJobSpec,
     EvaluationSpec,
-    ExtractSpec,
-    InputJobSpec,
     sample_seed,
 )
 from actograph.datasets.dataset_rows import DatasetRow, TextRow
@@ -24,9 +22,14 @@ def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iter
     return _samples(((row.index, row.input) for row in rows), spec, spec.epochs, spec.sampling.seed)
 
 
-def capture_samples(spec: CaptureJobSpec) -> Iterator[NewSample]:
-    """One sample for each input, condition and epoch."""
-    return _samples(_stored(enumerate(spec.inputs)), spec, spec.epochs, spec.sampling.seed)
+def capture_samples(spec: CaptureJobSpec, rows: Iterable[TextRow] = ()) -> Iterator[NewSample]:
+    """One sample for each input, or each row if the spec has no inputs, condition and epoch.
+
+    `index` is a row's place in the whole dataset.
+    """
+    inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
+    stored = ((index, given.model_dump(exclude_none=True)) for index, given in inputs)
+    return _samples(stored, spec, spec.epochs, spec.sampling.seed)
 
 
 def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
@@ -42,24 +45,11 @@ def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
             )
 
 
-def extract_samples(spec: ExtractSpec, rows: Iterable[TextRow]) -> Iterator[NewSample]:
-    """One sample for each condition of each input, or of each row if the spec has no inputs.
-
-    `index` is a row's place in the whole dataset.
-    """
-    inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
-    return _samples(_stored(inputs), spec)
-
-
-def _stored(inputs: Iterable[tuple[int, CaptureInput]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    return ((index, given.model_dump(exclude_none=True)) for index, given in inputs)
-
-
 def _samples(
     inputs: Iterable[tuple[int, dict[str, Any]]],
-    spec: EvaluationSpec | InputJobSpec,
-    epochs: int = 1,
-    seed: int = 0,
+    spec: EvaluationSpec | CaptureJobSpec,
+    epochs: int,
+    seed: int,
 ) -> Iterator[NewSample]:
     names = [condition.name for condition in spec.conditions] or [""]
     for index, given in inputs:

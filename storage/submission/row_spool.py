@@ -57,7 +57,7 @@ def problems(rows: Iterable[DatasetRow]) -> RowSpool[DatasetRow]:
 
 
 def texts(rows: Iterable[TextRow]) -> RowSpool[TextRow]:
-    """Rows of an extract job."""
+    """Rows of a capture job."""
     return RowSpool(
         rows,
         lambda row: {"index": row.index, "text": row.text},

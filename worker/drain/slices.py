@@ -8,7 +8,7 @@ from actograph.contract import batches, hooks
 from actograph.contract.chat import chat_job
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import CaptureSpec, EvaluationSpec, ExtractSpec
+from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec
 from actograph.contract.structure_checks import check_capture
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
@@ -20,7 +20,7 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import chat_batches
 from storage.samples import NewSample
-from storage.samples.expansion import evaluation_samples, extract_samples
+from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 from worker.drain.job_models import JobModels
@@ -123,14 +123,14 @@ class Slices:
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
         """The runner of the job's kind; `spec` is the spec of the job, or of lines of a batch file."""
-        if row.kind == "extract" and row.total is None:
-            extract = ExtractSpec.model_validate(row.spec)
-            self._insert_samples(row, lambda: extract_samples(extract, self._datasets.texts(extract)))
         if row.kind == batches.KIND:
             return BatchFileRunner(spec, engine.model.tokenizer, engine.structure)
         if row.kind == chat_job.KIND:
             return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
+            if row.total is None:
+                capture = CaptureJobSpec.model_validate(row.spec)
+                self._insert_samples(row, lambda: capture_samples(capture, self._datasets.texts(capture)))
             return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
         evaluation = EvaluationSpec.model_validate(row.spec)
         if row.total is None:
@@ -155,7 +155,7 @@ class Slices:
         steering: Steering,
     ) -> Provenance | None:
         capture = CaptureSpec.model_validate(spec["capture"]) if spec["capture"] else None
-        if capture is None or capture.mode == "off":
+        if capture is None:
             return None
         names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
         check_capture(capture, names, structure)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from actograph.contract.errors import InvalidDataset
-from actograph.contract.specs import DatasetRef, EvaluationSpec, ExtractSpec, HubDataset
+from actograph.contract.specs import CaptureJobSpec, DatasetRef, EvaluationSpec, HubDataset
 from actograph.datasets.dataset_rows import DatasetRow, TextRow, check_rows, check_texts
 from actograph.tasks.rows import row_form
 from storage.files import dataset_sources
@@ -34,8 +34,8 @@ class DatasetReader:
             )
         )
 
-    def texts(self, spec: ExtractSpec) -> list[TextRow]:
-        """Texts of an extract job."""
+    def texts(self, spec: CaptureJobSpec) -> list[TextRow]:
+        """Prompts of a capture job."""
         ref, field, limit, offset = spec.dataset, spec.text_field, spec.limit, spec.offset
         assert ref is not None
         if isinstance(ref, HubDataset):

@@ -64,7 +64,6 @@ CALCULATOR = Tool(
     },
     run=_calculator,
 )
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (CALCULATOR,)}
 
 
 def run_call(call: ToolCall | MalformedCall, tools: Sequence[Tool]) -> ToolResult:

@@ -18,7 +18,7 @@ from actograph.scoring.calculator import MAX_CHARS
 from actograph.tasks.prompts import ChatMessages
 from worker.engine.requests import TextEnd
 from worker.engine.tokens.stopping import decode_exactly
-from worker.evals.tools import TOOLS, ToolResult, record_of, run_call
+from worker.evals.tools import CALCULATOR, ToolResult, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 
@@ -32,7 +32,7 @@ class AnnotationTurns:
 
     def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._tools = [TOOLS[name] for name in spec.tools]
+        self._tools = [CALCULATOR]
         self._enable_thinking = spec.enable_thinking
         self._max_turns = spec.max_turns
         self._max_tokens = spec.sampling.max_tokens

@@ -1,4 +1,4 @@
-"""Capture and extract jobs: prompts and conversations, continued or only read."""
+"""Capture jobs: prompts and conversations, continued or only read."""
 
 from collections.abc import Mapping
 from typing import Any

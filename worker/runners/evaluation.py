@@ -73,8 +73,8 @@ class EvaluationRunner(Runner):
 
     def _turns_of(self, sample: LeasedSample) -> ToolTurns | AnnotationTurns | None:
         """The turns of a sample; None without tools."""
-        with_tools = self._spec.mode_of(self._conditions[sample.condition]) == "with_tools"
-        return self._turns if with_tools else None
+        tools = self._spec.tools_of(self._conditions[sample.condition])
+        return None if tools == "none" else self._turns
 
     def _built(self, sample: LeasedSample) -> str | ChatMessages:
         """The task's prompt: plain text, or the messages of a chat."""

@@ -14,7 +14,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import EvaluationSpec
 from actograph.tasks.prompts import ChatMessages
-from worker.evals.tools import TOOLS, record_of, run_call
+from worker.evals.tools import CALCULATOR, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.text.chat_template import render_chat
@@ -27,7 +27,7 @@ class ToolTurns:
 
     def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raises InvalidRequest if the chat template does not offer tools in the `<tool_call>` form."""
-        self._tools = [TOOLS[name] for name in spec.tools]
+        self._tools = [CALCULATOR]
         self._enable_thinking = spec.enable_thinking
         self._max_turns = spec.max_turns
         self._tokenizer = tokenizer
@@ -39,7 +39,7 @@ class ToolTurns:
             raise InvalidRequest(
                 f"the model's chat template does not offer tools in the {OPEN} form (Qwen2.5, Qwen3 and "
                 "Hermes models do); run the task without tools or with such a model",
-                param="mode",
+                param="tools",
             )
 
     def first(self, built: str | ChatMessages) -> Prompt:

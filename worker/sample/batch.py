@@ -116,7 +116,7 @@ class BatchRunner:
         max_tokens = max_tokens if prompt.max_tokens is None else prompt.max_tokens
         if len(prompt.token_ids) + max_tokens > context:
             more = f" and max_tokens {max_tokens} together exceed" if max_tokens else " exceed"
-            hint = "" if max_tokens else "; an extract job with truncate: true cuts it"
+            hint = "" if max_tokens else "; truncate: true cuts it"
             too_long = ContextLengthExceeded(
                 f"the prompt's {len(prompt.token_ids)} tokens{more} the model's context of {context} "
                 f"tokens{hint}"

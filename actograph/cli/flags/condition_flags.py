@@ -7,7 +7,7 @@ from typing import Any
 
 from actograph.contract.errors import InvalidRequest
 
-_TEXTS = ("system", "prefix", "suffix", "mode")
+_TEXTS = ("system", "prefix", "suffix", "tools")
 _NUMBERS = {"temperature": float, "top_p": float, "top_k": int}
 _FORMS = 'NAME, NAME:suffix=TEXT, or JSON such as {"name": "calm", "prefix": "..."}'
 BASELINE = "baseline"
@@ -16,7 +16,7 @@ BASELINE = "baseline"
 def conditions_of(given: Sequence[str], file: Path | None) -> list[dict[str, Any]] | None:
     """Return the conditions of `--condition`, then those of `--conditions`; None if there are none.
 
-    A `--condition` is `NAME`, `NAME:FIELD=VALUE`, or a JSON object. FIELD is system, prefix, suffix, mode,
+    A `--condition` is `NAME`, `NAME:FIELD=VALUE`, or a JSON object. FIELD is system, prefix, suffix, tools,
     temperature, top_p or top_k; VALUE is everything after the first `=`. Repeating a name adds a field.
 
     The file is JSON: a list of condition objects, `{"conditions": [...]}`, or `{"stimuli": {NAME: SUFFIX}}`.

@@ -62,7 +62,7 @@ _SPEC = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as
 #: parameter -> flag, in the order of `--help`
 JOB_FLAGS: dict[str, Flag] = {
     "spec": Flag(_SPEC, None, str),
-    "kind": _flag(str, "kind", "evaluation, capture or extract."),
+    "kind": _flag(str, "kind", "evaluation or capture."),
     "model": _flag(str, "model", "Default: the only served model.", autocompletion=completion.models),
     "task": _flag(str, "task", "gsm8k, another task, or a YAML file."),
     "dataset": _flag(str, "dataset", dataset_flags.HELP, metavar=dataset_flags.METAVAR),
@@ -71,23 +71,23 @@ JOB_FLAGS: dict[str, Flag] = {
         metavar=dataset_flags.METAVAR,
     ),
     "prompt": _flag(
-        list[str], "inputs", "Prompt of a capture or extract job. Repeat for more.",
+        list[str], "inputs", "Prompt of a capture job. Repeat for more.",
         convert=lambda prompts: [{"prompt": text} for text in prompts],
     ),
-    "text_field": _flag(str, "text_field", "Dataset field that an extract job reads."),
+    "text_field": _flag(str, "text_field", "Dataset field with the prompts of a capture job."),
     "limit": _flag(int, "limit", "Maximum number of dataset rows."),
     "offset": _flag(int, "offset", "Dataset rows to skip."),
     "num_fewshot": _flag(int, "num_fewshot", "Number of few-shot examples."),
     "epochs": _flag(int, "epochs", "Answers per problem."),
-    "mode": _flag(str, "mode", "no_tools or with_tools."),
+    "tools": _flag(str, "tools", "none or calculator."),
     "tool_format": _flag(
         str, "tool_format", "template (the model's own) or annotations (<<48/2=24>>)."
     ),
     "max_turns": _flag(int, "max_turns", "Maximum number of turns with tools."),
     "condition": _flag(
         list[str], None,
-        "Condition: `plain`, `EP02:suffix=This matters.`, `calc:mode=with_tools`, or JSON. Repeat for more; "
-        "the first is the baseline. Fields: system prefix suffix mode temperature top_p top_k.",
+        "Condition: `plain`, `EP02:suffix=This matters.`, `calc:tools=calculator`, or JSON. Repeat for more; "
+        "the first is the baseline. Fields: system prefix suffix tools temperature top_p top_k.",
         metavar="NAME[:FIELD=VALUE]",
     ),
     "conditions": _flag(
@@ -114,15 +114,15 @@ JOB_FLAGS: dict[str, Flag] = {
         list[str], "capture.hooks", "Hooks by name, such as mlp_in.3 (commas or repeated).",
         convert=lambda values: [name.strip() for name in values],
     ),
+    "mode": _flag(str, "capture.mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": _flag(int, "sampling.max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": _flag(float, "sampling.temperature", "0 is greedy."),
     "top_p": _flag(float, "sampling.top_p", "Nucleus sampling probability."),
     "top_k": _flag(int, "sampling.top_k", "Sample from the k likeliest tokens."),
     "seed": _flag(int, "sampling.seed", "Seed of the job."),
     "truncate": _flag(
-        bool, "truncate", "Extract jobs: cut texts to the model's context.", "--truncate/--no-truncate"
+        bool, "truncate", "Mode prefill: cut texts to the model's context.", "--truncate/--no-truncate"
     ),
-    "layers_per_pass": _flag(int, "layers_per_pass", "Deprecated, ignored.", hidden=True),
     "priority": _flag(int, "priority", "0 runs first, 9 last."),
     "tag": _flag(list[str], "tags", "Tag. Repeat for more.", convert=list),
     "expires_after": _flag(

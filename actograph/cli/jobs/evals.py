@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 #: flags of `jobs submit` for other kinds of jobs
-_OTHER_KINDS = ("prompt", "text_field", "truncate", "layers_per_pass")
+_OTHER_KINDS = ("prompt", "text_field", "truncate", "mode")
 
 HEADERS = ("SCORER", "ACCURACY", "STDERR", "UNPARSED", "COMPLETIONS")
 

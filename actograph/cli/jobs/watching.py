@@ -43,10 +43,10 @@ def _show_results(client: Client, job: Job, output: Format) -> None:
             emit(comparison_tables.render(compared))
     truncated = sum(condition.truncated for condition in results.conditions.values())
     if truncated:
-        # an extract job generates nothing: there it is the text that was too long
+        # mode prefill generates nothing: there it is the text that was too long
         ending = (
             "texts were cut to the model's context"
-            if job.kind == "extract"
+            if (job.spec.get("capture") or {}).get("mode") == "prefill"
             else "samples ended at max_tokens"
         )
         note(f"{truncated} of {job.progress.completed} {ending}")

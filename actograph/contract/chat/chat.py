@@ -99,7 +99,7 @@ class CompletionBase(OpenAISpec):
         if self.capture is not None and self.capture.mode != "generate":
             raise fault_of(
                 "capture",
-                f"mode {self.capture.mode} is not supported on this route; remove it or send an extract job",
+                f"mode {self.capture.mode} is not supported on this route; remove it or send a capture job",
             )
         if self.stream_options is not None and not self.stream:
             raise fault_of("stream_options", "stream_options needs stream: true")

@@ -39,9 +39,6 @@ class Estimate(Resource):
     )
     bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
     batch_size: int | None = Field(None, description="Samples that run at once.")
-    layers_per_pass: int | None = Field(
-        None, description="Deprecated, always null.", json_schema_extra={"deprecated": True}
-    )
     weights_bytes: int | None = Field(
         None, description="The model's weights; `device` does not include them."
     )

@@ -79,7 +79,7 @@ class ConditionResults(Resource):
     samples: int = Field(description="Number of scored samples.")
     failed: int
     truncated: int = Field(
-        description="Samples that reached max_tokens; in an extract job, texts that were cut to the context."
+        description="Samples that reached max_tokens; in mode prefill, texts that were cut to the context."
     )
     tool_use: ToolTotals | None = Field(None, description="Tool calls; null if the condition has no tools.")
     truncated_rate: float | None = Field(None, description="truncated / samples; null without samples.")

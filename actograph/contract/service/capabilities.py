@@ -28,7 +28,6 @@ class InterventionCapabilities(Resource):
 class EvaluationCapabilities(Resource):
     tasks: list[str] = Field(description="Built-in tasks; your own tasks are accepted too.")
     scorers: list[str]
-    modes: list[str]
     tools: list[str]
     tool_formats: list[str]
 
@@ -89,8 +88,7 @@ def of_contract() -> dict[str, Any]:
         "evaluation": EvaluationCapabilities(
             tasks=list(get_args(tasks.TaskName)),
             scorers=list(scorers.SCORER_NAMES),
-            modes=list(get_args(specs.Mode)),
-            tools=list(get_args(specs.ToolName)),
+            tools=list(get_args(specs.Tools)),
             tool_formats=list(get_args(specs.ToolForm)),
         ),
     }

@@ -18,9 +18,9 @@ from actograph.contract.base import (
     Text,
     canonical_digest,
 )
-from actograph.contract.specs.capture import CaptureSpec, Dtype, ExtractCaptureSpec, LayerIndex, Layers
+from actograph.contract.specs.capture import CaptureSpec, Dtype, LayerIndex, Layers
 from actograph.contract.specs.changes import PauseRequest, SessionUpdate
-from actograph.contract.specs.conditions import CaptureCondition, Condition, Mode
+from actograph.contract.specs.conditions import CaptureCondition, Condition, Tools
 from actograph.contract.specs.datasets import (
     DatasetFormat,
     DatasetRef,
@@ -29,12 +29,11 @@ from actograph.contract.specs.datasets import (
     HubDataset,
     PathDataset,
 )
-from actograph.contract.specs.evaluation import EvaluationSpec, ToolForm, ToolName
+from actograph.contract.specs.evaluation import EvaluationSpec, ToolForm
 from actograph.contract.specs.input_jobs import (
     MAX_INPUTS,
     CaptureInput,
     CaptureJobSpec,
-    ExtractSpec,
     InputJobSpec,
     Message,
 )
@@ -46,9 +45,9 @@ from actograph.contract.specs.job_base import (
 )
 from actograph.contract.specs.sampling import LogitBias, Penalty, SamplingChange, SamplingSpec, sample_seed
 
-AnyJobSpec = EvaluationSpec | CaptureJobSpec | ExtractSpec
+AnyJobSpec = EvaluationSpec | CaptureJobSpec
 #: values of `kind`
-JOB_KINDS = ("evaluation", "capture", "extract")
+JOB_KINDS = ("evaluation", "capture")
 JobSpec = Annotated[AnyJobSpec, Field(discriminator="kind")]
 job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
 
@@ -69,8 +68,6 @@ __all__ = [
     "Dtype",
     "EvaluationSpec",
     "ExpiresAfter",
-    "ExtractCaptureSpec",
-    "ExtractSpec",
     "FileDataset",
     "Format",
     "GeneratingSpec",
@@ -82,7 +79,6 @@ __all__ = [
     "Layers",
     "LogitBias",
     "Message",
-    "Mode",
     "Name",
     "PathDataset",
     "PauseRequest",
@@ -95,7 +91,7 @@ __all__ = [
     "Tag",
     "Text",
     "ToolForm",
-    "ToolName",
+    "Tools",
     "canonical_digest",
     "job_spec_adapter",
     "sample_seed",

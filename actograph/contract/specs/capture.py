@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import Spec, canonical_digest
@@ -50,8 +50,8 @@ class CaptureSpec(Spec):
     dtype: Dtype = Field(
         "model", description="Stored dtype; `model` keeps the model's own. Integers stay integers."
     )
-    mode: Literal["generate", "prefill", "off"] = Field(
-        "generate", description="`prefill` reads the prompt and generates nothing; `off` captures nothing."
+    mode: Literal["generate", "prefill"] = Field(
+        "generate", description="`prefill` reads the prompt and generates nothing."
     )
 
     @model_validator(mode="after")
@@ -70,15 +70,3 @@ class CaptureSpec(Spec):
     def digest(self) -> str:
         """sha256 of the spec in canonical JSON, stored in each session's manifest."""
         return canonical_digest(self.model_dump(mode="json"))
-
-
-class ExtractCaptureSpec(CaptureSpec):
-    """The capture spec of an extract job: all layers by default, and always prefill."""
-
-    layers: Annotated[
-        Layers,
-        BeforeValidator(
-            lambda value: "all" if value is None else value, json_schema_input_type=Layers | None
-        ),
-    ] = Field("all", description="null is all.")
-    mode: Literal["prefill"] = Field("prefill", description="Extract jobs only read.")

@@ -8,7 +8,7 @@ from actograph.contract.base import Name, Spec, Text
 from actograph.contract.interventions import InterventionList
 from actograph.contract.specs.sampling import SamplingChange
 
-Mode = Literal["no_tools", "with_tools"]
+Tools = Literal["none", "calculator"]
 
 
 class CaptureCondition(Spec):
@@ -26,7 +26,7 @@ class Condition(CaptureCondition):
     system: Text | None = Field(None, description="System message (chat template only).")
     prefix: Text = Field("", description="Text before the question.")
     suffix: Text = Field("", description="Text after the question, separated by a space.")
-    mode: Mode | None = Field(None, description="With or without tools; null uses the job's mode.")
+    tools: Tools | None = Field(None, description="Tools of this condition; null uses the job's.")
     sampling: SamplingChange | None = Field(None, description="Changes of the job's sampling.")
 
 

@@ -6,19 +6,14 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from actograph.contract.scorers import ScorerList
 from actograph.contract.specs.capture import CaptureSpec
-from actograph.contract.specs.conditions import Condition, Mode, distinct_names
+from actograph.contract.specs.conditions import Condition, Tools, distinct_names
 from actograph.contract.specs.datasets import DatasetRef
 from actograph.contract.specs.job_base import GeneratingSpec
 from actograph.contract.tasks import OWN_EXAMPLES, TaskRef, TaskSpec
 
-ToolName = Literal["calculator"]
 ToolForm = Literal["template", "annotations"]
 #: default of `max_turns` with `annotations`: an answer has a turn for each of its calculations
 ANNOTATION_TURNS = 32
-
-
-def _calculator() -> list[ToolName]:
-    return ["calculator"]
 
 
 class EvaluationSpec(GeneratingSpec):
@@ -32,10 +27,7 @@ class EvaluationSpec(GeneratingSpec):
     )
     limit: int | None = Field(None, ge=1, description="Maximum number of problems; null takes all.")
     offset: int = Field(0, ge=0, description="Number of problems to skip.")
-    mode: Mode = Field("no_tools", description="With or without tools; see docs/guides/tools.md.")
-    tools: list[ToolName] = Field(
-        default_factory=_calculator, min_length=1, max_length=1, description="Tools of `with_tools`."
-    )
+    tools: Tools = Field("none", description="Tools that the model may call; see docs/guides/tools.md.")
     tool_format: ToolForm = Field(
         "template",
         description="Form of tool calls: that of the chat template, or GSM8K's annotations, `<<48/2=`, which "
@@ -76,7 +68,7 @@ class EvaluationSpec(GeneratingSpec):
     @classmethod
     def _answers(cls, value: CaptureSpec | None) -> CaptureSpec | None:
         if value is not None and value.mode == "prefill":
-            raise ValueError("mode prefill generates no answers to score; send an extract or capture job")
+            raise ValueError("mode prefill generates no answers to score; send a capture job")
         return value
 
     @model_validator(mode="before")
@@ -121,17 +113,17 @@ class EvaluationSpec(GeneratingSpec):
     @property
     def uses_tools(self) -> bool:
         """True if a condition has tools."""
-        return any(self.mode_of(condition) == "with_tools" for condition in self.conditions)
+        return any(self.tools_of(condition) != "none" for condition in self.conditions)
 
-    def mode_of(self, condition: Condition) -> Mode:
-        return condition.mode or self.mode
+    def tools_of(self, condition: Condition) -> Tools:
+        return condition.tools or self.tools
 
     @model_validator(mode="after")
     def _fits_its_tools(self) -> "EvaluationSpec":
         if not self.uses_tools:
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} needs mode: with_tools, in the job or in a condition")
+                    raise ValueError(f"{name} needs tools: calculator, in the job or in a condition")
             return self
         if self.apply_chat_template is False and self.tool_format == "template":
             raise ValueError(

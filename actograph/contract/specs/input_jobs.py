@@ -1,4 +1,4 @@
-"""Jobs over prompts and conversations that a client sends: capture and extract."""
+"""Capture jobs: prompts, conversations or texts, continued or only read."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from actograph.contract.base import PromptText, Spec, Text
 from actograph.contract.interventions import each
 from actograph.contract.row_selection import needs_generation
-from actograph.contract.specs.capture import ExtractCaptureSpec
+from actograph.contract.specs.capture import CaptureSpec
 from actograph.contract.specs.conditions import CaptureCondition, distinct_names
 from actograph.contract.specs.datasets import DatasetRef
 from actograph.contract.specs.job_base import GeneratingSpec, JobSpecBase
@@ -60,49 +60,43 @@ class InputJobSpec(JobSpecBase):
 
 
 class CaptureJobSpec(InputJobSpec, GeneratingSpec):
-    """Generate from prompts or conversations and store the activations."""
+    """Store the activations of prompts, conversations or a dataset's texts.
+
+    The model continues them; with `capture.mode: prefill` it only reads them.
+    """
 
     kind: Literal["capture"] = Field(description="Kind of the job.")
-    inputs: list[CaptureInput] = Field(
-        min_length=1, max_length=MAX_INPUTS, description="Prompts or conversations."
+    capture: CaptureSpec | None = Field(
+        default_factory=CaptureSpec,
+        description="Activations to keep, those of the default spec if it is left out; null keeps texts only.",
     )
-
-
-class ExtractSpec(InputJobSpec):
-    """Read texts without generating, and store the activations of all tokens."""
-
-    kind: Literal["extract"] = Field(description="Kind of the job.")
     inputs: list[CaptureInput] | None = Field(
-        None, min_length=1, max_length=MAX_INPUTS, description="Texts or conversations, instead of `dataset`."
+        None,
+        min_length=1,
+        max_length=MAX_INPUTS,
+        description="Prompts or conversations, instead of `dataset`.",
     )
     dataset: DatasetRef | None = Field(
-        None, description="Dataset with a text in each row, instead of `inputs`."
+        None, description="Dataset with a prompt in each row, instead of `inputs`."
     )
     text_field: str = Field(
-        "text", min_length=1, max_length=256, description="Column of the dataset with the text."
+        "text", min_length=1, max_length=256, description="Column of the dataset with the prompt."
     )
     limit: int | None = Field(
         None, ge=1, description="Maximum number of rows of the dataset; null takes all."
     )
     offset: int = Field(0, ge=0, description="Number of rows of the dataset to skip.")
     truncate: bool = Field(
-        False, description="True cuts texts to the model's context; with false a longer sample fails."
-    )
-    layers_per_pass: int | None = Field(
-        None,
-        ge=1,
-        le=100_000,
-        description="Deprecated, ignored: rows are stored as the model computes them.",
-        json_schema_extra={"deprecated": True},
-    )
-    capture: ExtractCaptureSpec = Field(
-        default_factory=ExtractCaptureSpec, description="Activations to keep."
+        False,
+        description="Mode prefill: true cuts texts to the model's context; with false a longer sample fails.",
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> "ExtractSpec":
+    def _one_source(self) -> "CaptureJobSpec":
         if (self.inputs is None) == (self.dataset is None):
             raise ValueError("give exactly one of inputs and dataset")
         if self.inputs is not None and (self.limit is not None or self.offset):
             raise ValueError("limit and offset need a dataset; remove them or inputs")
+        if self.truncate and not self.is_prefill:
+            raise ValueError("truncate needs capture.mode: prefill; a cut prompt has no room for an answer")
         return self

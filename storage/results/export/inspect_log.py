@@ -113,7 +113,7 @@ class InspectLog:
             "system": condition.system,
             "prefix": condition.prefix,
             "suffix": condition.suffix,
-            "mode": spec.mode_of(condition),
+            "tools": spec.tools_of(condition),
             "num_fewshot": spec.num_fewshot,
             "enable_thinking": spec.enable_thinking,
         }

@@ -64,10 +64,10 @@ def test_uploads_and_paths_in_every_format(service: "Service", settings: Setting
         assert inputs(service, answer.json()) == ROWS[1:4]
         # the worker reads few-shot examples from the same file without its name
         assert answer.json()["spec"]["dataset"]["format"] == name.rpartition(".")[2]
-    extract = {
-        "kind": "extract", "model": "demo", "dataset": {"path": name}, "text_field": "question", "limit": 2,
+    texts = {
+        "kind": "capture", "model": "demo", "dataset": {"path": name}, "text_field": "question", "limit": 2,
     }  # fmt: skip
-    job = service.client.post("/v1/jobs", json=extract).json()
+    job = service.client.post("/v1/jobs", json=texts).json()
     assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
 
 

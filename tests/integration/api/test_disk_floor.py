@@ -38,7 +38,7 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
     disk.free = floor
     shown = service.client.get("/v1/queue").json()
     assert (shown["paused"], shown["paused_reason"]) == (False, None)
-    job_id = service.submit(capture={"mode": "off"})
+    job_id = service.submit(capture=None)
     disk.free = floor - 1
     pauses = Pauses(services.settings, services.database, service.services.store)
     with caplog.at_level(logging.INFO, "worker.drain.pauses"):
@@ -49,7 +49,7 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
         assert shown["paused"] is True
         assert f"{floor - 1:,} bytes free" in shown["paused_reason"]
         assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "queued"
-        assert service.submit(capture={"mode": "off"}), "jobs are still taken"
+        assert service.submit(capture=None), "jobs are still taken"
         assert service.next_job() is None
 
         disk.free = floor

@@ -280,7 +280,7 @@ def test_a_job_whose_sessions_cannot_fit_on_the_disk_is_refused(
     assert service.queue_state() == before
     smaller = body | {"inputs": [{"prompt": "x" * 80}], "capture": {"layers": [1]}}
     assert service.client.post("/v1/jobs", json=smaller).status_code == 202
-    off = body | {"capture": {"mode": "off"}}
+    off = body | {"capture": None}
     assert service.client.post("/v1/jobs", json=off).status_code == 202
 
 

@@ -126,7 +126,7 @@ def test_deleting_works_on_a_disk_without_a_free_byte(
     assert free(small_disk) == 0
     problem(upload(service, MIB), 507, "storage_full")
     long = [{"prompt": "word " * 20_000}] * 200
-    spec = {"kind": "capture", "model": "demo", "inputs": long, "capture": {"mode": "off"}}
+    spec = {"kind": "capture", "model": "demo", "inputs": long, "capture": None}
     body = problem(service.client.post("/v1/jobs", json=spec), 507, "storage_full")
     assert "delete sessions, jobs or files" in body["detail"]
     for file_id in files:

@@ -31,7 +31,7 @@ PROBLEMS = [
     }
     for a, b in [(14, 23), (57, 68)]
 ]
-ANNOTATED = {"mode": "with_tools", "tool_format": "annotations"}
+ANNOTATED = {"tools": "calculator", "tool_format": "annotations"}
 HOOKS = ["resid_post.0", "mlp_in.1", "logits"]
 
 
@@ -162,8 +162,8 @@ def test_right_results_change_neither_tokens_nor_rows(
 ) -> None:
     """A model that calculates well is interrupted, and goes on as if it had not been."""
     if failing:
-        monkeypatch.setattr("worker.runners.annotation_turns.TOOLS", {"calculator": broken()})
-    conditions = [{"name": "plain", "mode": "no_tools"}, {"name": "calculator"}]
+        monkeypatch.setattr("worker.runners.annotation_turns.CALCULATOR", broken())
+    conditions = [{"name": "plain", "tools": "none"}, {"name": "calculator"}]
     done = run(bench, **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
     for plain in (s for s in done if s.condition == "plain"):
         tools = next(s for s in done if s.condition == "calculator" and s.index == plain.index)

@@ -57,7 +57,7 @@ LINES: dict[str, dict[str, Any]] = {
     "edited range": {"interventions": [EDIT | {"positions": {"start": 1, "stop": 4}}]},
     "edited stride": {"interventions": [EDIT | {"positions": {"stride": 2}}]},
     "no capture": {"capture": None},
-    "capture off": {"capture": CAPTURE | {"mode": "off"}},
+    "capture off": {"capture": None},
     "hooks": {"capture": {"hooks": ["resid_post.1"]}},
     "dtype": {"capture": CAPTURE | {"dtype": "float16"}},
     "positions": {"capture": CAPTURE | {"positions": "last"}},

@@ -32,7 +32,7 @@ PROBLEMS = [
 ]
 #: the bare question, as the model was trained on it
 TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "format"]}
-TWO_WAYS = [{"name": "plain"}, {"name": "calculator", "mode": "with_tools"}]
+TWO_WAYS = [{"name": "plain"}, {"name": "calculator", "tools": "calculator"}]
 #: what the tracker itself adds to the results
 OF_TRACKER = (
     "task_hashes", "model_source", "model_name", "model_name_sanitized", "system_instruction",

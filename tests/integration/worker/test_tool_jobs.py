@@ -39,7 +39,7 @@ def problems(count: int) -> list[dict[str, str]]:
 
 
 def submit(bench: "Bench", count: int = 6, **changes: Any) -> str:
-    spec = {"task": TASK, "mode": "with_tools", "sampling": {"max_tokens": 64}, "capture": CAPTURE} | changes
+    spec = {"task": TASK, "tools": "calculator", "sampling": {"max_tokens": 64}, "capture": CAPTURE} | changes
     return bench.submit(problems(count), **spec)
 
 
@@ -100,7 +100,7 @@ def test_each_turn_draws_its_own_noise(bench: "Bench", monkeypatch: pytest.Monke
 
 def test_conditions_with_and_without_tools_meet_the_same_problems(bench: "Bench") -> None:
     job_id = submit(
-        bench, mode="no_tools", conditions=[{"name": "plain"}, {"name": "calculator", "mode": "with_tools"}]
+        bench, tools="none", conditions=[{"name": "plain"}, {"name": "calculator", "tools": "calculator"}]
     )
     done = run(bench, job_id)
     assert {s.tool_use is None for s in done if s.condition == "plain"} == {True}
@@ -147,8 +147,7 @@ def broken(arguments: Mapping[str, Any]) -> str:
 def test_a_calculator_that_raises_is_told_to_the_model(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "TOOLS", {"calculator": replace(tools.CALCULATOR, run=broken)})
-    monkeypatch.setattr("worker.runners.tool_turns.TOOLS", tools.TOOLS)
+    monkeypatch.setattr("worker.runners.tool_turns.CALCULATOR", replace(tools.CALCULATOR, run=broken))
     for sample in run(bench, submit(bench, 2)):
         assert sample.tool_use is not None
         assert sample.tool_use.errors >= 1

@@ -58,7 +58,7 @@ class Session:
 
 
 def sessions(bench: "Bench", count: int = 2, **changes: Any) -> list[Session]:
-    spec = {"task": TASK, "mode": "with_tools", "sampling": {"max_tokens": 64}} | changes
+    spec = {"task": TASK, "tools": "calculator", "sampling": {"max_tokens": 64}} | changes
     job_id = bench.submit(PROBLEMS[:count], **spec)
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
@@ -151,7 +151,7 @@ def check_statistics(session: Session, hook: str, x: torch.Tensor) -> None:
 def test_a_number_beyond_the_sample_fails_it_with_the_reason(bench: "Bench") -> None:
     capture = {"hooks": HOOKS[:1], "positions": [5, 4000]}
     job_id = bench.submit(
-        PROBLEMS[:1], task=TASK, mode="with_tools", sampling={"max_tokens": 64}, capture=capture
+        PROBLEMS[:1], task=TASK, tools="calculator", sampling={"max_tokens": 64}, capture=capture
     )
     bench.drain().run_slice(job_id)
     [sample] = bench.samples(job_id)

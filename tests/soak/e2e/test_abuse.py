@@ -64,12 +64,12 @@ def unknown_keys() -> bytes:
 def wide_texts() -> bytes:
     """Valid, and each text takes four times its size in memory."""
     text = "a" * 600_000 + "\N{BALLOON}"
-    spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": {"mode": "off"}}
+    spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": None}
     return json.dumps(spec | {"inputs": [{"prompt": text}] * 50}, ensure_ascii=False).encode()
 
 
 def many_inputs() -> bytes:
-    spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": {"mode": "off"}}
+    spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": None}
     return json.dumps(spec | {"inputs": [{"prompt": "What is 2 + 2?"}] * 100_000}).encode()
 
 
@@ -150,7 +150,7 @@ def test_estimates_with_examples_hold_up_nobody(attacked: AttackedService) -> No
             "dataset": {"file_id": file["id"]},
             "num_fewshot": 5,
             "sampling": {"max_tokens": 16},
-            "capture": {"mode": "off"},
+            "capture": None,
         }
         with attacked.under_attack() as attack:
             statuses = at_once(48, lambda _: mallory.post("/v1/estimate", json=spec))
@@ -189,7 +189,7 @@ def test_many_writers_hold_up_nobody(attacked: AttackedService) -> None:
 def test_exports_that_nobody_reads_hold_up_nobody(attacked: AttackedService) -> None:
     address = urlsplit(attacked.url)
     with attacked.client("mallory") as mallory, ExitStack() as stack:
-        spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": {"mode": "off"}}
+        spec = {"kind": "capture", "model": "demo", "sampling": {"max_tokens": 1}, "capture": None}
         inputs = [{"prompt": random.randbytes(60).hex()} for _ in range(600)]
         job = mallory.post("/v1/jobs", json=spec | {"inputs": inputs}).raise_for_status().json()
         while mallory.get(f"/v1/jobs/{job['id']}").json()["status"] != "completed":

@@ -73,7 +73,7 @@ def test_one_command_evaluates_conditions_with_capture_and_compares_them(
     """
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     run = ["eval", str(task_file), "--max-tokens", "64", "--capture", "attn_in,mlp_in@0,1"]
-    variants = ["plain", "calculator:mode=with_tools", "hot:temperature=1.5"]
+    variants = ["plain", "calculator:tools=calculator", "hot:temperature=1.5"]
     flags = [word for variant in variants for word in ("--condition", variant)]
     assert main([*run, *flags, "--max-turns", "4", "--format", "json"]) == 0
     job, results_line, comparison_line = capsys.readouterr().out.splitlines()

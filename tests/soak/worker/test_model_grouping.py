@@ -43,7 +43,7 @@ def submit(database: Database, model: str) -> str:
         "kind": "capture",
         "model": model,
         "inputs": [{"prompt": f"one {n}"} for n in range(3)],
-        "capture": {"mode": "off"},
+        "capture": None,
         "sampling": {"max_tokens": 2},
     }
     spec: Any = job_spec_adapter.validate_python(body)

@@ -122,7 +122,7 @@ def submit(database: Database, queues: Queues, model: str, count: int = 3) -> st
         "kind": "capture",
         "model": model,
         "inputs": [{"prompt": f"one {n}"} for n in range(count)],
-        "capture": {"mode": "off"},
+        "capture": None,
         "sampling": {"max_tokens": 2},
     }
     spec: Any = job_spec_adapter.validate_python(body)

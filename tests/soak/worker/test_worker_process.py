@@ -103,7 +103,7 @@ def submit(database: Database, prompts: list[str], **changes: Any) -> str:
         "kind": "capture",
         "model": MODEL,
         "inputs": [{"prompt": prompt} for prompt in prompts],
-        "capture": {"mode": "off"},
+        "capture": None,
         "sampling": {"max_tokens": 2},
     }
     spec: Any = job_spec_adapter.validate_python(body | changes)

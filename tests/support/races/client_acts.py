@@ -93,7 +93,7 @@ class Client:
             "kind": "capture",
             "model": MODEL,
             "inputs": [{"prompt": f"{i} and {self._number}"} for i in range(count)],
-            "capture": {"hooks": [HOOK]} if self._random.random() < 0.8 else {"mode": "off"},
+            "capture": {"hooks": [HOOK]} if self._random.random() < 0.8 else None,
             "sampling": {"max_tokens": 4},
             "tags": [f"t{self._random.randint(0, 2)}", *([f"key-{key}"] if key else [])],
             "priority": self._random.choice([0, 5, 5, 5]),

@@ -59,7 +59,7 @@ class Talk:
     def __init__(self, engine: Engine, sink: "KeepingSink", positions: Positions = "all") -> None:
         self.engine, self.sink, self.positions = engine, sink, positions
         self.markup = Markup(engine.model.tokenizer)
-        body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "mode": "with_tools"}
+        body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "tools": "calculator"}
         spec = EvaluationSpec.model_validate(body | {"enable_thinking": False})
         self.form = ToolTurns(spec, engine.model.tokenizer)
 

@@ -155,20 +155,18 @@ def test_submit_prompts(service: Any, run: Run) -> None:
     assert [item["prompt"] for item in inputs] == ["one, two", "three"]
 
 
-def test_submit_an_extraction(service: Any, run: Run, tmp_path: Path) -> None:
+def test_submit_a_dataset_to_read(service: Any, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"body": "one"}\n')
     _, out, _ = run(
-        *("jobs", "submit", "--kind", "extract", "--model", "m", "--dataset", path, "--text-field", "body"),
-        *("--truncate", "--layers-per-pass", 2, "--limit", 5, "--points", "mlp_in"),
+        *("jobs", "submit", "--kind", "capture", "--model", "m", "--dataset", path, "--text-field", "body"),
+        *("--mode", "prefill", "--truncate", "--limit", 5, "--capture", "mlp_in"),
     )
     spec = service.jobs[out.strip()].spec
     (file_id,) = service.uploads
-    assert (spec["kind"], spec["dataset"]["file_id"], spec["text_field"]) == ("extract", file_id, "body")
-    assert (spec["truncate"], spec["layers_per_pass"], spec["limit"]) == (True, 2, 5)
-    assert spec["capture"]["points"] == ["mlp_in"]
-    _, out, _ = run("jobs", "submit", "--kind", "extract", "--model", "m", "--prompt", "one")
-    assert service.jobs[out.strip()].spec["inputs"][0]["prompt"] == "one"
+    assert (spec["kind"], spec["dataset"]["file_id"], spec["text_field"]) == ("capture", file_id, "body")
+    assert (spec["truncate"], spec["limit"]) == (True, 5)
+    assert (spec["capture"]["points"], spec["capture"]["mode"]) == (["mlp_in"], "prefill")
 
 
 def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_path: Path) -> None:
@@ -207,9 +205,10 @@ def test_watch_ends_with_the_jobs_end(service: Any, run: Run, status: str, expec
     assert "1 of 4 samples ended at max_tokens" in err
 
 
-def test_watch_of_an_extract_job_says_that_texts_were_cut(service: Any, run: Run) -> None:
+def test_watch_of_a_prefill_job_says_that_texts_were_cut(service: Any, run: Run) -> None:
     numbers = {"total": 4, "completed": 4, "failed": 0}
-    job = service.add_job(1, kind="extract", status="completed", progress=numbers)
+    spec = {"capture": {"mode": "prefill"}}
+    job = service.add_job(1, kind="capture", status="completed", progress=numbers, spec=spec)
     service.results[job.id] = results(job.id)
     _, _, err = run("jobs", "watch", job.id)
     assert "1 of 4 texts were cut to the model's context" in err

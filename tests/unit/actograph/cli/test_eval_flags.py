@@ -21,7 +21,7 @@ METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
     [
         (["plain"], [{"name": "plain"}]),
         (["EP02:suffix=So: is a=b, or c?"], [{"name": "EP02", "suffix": "So: is a=b, or c?"}]),
-        (["a", "b:mode=with_tools"], [{"name": "a"}, {"name": "b", "mode": "with_tools"}]),
+        (["a", "b:tools=calculator"], [{"name": "a"}, {"name": "b", "tools": "calculator"}]),
         (
             ["hot:temperature=0.7", "hot:top_k=5", "hot:prefix="],
             [{"name": "hot", "sampling": {"temperature": 0.7, "top_k": 5}, "prefix": ""}],
@@ -134,8 +134,8 @@ def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None
     code, out, err = run(
         *("eval", "gsm8k", "--model", "m", "--dataset", rows, "--fewshot-dataset", shots, "--limit", 50),
         *("--num-fewshot", 2, "--epochs", 4, "--temperature", 0.8, "--scorer", "numeric"),
-        *("--scorer", '{"name": "efficiency", "target_tokens": 40}', "--mode", "with_tools"),
-        *("--max-turns", 4, "--capture", "attn_in,mlp_in@8,12,16", "--condition", "plain:mode=no_tools"),
+        *("--scorer", '{"name": "efficiency", "target_tokens": 40}', "--tools", "calculator"),
+        *("--max-turns", 4, "--capture", "attn_in,mlp_in@8,12,16", "--condition", "plain:tools=none"),
         *("--condition", "EP02:suffix=This is very important to my career.", "--tag", "t", "--no-watch"),
     )
     assert (code, err) == (0, "")
@@ -145,11 +145,11 @@ def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None
         "shots.jsonl",
     ]
     assert (spec["limit"], spec["num_fewshot"], spec["epochs"]) == (50, 2, 4)
-    assert (spec["mode"], spec["max_turns"], spec["tags"]) == ("with_tools", 4, ["t"])
+    assert (spec["tools"], spec["max_turns"], spec["tags"]) == ("calculator", 4, ["t"])
     assert [scorer["name"] for scorer in spec["scorers"]] == ["numeric", "efficiency"]
     assert (spec["capture"]["points"], spec["capture"]["layers"]) == (["attn_in", "mlp_in"], [8, 12, 16])
     first, second = spec["conditions"]
-    assert (first["name"], first["mode"]) == ("plain", "no_tools")
+    assert (first["name"], first["tools"]) == ("plain", "none")
     assert (second["name"], second["suffix"]) == ("EP02", "This is very important to my career.")
 
 
@@ -167,9 +167,9 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
     ("flags", "reason"),
     [
         (("--scorer", "best"), "--scorer: unknown scorer 'best'"),
-        (("--mode", "tools"), "mode: "),
-        (("--max-turns", "3"), "max_turns needs mode: with_tools"),
-        (("--tool-format", "annotations"), "tool_format needs mode: with_tools"),
+        (("--tools", "abacus"), "tools: "),
+        (("--max-turns", "3"), "max_turns needs tools: calculator"),
+        (("--tool-format", "annotations"), "tool_format needs tools: calculator"),
         (("--capture", "embed", "--layers", "all"), "--capture excludes --points"),
         (("--condition", "a b"), "conditions.0.name: "),
     ],

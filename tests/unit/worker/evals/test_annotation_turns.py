@@ -16,7 +16,7 @@ PROMPT = "Question: how many?\nAnswer:"
 
 
 def turns_of(tokenizer: Any, **changes: Any) -> AnnotationTurns:
-    body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "mode": "with_tools"}
+    body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "tools": "calculator"}
     spec = EvaluationSpec.model_validate(body | {"tool_format": "annotations"} | changes)
     return AnnotationTurns(spec, tokenizer)
 

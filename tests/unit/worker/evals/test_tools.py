@@ -97,7 +97,7 @@ def test_a_tool_that_breaks_is_an_error_for_the_model() -> None:
 
 
 def turns_of(tokenizer: Any) -> ToolTurns:
-    body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "mode": "with_tools"}
+    body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "tools": "calculator"}
     return ToolTurns(EvaluationSpec.model_validate(body | {"enable_thinking": False}), tokenizer)
 
 

@@ -24,20 +24,9 @@ def test_everything_but_kind_model_and_inputs_has_a_default() -> None:
     assert spec.capture is None
 
 
-def extract(**changes: Any) -> dict[str, Any]:
-    return {"kind": "extract", "model": "m", "inputs": [{"prompt": "x"}]} | changes
-
-
-@pytest.mark.parametrize("capture", [{}, {"layers": None}, {"layers": "all"}])
-def test_an_extraction_reads_all_layers_unless_some_are_named(capture: dict[str, Any]) -> None:
-    spec = job_spec_adapter.validate_python(extract(capture=capture))
-    assert spec.capture is not None
-    assert (spec.capture.layers, spec.capture.mode) == ("all", "prefill")
-    assert spec.is_prefill and spec.max_tokens == 0
-    named = job_spec_adapter.validate_python(extract(capture={"layers": [3]}))
-    assert named.capture is not None and named.capture.layers == [3]
-    stored = CaptureSpec.model_validate(spec.capture.model_dump(mode="json"))
-    assert stored.digest() == spec.capture.digest()
+def reading(capture: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    spec = {"mode": "prefill"} | (capture or {})
+    return {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}], "capture": spec} | changes
 
 
 def test_a_capture_in_prefill_mode_generates_nothing() -> None:
@@ -48,18 +37,15 @@ def test_a_capture_in_prefill_mode_generates_nothing() -> None:
 
 def test_what_prefill_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
     for body, reason in [
-        (extract(capture={"mode": "generate"}), "prefill"),
-        (extract(capture=None), "capture"),
-        (extract(capture={"positions": "generated"}), "generates none"),
-        (extract(capture={"positions": ["prompt", "answer"]}), "generates none"),
-        (extract(sampling={"seed": 1}), "sampling"),
-        (extract(epochs=2), "epochs"),
-        (extract(layers_per_pass=0), "layers_per_pass"),
-        (extract(limit=3), "limit and offset need a dataset"),
-        (extract(dataset={"path": "x.jsonl"}), "exactly one of inputs and dataset"),
-        (extract(inputs=None), "exactly one of inputs and dataset"),
+        (reading({"mode": "off"}), "capture.mode"),
+        (reading({"mode": "generate"}, truncate=True), "truncate needs capture.mode: prefill"),
+        (reading({"positions": "generated"}), "generates none"),
+        (reading({"positions": ["prompt", "answer"]}), "generates none"),
+        (reading(limit=3), "limit and offset need a dataset"),
+        (reading(dataset={"path": "x.jsonl"}), "exactly one of inputs and dataset"),
+        (reading(inputs=None), "exactly one of inputs and dataset"),
         (
-            extract(interventions=[{"hook": "embed", "op": "zero", "positions": "generated"}]),
+            reading(interventions=[{"hook": "embed", "op": "zero", "positions": "generated"}]),
             r"interventions.0.positions: generated needs",
         ),
         (EVALUATION | {"capture": {"mode": "prefill"}}, "no answers to score"),
@@ -72,7 +58,7 @@ def test_the_published_example_is_accepted() -> None:
     spec = job_spec_adapter.validate_python(
         {
             "kind": "evaluation", "model": "Qwen/Qwen3-0.6B", "task": "gsm8k",
-            "dataset": {"file_id": "file_" + "0" * 32}, "limit": 1319, "offset": 0, "mode": "no_tools",
+            "dataset": {"file_id": "file_" + "0" * 32}, "limit": 1319, "offset": 0, "tools": "none",
             "num_fewshot": 0, "enable_thinking": False, "epochs": 1,
             "conditions": [{"name": "baseline"}, {"name": "ep02", "suffix": "This is very important."}],
             "sampling": {

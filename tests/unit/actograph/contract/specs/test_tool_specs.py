@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from actograph.contract.specs import EvaluationSpec
 
-TOOLS: dict[str, Any] = {"mode": "with_tools"}
+TOOLS: dict[str, Any] = {"tools": "calculator"}
 
 
 def spec(**changes: Any) -> EvaluationSpec:
@@ -16,10 +16,10 @@ def spec(**changes: Any) -> EvaluationSpec:
 
 
 def test_a_condition_may_have_tools_where_its_job_has_none() -> None:
-    found = spec(conditions=[{"name": "a"}, {"name": "b", "mode": "with_tools"}], max_turns=3)
+    found = spec(conditions=[{"name": "a"}, {"name": "b", "tools": "calculator"}], max_turns=3)
     assert found.uses_tools
-    assert [found.mode_of(condition) for condition in found.conditions] == ["no_tools", "with_tools"]
-    without = spec(**TOOLS, conditions=[{"name": "a", "mode": "no_tools"}])
+    assert [found.tools_of(condition) for condition in found.conditions] == ["none", "calculator"]
+    without = spec(**TOOLS, conditions=[{"name": "a", "tools": "none"}])
     assert not without.uses_tools
 
 
@@ -50,11 +50,10 @@ def test_a_condition_changes_the_sampling_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"max_turns": 3}, "max_turns needs mode: with_tools"),
-        ({"tool_format": "annotations"}, "tool_format needs mode: with_tools"),
+        ({"max_turns": 3}, "max_turns needs tools: calculator"),
+        ({"tool_format": "annotations"}, "tool_format needs tools: calculator"),
         (TOOLS | {"tool_format": "xml"}, "template"),
         (TOOLS | {"tools": ["clock"]}, "calculator"),
-        (TOOLS | {"tools": []}, "at least 1"),
         (TOOLS | {"apply_chat_template": False}, "chat template"),
         (
             TOOLS | {"interventions": [{"hook": "embed", "op": "zero", "positions": "last"}]},

@@ -12,14 +12,14 @@ import torch
 
 from actograph.client.tensors import open_folder
 from actograph.contract.plans import estimate
-from actograph.contract.specs import AnyJobSpec, ExtractCaptureSpec, ExtractSpec, job_spec_adapter
+from actograph.contract.specs import CaptureJobSpec, CaptureSpec
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
-from storage.samples.expansion import capture_samples, extract_samples
+from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SampleRow
@@ -54,13 +54,8 @@ class Bench:
 
     def run(self, body: dict[str, Any], *, worker_reads: bool = False) -> str:
         """The id of the job, run to its end. `worker_reads`: its dataset is left to the worker."""
-        spec: AnyJobSpec = job_spec_adapter.validate_python({"model": MODEL} | body)
-        if worker_reads:
-            new = None
-        elif isinstance(spec, ExtractSpec):
-            new = list(extract_samples(spec, ()))
-        else:
-            new = list(capture_samples(spec))  # type: ignore[arg-type]
+        spec = CaptureJobSpec.model_validate({"kind": "capture", "model": MODEL} | body)
+        new = None if worker_reads else list(capture_samples(spec))
         with self.database.write() as session:
             total = None if new is None else len(new)
             row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=total)
@@ -114,12 +109,14 @@ def bench(tmp_path: Path, holder: ModelHolder) -> Iterator[Bench]:
     database.close()
 
 
-def test_an_extraction_stores_every_layer_of_every_token(bench: Bench) -> None:
+def test_prefill_stores_every_layer_of_every_token(bench: Bench) -> None:
     body = {
-        "kind": "extract",
         "inputs": [{"prompt": text} for text in TEXTS],
-        "capture": {"points": ["resid_pre", "mlp_in", "resid_post", "logits"], "layers": None},
-        "layers_per_pass": 1,
+        "capture": {
+            "points": ["resid_pre", "mlp_in", "resid_post", "logits"],
+            "layers": "all",
+            "mode": "prefill",
+        },
     }
     job_id = bench.run(body)
     job = bench.job(job_id)
@@ -177,9 +174,8 @@ def test_a_capture_job_in_prefill_mode_takes_the_same_way(bench: Bench) -> None:
 def test_a_text_beyond_the_context_fails_alone_or_is_cut(bench: Bench) -> None:
     context = bench.holder.engine_for(MODEL).structure.context_length
     body = {
-        "kind": "extract",
         "inputs": [{"prompt": "one two " * context}, {"prompt": "a"}],
-        "capture": {"points": ["resid_post"], "layers": [1], "stats": {"tensors": False}},
+        "capture": {"points": ["resid_post"], "layers": [1], "stats": {"tensors": False}, "mode": "prefill"},
     }
     refused = bench.job(bench.run(body))
     assert (refused.status, refused.completed, refused.failed) == ("completed", 1, 1)
@@ -201,12 +197,11 @@ def test_texts_of_a_dataset_that_only_the_worker_reads(bench: Bench) -> None:
     rows = [{"body": text, "other": 1} for text in ["skipped", *TEXTS]]
     (bench.settings.home / "data" / "texts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     body = {
-        "kind": "extract",
         "dataset": {"path": "texts.jsonl"},
         "text_field": "body",
         "offset": 1,
         "limit": 2,
-        "capture": {"points": ["resid_post"], "reduce": "mean"},
+        "capture": {"points": ["resid_post"], "reduce": "mean", "mode": "prefill"},
     }
     job = bench.job(bench.run(body, worker_reads=True))
     assert (job.total, job.completed) == (2, 2)
@@ -228,12 +223,12 @@ def test_texts_of_a_dataset_that_only_the_worker_reads(bench: Bench) -> None:
 )
 def test_a_session_has_about_the_size_that_was_told(bench: Bench, capture: dict[str, Any]) -> None:
     text = "one and two are " * 20
-    job = bench.job(bench.run({"kind": "extract", "inputs": [{"prompt": text}], "capture": capture}))
+    job = bench.job(bench.run({"inputs": [{"prompt": text}], "capture": capture | {"mode": "prefill"}}))
     (stored,) = bench.sessions(job.id)
     told = estimate.stored_bytes(
         bench.holder.engine_for(MODEL).structure,
         job.hooks or (),
-        ExtractCaptureSpec.model_validate(capture),
+        CaptureSpec.model_validate(capture | {"mode": "prefill"}),
         prompt_tokens=stored.prompt_tokens,
         generated_tokens=0,
     )
