@@ -216,7 +216,6 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
             _cancel_rest(session, job_id)
             events.append(session, job_id, "job.cancelled", counts_of(row))
     elif not has_open_samples(session, job_id):
-        events.append(session, job_id, "job.finalizing", counts_of(row))
         row.finished_at = moment
         if row.completed == 0 and row.failed > 0:
             row.status = JobStatus.FAILED

@@ -10,6 +10,7 @@ from storage.tables.models import JobRow
 
 def of_row(row: JobRow, **live: Any) -> resources.Job:
     """The resource of a job. `live` are the fields of a queued or running job, see `job_view`."""
+    pinned = PinnedModel.model_validate(row.pinned) if row.pinned else None
     return resources.Job(
         id=row.id,
         kind=row.kind,
@@ -24,7 +25,8 @@ def of_row(row: JobRow, **live: Any) -> resources.Job:
         owner=row.owner,
         deadline_at=_seconds(row.deadline_at),
         identity_sha256=row.identity_sha256,
-        pinned=PinnedModel.model_validate(row.pinned) if row.pinned else None,
+        model_identity=pinned.identity if pinned else None,
+        savepoints=pinned.savepoints if pinned else {},
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,

@@ -39,7 +39,7 @@ def pin(session: Session, job_id: str, pinned: PinnedModel) -> PinnedModel:
     )
     if changed(first):
         data = {"identity_sha256": pinned.identity.sha256, **pinned.model_dump(mode="json")}
-        events.append(session, job_id, "job.pinned", data)
+        events.append(session, job_id, "job.model_identity", data)
         return pinned
     return of_job(row) or pinned
 
@@ -48,7 +48,7 @@ def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences:
     """Log in a job that a worker loaded the pinned model in place of the current one."""
     if jobs.keep(session, [job_id]):
         data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
-        events.append(session, job_id, "model.loaded_as_pinned", data)
+        events.append(session, job_id, "model.reloaded", data)
 
 
 def require_one_identity(session: Session, job_id: str) -> None:

@@ -118,8 +118,8 @@ class _Reader:
         """Resolve the hook as a savepoint of the job, a name in its model, or else itself."""
         try:
             job = self._transport.call(resources.Job, "GET", path_of("/v1/jobs", session.job_id))
-            if job.pinned is not None and self._hook in job.pinned.savepoints:
-                return job.pinned.savepoints[self._hook]
+            if self._hook in job.savepoints:
+                return job.savepoints[self._hook]
             structure = self._transport.call(
                 resources.ModelStructure, "GET", "/v1/model/structure", params={"model": session.model}
             )

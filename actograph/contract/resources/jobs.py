@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from actograph.contract.base import Resource
-from actograph.contract.models.model_identity import PinnedModel
+from actograph.contract.models.model_identity import ModelIdentity
 from actograph.contract.resources.base import ErrorRecord
 from actograph.contract.resources.tool_use import ToolTotals
 
@@ -14,7 +14,6 @@ from actograph.contract.resources.tool_use import ToolTotals
 class JobStatus(StrEnum):
     QUEUED = "queued"  # accepted; no sample has been claimed
     IN_PROGRESS = "in_progress"  # samples are running
-    FINALIZING = "finalizing"  # in stores of older versions; all samples have ended
     COMPLETED = "completed"  # ended, at least one sample completed
     FAILED = "failed"  # ended without a completed sample, or stopped by an error
     CANCELLING = "cancelling"  # cancelled; a worker still runs samples
@@ -61,10 +60,13 @@ class Job(Resource):
     deadline_at: int | None = Field(
         None, description="Time at which it fails if it has not ended; null is never."
     )
-    identity_sha256: str | None = Field(
-        None, description="Digest of the pinned model's identity; null until a model is pinned."
+    identity_sha256: str | None = Field(None, description="Digest of `model_identity`.")
+    model_identity: ModelIdentity | None = Field(
+        None, description="The model that runs all of its samples; null until it is known."
     )
-    pinned: PinnedModel | None = Field(None, description="The model that runs all of its samples.")
+    savepoints: dict[str, str] = Field(
+        default_factory=dict, description="Savepoint -> hook point, as when its model was identified."
+    )
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
     spec: dict[str, Any]

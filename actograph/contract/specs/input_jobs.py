@@ -68,7 +68,7 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     kind: Literal["capture"] = Field(description="Kind of the job.")
     capture: CaptureSpec | None = Field(
         default_factory=CaptureSpec,
-        description="Activations to keep, those of the default spec if it is left out; null keeps texts only.",
+        description="Activations to keep; left out: the default spec; null: texts only.",
     )
     inputs: list[CaptureInput] | None = Field(
         None,

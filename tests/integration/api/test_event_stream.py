@@ -43,7 +43,7 @@ def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: "Ser
     assert answer.headers["cache-control"] == "no-store"
     log = parse(answer.text)
     assert [e["event"] for e in log] == [
-        "job.queued", "job.started", "job.progress", "job.progress", "job.finalizing", "job.completed",
+        "job.queued", "job.started", "job.progress", "job.progress", "job.completed",
     ]  # fmt: skip
     assert {e["job_id"] for e in log} == {job_id}
     assert log[2]["data"] == {"total": 2, "completed": 1, "failed": 0, "samples": 1}

@@ -213,9 +213,9 @@ def test_a_running_job_keeps_the_variant_that_it_began_with(bench: Bench, option
     assert identities == [{bench.job(job_id).identity_sha256}, {bench.job(later).identity_sha256}]
     assert identities[0] != identities[1]
     (field,) = options
-    (said,) = [event for event in bench.log(job_id) if event.event == "model.loaded_as_pinned"]
+    (said,) = [event for event in bench.log(job_id) if event.event == "model.reloaded"]
     assert field in said.data["differences"]
-    assert "model.loaded_as_pinned" not in [event.event for event in bench.log(later)]
+    assert "model.reloaded" not in [event.event for event in bench.log(later)]
 
 
 def test_new_jobs_get_the_last_load_while_an_older_one_runs_as_pinned(bench: Bench) -> None:

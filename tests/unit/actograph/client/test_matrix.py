@@ -13,7 +13,6 @@ from actograph.client import Client
 from actograph.client.optional import PackageMissing
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
-from actograph.contract.models.model_identity import ModelIdentity, PinnedModel
 
 JOB = f"job_{1:032x}"
 HOOK = "resid_post.1"
@@ -264,10 +263,6 @@ def test_sessions_of_different_models_are_not_mixed_by_accident(service: Any, cl
 
 
 def test_a_savepoint_is_that_of_the_job(service: Any, client: Client) -> None:
-    identity = ModelIdentity(
-        model="demo", source="demo", weights_sha256="0" * 64, dtype="float32", tokenizer_sha256="1" * 64
-    )
-    pinned = PinnedModel(identity=identity, savepoints={"late": HOOK})
-    service.jobs[JOB] = service.jobs[JOB].model_copy(update={"pinned": pinned})
+    service.jobs[JOB] = service.jobs[JOB].model_copy(update={"savepoints": {"late": HOOK}})
     matrix = client.jobs.matrix(JOB, "late")
     assert np.array_equal(matrix.features, client.jobs.matrix(JOB, HOOK).features)

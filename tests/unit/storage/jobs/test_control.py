@@ -98,7 +98,7 @@ def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, s
     ended = row(database, job_id)
     assert (ended.status, ended.completed, ended.failed) == (JobStatus.COMPLETED, 3, 0)
     assert log(database, job_id)[-6:] == [
-        "job.completed", "job.retried", "job.started", "job.progress", "job.finalizing", "job.completed",
+        "job.completed", "job.retried", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
     fail(database, second)
     assert status(database, job_id) == JobStatus.COMPLETED
     assert log(database, job_id) == [
-        "job.queued", "job.started", "job.progress", "job.progress", "job.finalizing", "job.completed",
+        "job.queued", "job.started", "job.progress", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
         shown = job_view.resource(session, jobs.get(session, job_id))
@@ -257,7 +257,7 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(database: Database, su
             jobs.get(session, gone)
 
 
-@pytest.mark.parametrize("state", [JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING])
+@pytest.mark.parametrize("state", [JobStatus.IN_PROGRESS, JobStatus.CANCELLING])
 def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit, state: JobStatus) -> None:
     job_id = submit()
     with database.write() as session:
@@ -308,7 +308,7 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
     claim(database, running, 2)
     with database.read() as session:
         assert waiting.counts(session) == {
-            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.FINALIZING: 0, JobStatus.CANCELLING: 0,
+            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.CANCELLING: 0,
         }  # fmt: skip
         assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
         assert waiting.queued(session, 10) == [urgent, first]
