@@ -46,7 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "jobs rm": ("actograph jobs rm job_3fa2",),
     "jobs compare": (
         "actograph jobs compare job_3fa2",
-        "actograph jobs compare job_3fa2 --activations EP02 --rows last_prompt --store-as career",
+        "actograph jobs compare job_3fa2 --activations EP02 --positions last_prompt --store-as career",
     ),
     "jobs export": ("actograph jobs export job_3fa2 --out night-run --activations sampled",),
     "results pull": ("actograph results pull job_3fa2 --out night-run --activations all",),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
-from actograph.client.matrix.chosen_rows import RowChoice
+from actograph.client.matrix.chosen_rows import GivenPositions
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import Job
 from actograph.contract.row_selection import Reduce
@@ -44,9 +44,8 @@ class SessionQuery(SessionChoice, total=False):
 class MatrixOptions(SessionChoice, total=False):
     """Options of `matrix`, and filters of its sessions."""
 
-    #: `last_prompt` (default), `last`, `all`, `prompt`, `generated`, a segment (`think`, `answer`,
-    #: `tool_call`, `tool_result`), the number of a token, or `mean` (all rows averaged)
-    rows: RowChoice
+    #: as in a capture spec, or the number of one token; default `last_prompt`
+    positions: GivenPositions
     #: `mean`, `max` or `last` reduces each session's rows to one; default `none`
     reduce: Reduce
     #: `correct` (1 or 0, the default), or a metric key of the samples' scores (`exact_match,strict-match`)
@@ -66,8 +65,8 @@ class MatrixOptions(SessionChoice, total=False):
 class ComparisonOptions(TypedDict, total=False):
     """Options of `compare_activations`."""
 
-    #: tokens to average: `all` (default), `last_prompt`, `generated`, a segment, ...
-    rows: str
+    #: tokens to average, as in a capture spec; default `all`
+    positions: GivenPositions
     #: by default every captured hook
     hooks: Sequence[str]
     #: by default the first condition

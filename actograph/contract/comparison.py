@@ -1,12 +1,12 @@
 """Comparisons of two conditions of a job on the same problems. Differences are condition minus baseline."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from actograph.contract.base import Name, Spec
 from actograph.contract.resources import JobStatus, Resource
-from actograph.contract.row_selection import Segment
+from actograph.contract.row_selection import Positions
 
 
 class PairedDifference(Resource):
@@ -54,11 +54,8 @@ class JobComparison(Resource):
     conditions: dict[str, ConditionComparison]
 
 
-PooledRows = Literal["all", "generated", "last", "last_prompt"] | Segment
-
-
 class ActivationComparisonRequest(Spec):
-    """Rows and hooks to pool (average over tokens) and to compare pair by pair."""
+    """Hooks and positions to average over tokens and to compare pair by pair."""
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
     condition: Name
@@ -68,9 +65,7 @@ class ActivationComparisonRequest(Spec):
             description="Hook names or aliases; an empty list compares every hook of the job.",
         )
     )
-    rows: PooledRows = Field(
-        "all", description="Tokens to average; `prompt`, `think`, `answer` ... are segments."
-    )
+    positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
     limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
     mixed_identities: bool = Field(False, description="Also compare sessions recorded with different models.")
     store_as: Name | None = Field(
@@ -101,7 +96,7 @@ class ActivationComparison(Resource):
     job_id: str
     baseline: str
     condition: str
-    rows: Any
+    positions: Positions
     pairs: int = Field(description="Pairs of sessions that were compared.")
-    skipped: int = Field(description="Pairs without the requested rows, for example with an empty segment.")
+    skipped: int = Field(description="Pairs without these positions, for example with an empty segment.")
     hooks: dict[str, HookDifference]

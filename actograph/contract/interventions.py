@@ -15,7 +15,7 @@ from actograph.contract import hooks
 from actograph.contract.base import Metadata, Name, Spec
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.resources import ModelStructure, Resource
-from actograph.contract.row_selection import Segment, Segments, Stride, Tokens
+from actograph.contract.row_selection import Positions
 
 MAX_WIDTH = 1_000_000
 MAX_INTERVENTIONS = 64
@@ -31,26 +31,9 @@ _PART = re.compile(r"\.output\.\d+$")
 Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH, fail_fast=True)]
 VectorId = Annotated[str, Field(pattern=r"^vec_[0-9a-f]{32}$")]
-TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
 
 #: points that can only be read: the model does not use the tensor that they show
 READ_ONLY_POINTS = ("router_logits", "expert_indices", "expert_weights")
-
-
-class TokenRange(Spec):
-    """Tokens [start, stop), counted from the first token of the prompt; `stop: null` means no end."""
-
-    start: TokenIndex = 0
-    stop: TokenIndex | None = None
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> "TokenRange":
-        if self.stop is not None and self.stop <= self.start:
-            raise ValueError("stop must be larger than start")
-        return self
-
-    def holds(self, token: int) -> bool:
-        return self.start <= token and (self.stop is None or token < self.stop)
 
 
 def _known_in_the_pass(value: Any) -> Any:
@@ -61,14 +44,6 @@ def _known_in_the_pass(value: Any) -> Any:
             "the prompt's last token, or generated for all tokens after it"
         )
     return value
-
-
-NamedPositions = Literal["all", "prompt", "generated", "last_prompt"]
-#: the positions of a capture spec without "last", and ranges
-Positions = Annotated[
-    NamedPositions | Segment | Stride | TokenRange | Tokens | Segments,
-    BeforeValidator(_known_in_the_pass),
-]
 
 
 class Intervention(Spec):
@@ -84,7 +59,7 @@ class Intervention(Spec):
     vector: Vector | None = Field(None, description="The vector; its length is the hook's width.")
     vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
     coefficient: Number = 1.0
-    positions: Positions = Field(
+    positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = Field(
         "all",
         description="Tokens whose rows change: a name, one or several segments, {stride: k}, {start, stop}, "
         "or token numbers (negative numbers count from the end of the prompt).",

@@ -3,11 +3,11 @@
 `positions` is interpreted here alone. `Selection` is its compiled form for one sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from actograph.contract.base import Spec
 
@@ -46,6 +46,22 @@ class Stride(Spec):
     stride: int = Field(ge=1, le=10_000_000)
 
 
+TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
+
+
+class TokenRange(Spec):
+    """Tokens [start, stop), counted from the first token of the prompt; `stop: null` means no end."""
+
+    start: TokenIndex = 0
+    stop: TokenIndex | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "TokenRange":
+        if self.stop is not None and self.stop <= self.start:
+            raise ValueError("stop must be larger than start")
+        return self
+
+
 #: token numbers from the first token of the prompt; -1 is the last token of the prompt
 Tokens = Annotated[
     list[Annotated[int, Field(ge=-10_000_000, le=10_000_000, strict=True)]],
@@ -53,8 +69,9 @@ Tokens = Annotated[
     AfterValidator(_distinct),
 ]
 Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
-NamedRows = Literal["all", "prompt", "generated", "last", "last_prompt"]
-Positions = NamedRows | Segment | Stride | Tokens | Segments
+NamedPositions = Literal["all", "prompt", "generated", "last", "last_prompt"]
+#: tokens of a sample and their rows, in capture specs, interventions, comparisons and matrices
+Positions = NamedPositions | Segment | Stride | TokenRange | Tokens | Segments
 
 #: segments that a model generates
 GENERATED_SEGMENTS = frozenset({"think", "answer", "tool_call"})
@@ -98,16 +115,14 @@ class Selection:
                 return cls(segments=GENERATED_SEGMENTS)
             case Stride():
                 return cls(numbers=range(0, _ENDLESS, positions.stride))
+            case TokenRange():
+                stop = _ENDLESS if positions.stop is None else positions.stop
+                return cls(numbers=range(positions.start, stop))
             case str():
                 return cls(segments=frozenset([positions]))
             case [str(), *_]:
                 return cls(segments=frozenset(str(name) for name in positions))
         return cls(numbers=frozenset(int(p) + prompt_tokens if int(p) < 0 else int(p) for p in positions))
-
-    @classmethod
-    def between(cls, start: int, stop: int | None) -> "Selection":
-        """Tokens from `start` to `stop`; None selects up to the end."""
-        return cls(numbers=range(start, _ENDLESS if stop is None else stop))
 
     def holds(self, number: int, segment: str) -> bool:
         """True if a token is selected, by its number and the name of its segment."""
@@ -132,6 +147,50 @@ class Selection:
         if self.segments is not None and self.segments <= GENERATED_SEGMENTS:
             return range(prompt_tokens, max(prompt_tokens, stop))
         return range(first, stop)
+
+
+class Span(Protocol):
+    """A segment of a session: tokens [start, stop)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+def needs_segments(positions: Positions) -> bool:
+    """Whether only the segments of a session tell which tokens are selected."""
+    return Selection.of(positions, 1).segments is not None
+
+
+def stored_rows(
+    positions: Positions, tokens: Sequence[int], *, prompt_tokens: int, ran: int, segments: Iterable[Span]
+) -> list[int]:
+    """Rows of a stored tensor whose tokens are selected, ascending.
+
+    Args:
+        tokens: the token of each row, ascending.
+        ran: number of tokens that the model has read; `last` is the last of these.
+        segments: of the session; may be empty unless `needs_segments`.
+    """
+    selection = Selection.of(positions, prompt_tokens)
+    if selection.last_only:
+        selection = Selection(numbers=range(ran - 1, ran))
+    if selection.segments is None:
+        return [row for row, token in enumerate(tokens) if token in selection.numbers]
+    spans = [span for span in segments if span.name in selection.segments]
+    return [row for row, token in enumerate(tokens) if any(span.start <= token < span.stop for span in spans)]
+
+
+def consecutive(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges [start, stop) of ascending rows."""
+    start = 0
+    for place in range(1, len(rows) + 1):
+        if place == len(rows) or rows[place] != rows[place - 1] + 1:
+            yield rows[start], rows[place - 1] + 1
+            start = place
 
 
 Reduce = Literal["none", "mean", "max", "last"]

@@ -38,7 +38,7 @@ BODY = Body(
         "directions at the last prompt token": {
             "condition": "ep02",
             "hooks": ["resid_post.12"],
-            "rows": "last_prompt",
+            "positions": "last_prompt",
             "store_as": "career",
         }
     },
@@ -103,15 +103,20 @@ def compare_job_activations(
             raise InvalidRequest(f"{condition} is the baseline itself", param="condition")
         chosen = _hooks(row, wanted.hooks)
         pairs = _pairs(session, job_id, baseline, condition)[: wanted.limit]
-        _check_size(session, pairs, chosen, one_row=wanted.rows in ("last", "last_prompt"))
+        _check_size(session, pairs, chosen, one_row=wanted.positions in ("last", "last_prompt"))
         model = row.model
-    found = PairedActivations(wanted.rows)
+    found = PairedActivations(wanted.positions)
     for first, second in pairs:
         found.add(SessionReader(services.store, first), SessionReader(services.store, second), chosen)
     directions = found.directions()
     stored: dict[str, str] = {}
     if wanted.store_as is not None:
-        about = {"job_id": job_id, "baseline": baseline, "condition": condition, "rows": str(wanted.rows)}
+        about = {
+            "job_id": job_id,
+            "baseline": baseline,
+            "condition": condition,
+            "positions": wanted.model_dump_json(include={"positions"}),
+        }
         with services.database.write() as session:
             for hook, direction in directions.items():
                 new = _vector(wanted.store_as, hook, model, direction, about)
@@ -120,7 +125,7 @@ def compare_job_activations(
         job_id=job_id,
         baseline=baseline,
         condition=condition,
-        rows=wanted.rows,
+        positions=wanted.positions,
         pairs=found.pairs,
         skipped=found.skipped,
         hooks={
@@ -177,7 +182,7 @@ def _check_size(
     if size > MAX_READ_BYTES:
         raise InvalidRequest(
             f"this reads about {size} bytes; one request may read {MAX_READ_BYTES}. Name fewer hooks, "
-            "rows: last_prompt, or a limit",
+            "positions: last_prompt, or a limit",
             param="hooks",
         )
 

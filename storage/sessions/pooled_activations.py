@@ -1,17 +1,16 @@
 """Activations averaged over the tokens of a sample, read from stored sessions in blocks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actograph import tensor_files
-from actograph.contract.comparison import HookDifference, PooledRows
+from actograph.contract.comparison import HookDifference
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.row_selection import Segment
+from actograph.contract.row_selection import Positions, consecutive, stored_rows
 from storage.sessions.reader import SessionReader
 
 #: bytes of rows in one block
@@ -20,7 +19,7 @@ READ_BYTES = 16 << 20
 Floats = NDArray[np.float64]
 
 
-def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
+def pooled(reader: SessionReader, hook: str, positions: Positions) -> Floats | None:
     """Mean of a hook's rows over the selected tokens: [width] in float64; None without any of these rows.
 
     Raises:
@@ -32,16 +31,25 @@ def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
     if info.dtype.startswith(("I", "U", "B")) and not info.dtype.startswith("BF"):
         raise InvalidRequest(f"{hook} holds indices ({info.dtype}), which have no mean", param="hooks")
     if info.summary is not None:
-        if rows != "all":
+        if positions != "all":
             raise InvalidRequest(
-                f"{hook} was stored as the {info.summary} over tokens; only rows: all can be compared",
-                param="rows",
+                f"{hook} was stored as the {info.summary} over tokens; only positions: all can be compared",
+                param="positions",
             )
         whole: Floats = _rows(reader, hook, 0, 1)[0]
         return whole
     total, count = np.zeros(info.shape[1]), 0
     at_once = max(1, READ_BYTES // max(1, info.shape[1] * tensor_files.itemsize(info.dtype)))
-    for low, high in _row_ranges(reader, hook, rows):
+    manifest = reader.manifest
+    chosen = stored_rows(
+        positions,
+        reader.tokens_of_rows(hook),
+        prompt_tokens=manifest.prompt_tokens,
+        # the model never reads the last generated token
+        ran=manifest.num_tokens - (1 if manifest.generated_tokens else 0),
+        segments=manifest.segments,
+    )
+    for low, high in consecutive(chosen):
         for start in range(low, high, at_once):
             stop = min(start + at_once, high)
             total += _rows(reader, hook, start, stop).sum(axis=0)
@@ -52,37 +60,6 @@ def pooled(reader: SessionReader, hook: str, rows: PooledRows) -> Floats | None:
 def _rows(reader: SessionReader, hook: str, start: int, stop: int) -> Floats:
     piece = reader.rows(hook, start, stop)
     return tensor_files.value_array(piece.dtype, piece.shape, piece.data).astype(np.float64)
-
-
-def _row_ranges(reader: SessionReader, hook: str, rows: PooledRows) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) of consecutive rows of the selected tokens."""
-    tokens = reader.tokens_of_rows(hook)
-    start: int | None = None
-    spans = _token_spans(reader, rows)
-    for row, token in enumerate(tokens):
-        inside = any(low <= token < high for low, high in spans)
-        if inside and start is None:
-            start = row
-        elif not inside and start is not None:
-            yield start, row
-            start = None
-    if start is not None:
-        yield start, len(tokens)
-
-
-def _token_spans(reader: SessionReader, rows: PooledRows) -> list[tuple[int, int]]:
-    """Ranges [start, stop) of the selected tokens. The model never ran the last generated token."""
-    manifest = reader.manifest
-    prompt, ran = manifest.prompt_tokens, manifest.num_tokens - (1 if manifest.generated_tokens else 0)
-    if rows in get_args(Segment):
-        return [(segment.start, segment.stop) for segment in manifest.segments if segment.name == rows]
-    spans = {
-        "all": (0, ran),
-        "generated": (prompt, ran),
-        "last": (ran - 1, ran),
-        "last_prompt": (prompt - 1, prompt),
-    }
-    return [spans[rows]]
 
 
 class _Sums:
@@ -117,8 +94,8 @@ class Direction:
 class PairedActivations:
     """Running sums of pooled activations over pairs of sessions, so memory does not grow with the pairs."""
 
-    def __init__(self, rows: PooledRows) -> None:
-        self._rows = rows
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
         self._sums: dict[str, _Sums] = {}
         self.pairs = 0
         self.skipped = 0
@@ -131,7 +108,7 @@ class PairedActivations:
         """
         seen = False
         for hook in hooks:
-            first, second = (pooled(reader, hook, self._rows) for reader in (baseline, condition))
+            first, second = (pooled(reader, hook, self._positions) for reader in (baseline, condition))
             if first is None or second is None:
                 continue
             if first.shape != second.shape:

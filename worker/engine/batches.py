@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from actograph.contract.row_selection import NamedPositions
 from worker.engine.edits.interventions import Editor
 from worker.engine.locations import ModelHooks, Point
 from worker.engine.model import memory
@@ -23,7 +24,6 @@ from worker.engine.requests import (
     Edit,
     Generation,
     GenerationRequest,
-    Positions,
     RowShaping,
     RowSink,
 )
@@ -37,7 +37,7 @@ class Capture:
     """Rows to capture in every batch of a call, and their sink."""
 
     reads: Sequence[tuple[str, Point]]  # (location, point) in execution order
-    positions: Positions
+    positions: NamedPositions
     dtype: torch.dtype | None
     shaping: RowShaping
     sink: RowSink

@@ -10,6 +10,7 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
 from actograph.contract.interventions import check_width
 from actograph.contract.plans.batch_memory import batch_size, capture_need
 from actograph.contract.resources import ModelStructure
+from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from actograph.contract.structure_checks import check_sampling
 from worker.engine.batches import BatchJob, Capture
@@ -20,7 +21,6 @@ from worker.engine.requests import (
     BufferOptions,
     Generation,
     GenerationRequest,
-    Positions,
     RowShaping,
     RowSink,
 )
@@ -109,7 +109,7 @@ class Engine:
         *,
         sampling: SamplingSpec,
         hooks: Sequence[str] = (),
-        positions: Positions = "all",
+        positions: NamedPositions = "all",
         dtype: Dtype = "model",
         shaping: RowShaping = _AS_COMPUTED,
         sink: RowSink | None = None,
@@ -168,7 +168,7 @@ class Engine:
         *,
         hooks: Sequence[str],
         sink: RowSink,
-        positions: Positions = "all",
+        positions: NamedPositions = "all",
         dtype: Dtype = "model",
         shaping: RowShaping = _AS_COMPUTED,
         should_stop: Callable[[], bool] = _never,
@@ -197,7 +197,7 @@ class Engine:
             raise InvalidRequest(
                 "prefill generates nothing, so it has no generated tokens", param="positions"
             )
-        named: Positions = "last_prompt" if positions == "last" else positions
+        named: NamedPositions = "last_prompt" if positions == "last" else positions
 
         def job() -> Prefill:
             capture = self._capture(
@@ -267,7 +267,7 @@ class Engine:
         hooks: Sequence[str],
         sink: RowSink | None,
         *,
-        positions: Positions,
+        positions: NamedPositions,
         dtype: Dtype,
         shaping: RowShaping,
         options: BufferOptions,

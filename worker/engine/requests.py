@@ -7,11 +7,11 @@ from typing import Literal, Protocol
 
 import torch
 
-from actograph.contract.interventions import NamedPositions, Op, TokenRange
+from actograph.contract.interventions import Op
 from actograph.contract.plans.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
+from actograph.contract.row_selection import NamedPositions, TokenRange
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
-Positions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 Reduce = Literal["none", "mean", "max", "last"]
 
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from actograph.contract import interventions
-from actograph.contract.interventions import TokenRange
-from actograph.contract.row_selection import Positions, Selection
-from worker.engine.requests import Positions as NamedPositions
+from actograph.contract.row_selection import NamedPositions, Positions, Selection
 from worker.engine.requests import RowChooser
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.segments import Markup, SegmentFollower
@@ -64,7 +61,7 @@ class TurnTokens:
 
     conversation: Conversation
     begun: TurnPrompt
-    positions: Positions | interventions.Positions
+    positions: Positions
     markup: Markup
     from_place: int = 0
 
@@ -82,7 +79,4 @@ class TurnTokens:
 
     @cached_property
     def _selection(self) -> Selection:
-        positions = self.positions
-        if isinstance(positions, TokenRange):
-            return Selection.between(positions.start, positions.stop)
-        return Selection.of(positions, self.conversation.first_prompt(self.begun))
+        return Selection.of(self.positions, self.conversation.first_prompt(self.begun))

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from actograph.contract import resources
 from actograph.contract.plans.estimate import is_tail_only
-from actograph.contract.row_selection import FirstFeatures
+from actograph.contract.row_selection import FirstFeatures, NamedPositions
 from actograph.contract.specs import CaptureSpec, SamplingSpec
-from worker.engine.requests import Positions, RowShaping, StatisticsOptions
+from worker.engine.requests import RowShaping, StatisticsOptions
 from worker.engine.rows.statistics import STATISTICS
 from worker.sample import choosers
 from worker.sample.segments import Markup
@@ -43,7 +43,7 @@ class Provenance:
         return None if identity is None else identity.sha256
 
     @property
-    def positions(self) -> Positions:
+    def positions(self) -> NamedPositions:
         """Positions for the engine; "all" beside a chooser."""
         return choosers.named(self.capture.positions)
 

@@ -11,9 +11,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import (
     Intervention,
-    Positions,
     StoredVector,
-    TokenRange,
     check_stored,
     check_width,
     each,
@@ -21,6 +19,7 @@ from actograph.contract.interventions import (
     vector_sha256,
 )
 from actograph.contract.resources import ModelStructure
+from actograph.contract.row_selection import Positions, TokenRange
 from storage.sessions import vectors
 from storage.sessions.manifest import AppliedIntervention
 from worker.engine.engine import Engine

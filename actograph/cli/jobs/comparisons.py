@@ -29,7 +29,7 @@ def compare(
     hooks: Annotated[
         list[str] | None, typer.Option(help="Hooks to compare (commas or repeated). Default: all.")
     ] = None,
-    rows: Annotated[
+    positions: Annotated[
         str, typer.Option(help="Tokens to average: all, generated, last, last_prompt, or a segment.")
     ] = "all",
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of pairs.")] = None,
@@ -58,7 +58,7 @@ def compare(
                 activations,
                 baseline=baseline,
                 hooks=names(hooks or ()) or [],
-                rows=rows,
+                positions=positions,
                 limit=limit,
                 store_as=store_as,
                 mixed_identities=mixed_identities,

@@ -52,7 +52,7 @@ def render_activations(found: ActivationComparison) -> str:
                 difference.vector_id or "",
             ]
         )
-    head = f"{found.condition} - {found.baseline}, rows: {found.rows}, {found.pairs} pairs"
-    skipped = f" ({found.skipped} without such rows)" if found.skipped else ""
+    head = f"{found.condition} - {found.baseline}, positions: {found.positions}, {found.pairs} pairs"
+    skipped = f" ({found.skipped} without them)" if found.skipped else ""
     right = [header for header in ACTIVATION_HEADERS if header not in _WORDS]
     return f"{head}{skipped}\n\n{tables.render(ACTIVATION_HEADERS, rows, right=right)}"

@@ -1,23 +1,18 @@
-"""Rows of a session's tensor for a selection of tokens.
+"""Rows of a session's tensor at the positions that a caller asks for."""
 
-Selections are those of a capture spec: `last_prompt`, `last`, `all`, `prompt`, `generated`, a segment, or the
-index of a token in the prompt and generation (-1 is the last prompt token).
-"""
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
-
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import Session, TensorInfo
-from actograph.contract.row_selection import NamedRows, Reduce, Segment
+from actograph.contract.resources import TensorInfo
+from actograph.contract.row_selection import NamedPositions, Positions, Reduce, Segment
 
-#: `mean` is all rows averaged
-RowChoice = NamedRows | Segment | Literal["mean"] | int
+#: positions as a caller gives them: as in a capture spec, or the number of one token
+GivenPositions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
 
-_SEGMENTS = frozenset(get_args(Segment)) - {"prompt"}
-_NAMES = frozenset(get_args(NamedRows)) | _SEGMENTS
+_adapter: TypeAdapter[Positions] = TypeAdapter(Positions)
 
 
 class NamedSpan(BaseModel):
@@ -34,75 +29,32 @@ class Segmented(BaseModel):
     segments: list[NamedSpan] = []
 
 
-def spelled_out(rows: RowChoice, reduce: Reduce) -> tuple[NamedRows | Segment | int, Reduce]:
-    """Replace `rows="mean"` by all rows, averaged.
+def checked(positions: GivenPositions, reduce: Reduce) -> tuple[Positions, Reduce]:
+    """The positions in the contract's form, and the reduction.
 
     Raises:
-        InvalidRequest: an unknown selection, or `mean` with another reduction.
+        InvalidRequest: unknown positions or an unknown reduction.
     """
-    if rows == "mean":
-        if reduce not in ("none", "mean"):
-            raise InvalidRequest(f"rows='mean' and reduce={reduce!r} contradict", param="rows")
-        return "all", "mean"
-    known = isinstance(rows, int) and not isinstance(rows, bool)
-    if not known and rows not in _NAMES:
+    given = [positions] if isinstance(positions, int) and not isinstance(positions, bool) else positions
+    try:
+        found = _adapter.validate_python(given)
+    except ValidationError as error:
+        names = ", ".join([*get_args(NamedPositions), *get_args(Segment)[1:]])
         raise InvalidRequest(
-            f"rows={rows!r} is none of {', '.join(sorted(_NAMES | {'mean'}))}, or a token's number",
-            param="rows",
-        )
+            f"positions={positions!r} is none of {names}, token numbers, {{'stride': k}} or "
+            "{'start': a, 'stop': b}",
+            param="positions",
+        ) from error
     if reduce not in get_args(Reduce):
         raise InvalidRequest(f"reduce={reduce!r} is none of {', '.join(get_args(Reduce))}", param="reduce")
-    return rows, reduce
+    return found, reduce
 
 
-def needs_segments(rows: NamedRows | Segment | int) -> bool:
-    """Whether the selection needs the segments of the session's manifest."""
-    return rows in _SEGMENTS
-
-
-def token_spans(
-    session: Session, rows: NamedRows | Segment | int, segments: Sequence[NamedSpan]
-) -> list[tuple[int, int]]:
-    """Return [start, stop) of the selected tokens. The last generated token has no row."""
-    prompt, ran = session.prompt_tokens, session.rows
-    if isinstance(rows, int):
-        token = rows + prompt if rows < 0 else rows
-        return [(token, token + 1)]
-    if needs_segments(rows):
-        return [(span.start, span.stop) for span in segments if span.name == rows]
-    spans = {
-        "all": (0, ran),
-        "prompt": (0, prompt),
-        "generated": (prompt, ran),
-        "last": (ran - 1, ran),
-        "last_prompt": (prompt - 1, prompt),
-    }
-    return [spans[rows]]
-
-
-def row_ranges(tokens: range | Sequence[int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows whose tokens are in the spans. `tokens`: token of each row, ascending."""
-    if isinstance(tokens, range):
-        for low, high in spans:
-            start, stop = max(low, tokens.start) - tokens.start, min(high, tokens.stop) - tokens.start
-            if start < stop:
-                yield start, stop
-        return
-    begun: int | None = None
-    for row, token in enumerate([*tokens, None]):
-        inside = token is not None and any(low <= token < high for low, high in spans)
-        if inside and begun is None:
-            begun = row
-        elif not inside and begun is not None:
-            yield begun, row
-            begun = None
-
-
-def check_summary(info: TensorInfo, hook: str, rows: NamedRows | Segment | int, reduce: Reduce) -> None:
+def check_summary(info: TensorInfo, hook: str, positions: Positions, reduce: Reduce) -> None:
     """Raises InvalidRequest if a tensor is a summary of other tokens than the selected ones."""
-    if info.summary is not None and (rows != "all" or reduce not in ("none", info.summary)):
+    if info.summary is not None and (positions != "all" or reduce not in ("none", info.summary)):
         raise InvalidRequest(
-            f"{hook} was stored as the {info.summary} over tokens: ask for rows='all' with "
+            f"{hook} was stored as the {info.summary} over tokens: ask for positions='all' with "
             f"reduce='none' or {info.summary!r}",
-            param="rows",
+            param="positions",
         )

@@ -100,7 +100,7 @@ class Gathered:
         if self._bytes > self.max_bytes:
             raise InvalidRequest(
                 f"the rows of {len(self._pieces) + 1} sessions take more than max_bytes={self.max_bytes}; "
-                "choose fewer (rows, condition, limit), reduce='mean', or raise max_bytes",
+                "choose fewer (positions, condition, limit), reduce='mean', or raise max_bytes",
                 param="max_bytes",
             )
         if self._pieces and self._pieces[0].rows.shape[1] != piece.rows.shape[1]:

@@ -296,7 +296,7 @@ class Jobs:
         The service reads every session for it.
 
         Args:
-            options: `rows`, `hooks`, `baseline`, `limit`, `store_as` and `mixed_identities`, see
+            options: `positions`, `hooks`, `baseline`, `limit`, `store_as` and `mixed_identities`, see
                 `ComparisonOptions`.
         """
         return self._transport.call(
@@ -326,7 +326,7 @@ class Jobs:
 
         Args:
             hook: a hook point, an alias, or a module path of the job's model.
-            options: `rows`, `reduce`, `label`, `limit`, `parallel`, `max_bytes`, `progress` and
+            options: `positions`, `reduce`, `label`, `limit`, `parallel`, `max_bytes`, `progress` and
                 `mixed_identities`, see `MatrixOptions`; and the filters of `SessionChoice`.
 
         Raises:

@@ -10,15 +10,7 @@ from actograph.client.answers import path_of
 from actograph.client.concurrency import each_of
 from actograph.client.errors import ApiError
 from actograph.client.hook_names import absent, stored_name
-from actograph.client.matrix.chosen_rows import (
-    RowChoice,
-    Segmented,
-    check_summary,
-    needs_segments,
-    row_ranges,
-    spelled_out,
-    token_spans,
-)
+from actograph.client.matrix.chosen_rows import GivenPositions, Segmented, check_summary, checked
 from actograph.client.matrix.matrix import SEVERAL_TOKENS, Gathered, Matrix, Piece, Skipped
 from actograph.client.queries import PAGE_SIZE, SessionChoice
 from actograph.client.resources.sessions import SessionHandle, Sessions
@@ -26,7 +18,7 @@ from actograph.client.row_tensor import RowTensor
 from actograph.client.transport import Transport
 from actograph.contract import hooks, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.row_selection import NamedRows, Reduce, Segment
+from actograph.contract.row_selection import Positions, Reduce, consecutive, needs_segments, stored_rows
 from actograph.progress import meter
 from actograph.tensor_files import Array
 
@@ -43,7 +35,7 @@ def read_matrix(
     job: resources.Job | str,
     hook: str,
     *,
-    rows: RowChoice = "last_prompt",
+    positions: GivenPositions = "last_prompt",
     reduce: Reduce = "none",
     label: str = CORRECT,
     limit: int | None = None,
@@ -54,7 +46,7 @@ def read_matrix(
     **filters: Unpack[SessionChoice],
 ) -> Matrix:
     """Read rows of one hook over a job's sessions; see `Jobs.matrix`."""
-    selected, reduction = spelled_out(rows, reduce)
+    selected, reduction = checked(positions, reduce)
     if parallel < 1 or (limit is not None and limit < 1):
         raise InvalidRequest("parallel and limit must be at least 1")
     reader = _Reader(transport, hook, selected, reduction)
@@ -77,12 +69,10 @@ def read_matrix(
 class _Reader:
     """Reads one hook's rows, session by session."""
 
-    def __init__(
-        self, transport: Transport, hook: str, rows: NamedRows | Segment | int, reduce: Reduce
-    ) -> None:
+    def __init__(self, transport: Transport, hook: str, positions: Positions, reduce: Reduce) -> None:
         self._transport = transport
         self._hook = hook
-        self._rows = rows
+        self._positions = positions
         self._reduce = reduce
         #: job id -> stored name of the hook in the job's model
         self._names: dict[str, str] = {}
@@ -129,28 +119,33 @@ class _Reader:
 
     def _read(self, session: SessionHandle, tensor: RowTensor) -> Piece:
         """Raises NotFound if the tensor has none of the rows."""
-        info, rows = tensor.info, self._rows
-        check_summary(info, tensor.hook, rows, self._reduce)
+        info = tensor.info
+        check_summary(info, tensor.hook, self._positions, self._reduce)
         if info.summary is not None:
             return Piece(session, as_floats(tensor.read(0, 1)), [SEVERAL_TOKENS])
         segments = Segmented()
-        if needs_segments(rows):
+        if needs_segments(self._positions):
             path = path_of("/v1/activations/sessions", session.id, "manifest")
             segments = self._transport.call(Segmented, "GET", path)
         tokens: Any = range(info.first_row, info.first_row + info.shape[0])
         if info.position_offset is not None:
             tokens = (session.tokens_of(tensor.hook)).tolist()
-        ranges = list(row_ranges(tokens, token_spans(session, rows, segments.segments)))
-        if not ranges:
-            raise NotFound(
-                f"{tensor.hook} has no row of {f'token {rows}' if isinstance(rows, int) else rows}"
-            )
+        chosen = stored_rows(
+            self._positions,
+            tokens,
+            prompt_tokens=session.prompt_tokens,
+            ran=session.rows,
+            segments=segments.segments,
+        )
+        if not chosen:
+            raise NotFound(f"{tensor.hook} has no row at positions {self._positions}")
         if self._reduce in ("mean", "max"):
+            ranges = list(consecutive(chosen))
             return Piece(session, _reduced(tensor, ranges, self._reduce), [SEVERAL_TOKENS])
         if self._reduce == "last":
-            ranges = [(ranges[-1][1] - 1, ranges[-1][1])]
-        pieces = [tensor.read(low, high) for low, high in ranges]
-        named = [tokens[row] for low, high in ranges for row in range(low, high)]
+            chosen = chosen[-1:]
+        pieces = [tensor.read(low, high) for low, high in consecutive(chosen)]
+        named = [tokens[row] for row in chosen]
         return Piece(session, as_floats(np.concatenate(pieces) if len(pieces) > 1 else pieces[0]), named)
 
 

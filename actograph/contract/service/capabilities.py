@@ -75,7 +75,7 @@ def of_contract() -> dict[str, Any]:
         "job_kinds": list(specs.JOB_KINDS),
         "capture": CaptureCapabilities(
             points=list(hooks.POINTS),
-            positions=list(get_args(row_selection.NamedRows)),
+            positions=list(get_args(row_selection.NamedPositions)),
             segments=list(get_args(row_selection.Segment)),
             reduce=list(get_args(row_selection.Reduce)),
             dtypes=list(get_args(specs.Dtype)),
@@ -83,7 +83,8 @@ def of_contract() -> dict[str, Any]:
             fields=list(capture),
         ),
         "interventions": InterventionCapabilities(
-            ops=list(get_args(interventions.Op)), positions=list(get_args(interventions.NamedPositions))
+            ops=list(get_args(interventions.Op)),
+            positions=[name for name in get_args(row_selection.NamedPositions) if name != "last"],
         ),
         "evaluation": EvaluationCapabilities(
             tasks=list(get_args(tasks.TaskName)),

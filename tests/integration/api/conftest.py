@@ -30,7 +30,7 @@ from storage.index.ids import new_session_id, new_worker_id
 from storage.queue import waiting, workers
 from storage.samples import LeasedSample, SampleResult
 from storage.sessions import sessions
-from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.manifest import Segment, SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep.deletion_drain import drain_deletions
@@ -265,6 +265,7 @@ class Service:
             generated_tokens=4,
             seed=lease.seed,
             created_at=0,
+            segments=[Segment(name="prompt", start=0, stop=3), Segment(name="answer", start=3, stop=7)],
             tensors={
                 name: StoredTensor(shape=rows.shape, dtype=rows.dtype, first_row=rows.first_row)
                 for name, rows in tensors.items()

@@ -69,14 +69,14 @@ def test_verdicts_are_compared_over_http(service: "Service", job: tuple[str, Ses
 
 
 @pytest.mark.parametrize(
-    ("rows", "low", "high"),
+    ("positions", "low", "high"),
     [("all", 0, 6), ("generated", 3, 6), ("last", 5, 6), ("last_prompt", 2, 3)],
 )
 def test_the_mean_difference_is_that_of_the_rows(
-    service: "Service", job: tuple[str, Sessions], rows: str, low: int, high: int
+    service: "Service", job: tuple[str, Sessions], positions: str, low: int, high: int
 ) -> None:
     job_id, stored = job
-    found = compare(service, job_id, hooks=["blocks.1.hook_resid_post"], rows=rows, store_as="mood")
+    found = compare(service, job_id, hooks=["blocks.1.hook_resid_post"], positions=positions, store_as="mood")
     assert (found["pairs"], found["skipped"]) == (PROBLEMS, 0)
     hook = found["hooks"][HOOKS[0]]
     means = {side: np.array([stored[side, i][low:high].mean(axis=0) for i in range(PROBLEMS)]) for side in
@@ -111,7 +111,7 @@ def test_every_hook_is_compared_and_nothing_is_stored_unasked(
 
 
 def test_pairs_without_the_rows_are_told(service: "Service", job: tuple[str, Sessions]) -> None:
-    found = compare(service, job[0], rows="think")
+    found = compare(service, job[0], positions="think")
     assert (found["pairs"], found["skipped"], found["hooks"]) == (PROBLEMS, PROBLEMS, {})
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_compared_is_refused_and_changes_nothing(
     refused({"condition": "plain"}, "the baseline itself")
     refused({"condition": "loud"}, "no condition loud; the job has plain, steered, other")
     refused({"condition": "steered", "hooks": ["mlp_out.0"]}, "the job has no hook mlp_out.0")
-    refused({"condition": "steered", "rows": "thoughts"}, "rows")
+    refused({"condition": "steered", "positions": "thoughts"}, "positions")
     refused({"condition": "steered"}, "a comparison needs two", service.submit())
     problem(service.client.get(url("job_" + "0" * 32)), 404)
     problem(service.client.get(url(job[0]), params={"level": 1.5}), 422)

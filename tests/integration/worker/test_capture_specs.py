@@ -139,6 +139,7 @@ def test_a_feature_that_a_raw_module_lacks_fails_the_batch_with_its_width(
         {"stride": 1},
         {"stride": 4},
         {"stride": 1000},
+        {"start": 2, "stop": 9},
         [0, -1, 2],
         [5, 11],
         "answer",
@@ -157,6 +158,8 @@ def test_chosen_rows_are_those_rows_of_all(capture: Capture, positions: Any, opt
         match positions:
             case {"stride": k}:
                 want = [t for t in ran if t % k == 0]
+            case {"start": start, "stop": stop}:
+                want = list(ran[start:stop])
             case [int(), *_]:
                 want = sorted({t % prompt if t < 0 else t for t in positions})
             case "answer":

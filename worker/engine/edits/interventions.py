@@ -15,7 +15,6 @@ import torch
 from nnsight.intervention.util import first_input
 
 from actograph.contract.errors import CaptureFailed, InterventionFailed
-from actograph.contract.interventions import TokenRange
 from actograph.contract.row_selection import Selection
 from worker.engine.locations import place_of
 from worker.engine.requests import Edit, RowChooser
@@ -71,13 +70,6 @@ class _Planned:
         return tuple(
             row for row in self.rows if self.selections[row].holds(prompts[row] + step - 1, "answer")
         )
-
-
-def _selection(edit: Edit, prompt: int) -> Selection:
-    """Tokens that an edit without a chooser changes, in a sample with a prompt of this length."""
-    if isinstance(edit.positions, TokenRange):
-        return Selection.between(edit.positions.start, edit.positions.stop)
-    return Selection.of(edit.positions, prompt)
 
 
 class _Site:
@@ -138,7 +130,7 @@ class Editor:
                 choosers = {row: edits[row][place].chooser for row in rows}
                 choices = {row: choice(one, row) for row, one in choosers.items() if one is not None}
                 site = self._sites.setdefault(location_of[edit.hook], _Site(location_of[edit.hook]))
-                selections = {row: _selection(edit, self._prompts[row]) for row in rows}
+                selections = {row: Selection.of(edit.positions, self._prompts[row]) for row in rows}
                 site.edits.append(_Planned(_change(edit), selections, tuple(rows), choices or None))
         self._head = None if head is None else self._sites.setdefault(head, _Site(head))
         # read once at the end, so that no step waits for the device

@@ -9,10 +9,10 @@ from queue import Empty, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.row_selection import Selection
+from actograph.contract.row_selection import NamedPositions, Selection
 from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
-from worker.engine.requests import BufferOptions, Positions, RowChunk, RowSink
+from worker.engine.requests import BufferOptions, RowChunk, RowSink
 from worker.engine.rows.held_rows import Block, HeldRows, Strip, size_of
 from worker.engine.rows.selection import ChosenRows
 
@@ -36,7 +36,7 @@ def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
     return asked if asked is not None and source.is_floating_point else source
 
 
-def expected_rows(positions: Positions, prompt: int, generated: int, tail_only: bool) -> range:
+def expected_rows(positions: NamedPositions, prompt: int, generated: int, tail_only: bool) -> range:
     """Expected rows of a sample: those of `positions` among all P+G-1 (P if nothing is generated).
 
     Args:
@@ -70,7 +70,7 @@ class RowWriter:
         *,
         prompts: tuple[int, ...],
         indices: Sequence[int],
-        positions: Positions,
+        positions: NamedPositions,
         chosen: ChosenRows | None = None,
         keeps_rows: bool = True,
         dtype: torch.dtype | None,

@@ -21,9 +21,10 @@ from queue import Full, Queue
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from actograph.contract.row_selection import NamedPositions
 from worker.engine.locations import Point
 from worker.engine.model.host_memory import host_copy
-from worker.engine.requests import BufferOptions, EarlierRows, Positions, RowChooser, RowShaping, RowSink
+from worker.engine.requests import BufferOptions, EarlierRows, RowChooser, RowShaping, RowSink
 from worker.engine.rows.held_rows import Block, Strip
 from worker.engine.rows.row_writer import Finish, Item, RowWriter, stored_dtype
 from worker.engine.rows.selection import ChosenRows, Columns, gather_steps
@@ -62,7 +63,7 @@ class RowStream:
         prompt_lengths: Sequence[int],
         padded_length: int,
         indices: Sequence[int],
-        positions: Positions,
+        positions: NamedPositions,
         dtype: torch.dtype | None,
         options: BufferOptions,
         sink: RowSink,

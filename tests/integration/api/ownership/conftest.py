@@ -19,7 +19,7 @@ BODIES: dict[tuple[str, str], Any] = {
         "condition": "b",
         "baseline": "a",
         "hooks": ["embed"],
-        "rows": "last",
+        "positions": "last",
         "limit": 1,
         "store_as": "difference",
         "mixed_identities": True,

@@ -46,7 +46,7 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         mean_pair_norm=1.6, consistency=None, vector_id="vec_" + "1" * 32,
     )  # fmt: skip
     service.activation_comparison = ActivationComparison(
-        job_id=job.id, baseline="plain", condition="kind", rows="answer", pairs=10, skipped=1,
+        job_id=job.id, baseline="plain", condition="kind", positions="answer", pairs=10, skipped=1,
         hooks={"resid_post.1": hook},
     )  # fmt: skip
 
@@ -77,16 +77,16 @@ def test_scores_and_lengths_are_a_table(service: Any, run: Run) -> None:
 
 
 def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
-    code, out, err = run("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--rows", "answer",
+    code, out, err = run("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--positions", "answer",
                          "--limit", 10, "--store-as", "mood")  # fmt: skip
     assert (code, err) == (0, "")
     sent = json.loads(service.seen[-1].body)
     assert sent == {
-        "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "rows": "answer",
+        "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "positions": "answer",
         "limit": 10, "store_as": "mood", "mixed_identities": False,
     }  # fmt: skip
     lines = out.splitlines()
-    assert lines[0] == "kind - plain, rows: answer, 10 pairs (1 without such rows)"
+    assert lines[0] == "kind - plain, positions: answer, 10 pairs (1 without them)"
     assert cells(lines[3]) == [
         "resid_post.1", "9", "1", "2", "1.5", "0.5000", "N/A", "vec_" + "1" * 32,
     ]  # fmt: skip
@@ -111,11 +111,11 @@ def test_what_cannot_be_asked_is_told_in_one_line(run: Run, arguments: list[str]
 def test_the_same_from_a_job_in_python(service: Any, run: Run) -> None:
     with Client(service.url, "") as client:
         job = next(client.jobs.list())
-        found = job.compare_activations("kind", rows="answer", hooks=["resid_post.1"], store_as="kind")
+        found = job.compare_activations("kind", positions="answer", hooks=["resid_post.1"], store_as="kind")
         assert found == service.activation_comparison
         assert job.comparison(baseline="plain") == service.comparison
         assert json.loads(service.seen[-2].body) == {
-            "condition": "kind", "rows": "answer", "hooks": ["resid_post.1"], "store_as": "kind",
+            "condition": "kind", "positions": "answer", "hooks": ["resid_post.1"], "store_as": "kind",
         }  # fmt: skip
         assert job.delete().deleted
         assert list(client.jobs.list()) == []

@@ -47,7 +47,11 @@ def make_session(service: Any, store: Path, number: int, **changes: Any) -> reso
     session: resources.Session = made.model_copy(update={"hooks": hooks} | changes)
     service.sessions[session.id] = session
     service.manifests[session.id] = Segmented(
-        segments=[NamedSpan(name="think", start=5, stop=6), NamedSpan(name="answer", start=6, stop=8)]
+        segments=[
+            NamedSpan(name="prompt", start=0, stop=5),
+            NamedSpan(name="think", start=5, stop=6),
+            NamedSpan(name="answer", start=6, stop=8),
+        ]
     )
     folder = store / "sessions" / session.id
     folder.mkdir(parents=True)

@@ -1,21 +1,13 @@
-"""Which rows a choice of tokens means."""
+"""Which rows of a stored tensor the positions mean, in the client and in comparisons."""
 
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from actograph.client.matrix.chosen_rows import NamedSpan, row_ranges, spelled_out, token_spans
+from actograph.client.matrix.chosen_rows import NamedSpan, checked
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import Session
-
-
-def session(prompt: int, generated: int) -> Session:
-    return Session(
-        id="ses_1", job_id="job_1", sample_id="smp_1", sample_index=0, model="m", created_at=0,
-        prompt_tokens=prompt, generated_tokens=generated, rows=prompt + generated - bool(generated), bytes=0,
-        dtype="F32", hooks={}, files=[],
-    )  # fmt: skip
-
+from actograph.contract.row_selection import Positions, consecutive, stored_rows
 
 SEGMENTS = [
     NamedSpan(name="prompt", start=0, stop=5),
@@ -23,49 +15,53 @@ SEGMENTS = [
     NamedSpan(name="answer", start=6, stop=8),
     NamedSpan(name="think", start=8, stop=9),
 ]
+_positions: TypeAdapter[Positions] = TypeAdapter(Positions)
 
 
-def test_tokens(subtests: pytest.Subtests) -> None:
-    for rows, spans in [
-        ("all", [(0, 8)]),
-        ("prompt", [(0, 5)]),
-        ("generated", [(5, 8)]),
-        ("last", [(7, 8)]),
-        ("last_prompt", [(4, 5)]),
-        ("think", [(5, 6), (8, 9)]),
-        ("tool_result", []),
-        (0, [(0, 1)]),
-        (6, [(6, 7)]),
-        (-1, [(4, 5)]),
+def rows(positions: Any, tokens: Any, ran: int = 8) -> list[int]:
+    given = _positions.validate_python(positions)
+    return stored_rows(given, tokens, prompt_tokens=5, ran=ran, segments=SEGMENTS)
+
+
+def test_rows_of_positions(subtests: pytest.Subtests) -> None:
+    for positions, tokens, found in [
+        ("all", range(8), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("prompt", range(8), [0, 1, 2, 3, 4]),
+        ("generated", range(8), [5, 6, 7]),
+        ("last", range(8), [7]),
+        ("last", [0, 4, 6], []),
+        ("last_prompt", range(8), [4]),
+        ("last_prompt", [0, 4, 6], [1]),
+        ("think", range(8), [5]),
+        (["think", "answer"], range(4, 8), [1, 2, 3]),
+        ("tool_result", range(8), []),
+        ([0], range(8), [0]),
+        ([-1, 6], range(8), [4, 6]),
+        ({"stride": 3}, range(8), [0, 3, 6]),
+        ({"start": 6}, [0, 4, 6], [2]),
+        ({"start": 1, "stop": 3}, range(2, 8), [0]),
     ]:
-        with subtests.test(rows=rows, spans=spans):
-            assert token_spans(session(5, 4), rows, SEGMENTS) == spans
+        with subtests.test(positions=positions, tokens=tokens):
+            assert rows(positions, tokens) == found
 
 
 def test_a_text_that_was_only_read_has_a_row_for_its_last_token() -> None:
-    assert token_spans(session(5, 0), "last", []) == [(4, 5)]
-    assert token_spans(session(5, 0), "generated", []) == [(5, 5)]
+    assert rows("last", range(5), ran=5) == [4]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "spans", "ranges"),
-    [
-        (range(0, 8), [(2, 4), (6, 99)], [(2, 4), (6, 8)]),
-        (range(4, 8), [(0, 5)], [(0, 1)]),
-        (range(4, 8), [(0, 4)], []),
-        (range(4, 8), [(-2, 3)], []),
-        ([0, 4, 6], [(4, 7)], [(1, 3)]),
-        ([0, 4, 6], [(0, 1), (6, 7)], [(0, 1), (2, 3)]),
-        ([0, 4, 6], [(5, 6)], []),
-    ],
-)
-def test_rows_of_tokens(tokens: Any, spans: Any, ranges: list[tuple[int, int]]) -> None:
-    assert list(row_ranges(tokens, spans)) == ranges
+def test_rows_are_read_in_consecutive_ranges() -> None:
+    assert list(consecutive([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
+    assert list(consecutive([])) == []
 
 
-def test_mean_is_all_rows_averaged() -> None:
-    assert spelled_out("mean", "none") == ("all", "mean")
-    assert spelled_out("think", "max") == ("think", "max")
-    for rows, reduce in (("mean", "max"), ("middle", "none"), (True, "none"), ("all", "sum")):
-        with pytest.raises(InvalidRequest):
-            spelled_out(rows, reduce)  # type: ignore[arg-type]
+def test_what_a_caller_may_give(subtests: pytest.Subtests) -> None:
+    assert checked(-1, "none") == ([-1], "none")
+    assert checked("think", "max") == ("think", "max")
+    for positions, reduce in (
+        ("mean", "none"),
+        ("middle", "none"),
+        (True, "none"),
+        ("all", "sum"),
+    ):
+        with subtests.test(positions=positions), pytest.raises(InvalidRequest):
+            checked(positions, reduce)  # type: ignore[arg-type]

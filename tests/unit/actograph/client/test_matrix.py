@@ -30,7 +30,7 @@ def client(request: pytest.FixtureRequest, sessions: list[resources.Session]) ->
 
 @pytest.mark.covering(6)
 @pytest.mark.parametrize(
-    ("rows", "taken"),
+    ("positions", "taken"),
     [
         ("last_prompt", [4]),
         ("last", [6]),
@@ -42,8 +42,8 @@ def client(request: pytest.FixtureRequest, sessions: list[resources.Session]) ->
         (-1, [4]),
     ],
 )
-def test_features_and_where_they_come_from(client: Client, rows: Any, taken: list[int]) -> None:
-    matrix = client.jobs.get(JOB).matrix(HOOK, rows=rows)
+def test_features_and_where_they_come_from(client: Client, positions: Any, taken: list[int]) -> None:
+    matrix = client.jobs.get(JOB).matrix(HOOK, positions=positions)
     expected = np.concatenate([rows_of(number)[taken] for number in range(5)])
     assert matrix.features.dtype == np.float32
     assert np.array_equal(matrix.features, expected)
@@ -58,34 +58,33 @@ def test_features_and_where_they_come_from(client: Client, rows: Any, taken: lis
 
 
 @pytest.mark.parametrize(
-    ("rows", "reduce", "numpy"),
+    ("positions", "reduce", "numpy"),
     [
-        ("mean", "none", lambda rows: rows.mean(axis=0)),
         ("all", "mean", lambda rows: rows.mean(axis=0)),
         ("generated", "max", lambda rows: rows[5:7].max(axis=0)),
         ("prompt", "last", lambda rows: rows[4]),
     ],
 )
-def test_one_row_for_each_session(client: Client, rows: Any, reduce: Any, numpy: Any) -> None:
-    matrix = client.jobs.matrix(JOB, HOOK, rows=rows, reduce=reduce)
+def test_one_row_for_each_session(client: Client, positions: Any, reduce: Any, numpy: Any) -> None:
+    matrix = client.jobs.matrix(JOB, HOOK, positions=positions, reduce=reduce)
     assert np.array_equal(matrix.features, np.stack([numpy(rows_of(n)) for n in range(5)]))
     assert set(matrix.tokens.tolist()) == ({4} if reduce == "last" else {-1})
 
 
 def test_chosen_tokens_and_summaries_are_found_by_their_tokens(client: Client) -> None:
-    matrix = client.jobs.matrix(JOB, "mlp_in.1", rows="last_prompt")
+    matrix = client.jobs.matrix(JOB, "mlp_in.1", positions="last_prompt")
     assert matrix.features.dtype == np.float32, "float16 widened"
     assert np.array_equal(matrix.features, np.stack([rows_of(n)[4] for n in range(5)]))
-    summary = client.jobs.matrix(JOB, "mlp_out.1", rows="mean")
+    summary = client.jobs.matrix(JOB, "mlp_out.1", positions="all", reduce="mean")
     assert np.array_equal(summary.features, np.stack([rows_of(n).mean(axis=0) for n in range(5)]))
     with pytest.raises(InvalidRequest, match="stored as the mean"):
-        client.jobs.matrix(JOB, "mlp_out.1", rows="last")
+        client.jobs.matrix(JOB, "mlp_out.1", positions="last")
 
 
 def test_numbers_of_experts_are_kept_but_not_averaged(client: Client) -> None:
     assert client.jobs.matrix(JOB, "expert_indices.1").features.dtype == np.int64
     with pytest.raises(InvalidRequest, match="mean needs floats"):
-        client.jobs.matrix(JOB, "expert_indices.1", rows="mean")
+        client.jobs.matrix(JOB, "expert_indices.1", positions="all", reduce="mean")
 
 
 def test_bfloat16_is_float32(client: Client) -> None:
@@ -117,10 +116,10 @@ def test_sessions_without_the_rows_are_told(service: Any, client: Client) -> Non
     hooks = {HOOK: sessions[1].hooks[HOOK].model_copy(update={"shape": [2, 4]})}
     service.sessions[short.id] = short.model_copy(update={"hooks": hooks})
     service.sessions[sessions[2].id] = sessions[2].model_copy(update={"hooks": {}})
-    matrix = client.jobs.matrix(JOB, HOOK, rows=3)
+    matrix = client.jobs.matrix(JOB, HOOK, positions=3)
     assert matrix.sample_index.tolist() == [0, 3, 4]
     assert [one.session_id for one in matrix.skipped] == [sessions[1].id, sessions[2].id]
-    assert "no row of token 3" in matrix.skipped[0].reason
+    assert "no row at positions [3]" in matrix.skipped[0].reason
     assert "the session has none" in matrix.skipped[1].reason
     assert "2 sessions skipped" in repr(matrix)
     with pytest.raises(NotFound, match=r"no session gave rows of resid_post\.7"):
@@ -139,7 +138,7 @@ def test_a_session_that_is_deleted_meanwhile_is_told(service: Any, plain: Client
 
 
 def test_over_http_only_the_rows_that_are_wanted_travel(service: Any, plain: Client, sessions: Any) -> None:
-    plain.jobs.matrix(JOB, HOOK, rows="last_prompt")
+    plain.jobs.matrix(JOB, HOOK, positions="last_prompt")
     read = [(s.path.split("/")[4], s.query["rows"]) for s in service.seen if "/tensors/" in s.path]
     assert sorted(read) == sorted((session.id, "4:5") for session in sessions)
 
@@ -156,7 +155,7 @@ def test_from_the_folder_only_the_rows_that_are_wanted_are_read(
         return data
 
     monkeypatch.setattr(os, "pread", counted)
-    local.jobs.matrix(JOB, HOOK, rows="last")
+    local.jobs.matrix(JOB, HOOK, positions="last")
     size = (store / "sessions" / sessions[0].id / "activations.safetensors").stat().st_size
     # each file's header (one read, here the whole small file), then the one row
     assert sorted(read) == sorted([size] * 5 + [16] * 5)
@@ -165,8 +164,8 @@ def test_from_the_folder_only_the_rows_that_are_wanted_are_read(
 
 def test_memory_is_bounded(client: Client) -> None:
     with pytest.raises(InvalidRequest, match="max_bytes=64"):
-        client.jobs.matrix(JOB, HOOK, rows="last", max_bytes=64)
-    assert len(client.jobs.matrix(JOB, HOOK, rows="last", max_bytes=80)) == 5
+        client.jobs.matrix(JOB, HOOK, positions="last", max_bytes=64)
+    assert len(client.jobs.matrix(JOB, HOOK, positions="last", max_bytes=80)) == 5
 
 
 def test_sessions_of_two_widths_are_refused(service: Any, plain: Client, sessions: Any) -> None:

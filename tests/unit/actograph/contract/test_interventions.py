@@ -12,14 +12,13 @@ from actograph.contract.interventions import (
     Intervention,
     NewVector,
     StoredVector,
-    TokenRange,
     check_stored,
     each,
     resolve_hook,
     vector_sha256,
 )
 from actograph.contract.resources import HookInfo, ModelStructure
-from actograph.contract.row_selection import Stride
+from actograph.contract.row_selection import Stride, TokenRange
 from actograph.contract.specs import job_spec_adapter
 
 VEC = "vec_" + "a" * 32

@@ -11,6 +11,8 @@ from actograph.contract.specs import CaptureSpec
 
 def selected(positions: Any, token: int, prompt: int, stop: int) -> bool:
     """Whether `positions` means a token of a sample of one turn."""
+    if isinstance(positions, dict) and "start" in positions:
+        return bool(positions["start"] <= token < positions.get("stop", 1000))
     if isinstance(positions, dict):
         return bool(token % positions["stride"] == 0)
     if isinstance(positions, list):
@@ -34,6 +36,8 @@ def test_rows_are_the_selected_tokens(subtests: pytest.Subtests) -> None:
         {"stride": 1},
         {"stride": 3},
         {"stride": 50},
+        {"start": 2},
+        {"start": 1, "stop": 4},
         [0, -1],
         [3, 5, 900],
         [-2],
