@@ -20,11 +20,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "workers": ("actograph workers", "actograph workers --all --format json"),
     "bench": ("actograph bench --quick", "actograph bench --only drain overhead"),
-    "completion": (
-        'eval "$(actograph completion bash)"',
-        "actograph completion zsh > ~/.zfunc/_actograph",
-        "actograph completion fish > ~/.config/fish/completions/actograph.fish",
-    ),
     "jobs submit": (
         "actograph jobs submit --task gsm8k --dataset test.jsonl --capture resid_post@all --watch",
         "actograph jobs submit --prompt 'Once upon a time' --max-tokens 50 --hooks resid_post.1",

@@ -9,7 +9,6 @@ from actograph import __version__
 from actograph.cli import batches, examples, exit_codes, keys, models, queue, store
 from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
-from actograph.cli.completion_scripts import completion
 from actograph.cli.demo import demo
 from actograph.cli.flags.options import GlobalOptions
 from actograph.cli.jobs import evals, exports, jobs
@@ -48,7 +47,6 @@ app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(queue.app, name="queue", rich_help_panel=OPERATE)
 app.add_typer(store.app, name="store", rich_help_panel=OPERATE)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
-app.command(rich_help_panel=OTHER)(completion)
 app.command(rich_help_panel=OTHER, context_settings=PASSED_ON)(bench)
 examples.show(app)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from actograph.cli.flags import completion, dataset_flags, scorer_flags
+from actograph.cli.flags import dataset_flags, scorer_flags
 from actograph.cli.flags.durations import NEVER, seconds_of
 from actograph.contract.errors import InvalidRequest
 
@@ -63,7 +63,7 @@ _SPEC = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as
 JOB_FLAGS: dict[str, Flag] = {
     "spec": Flag(_SPEC, None, str),
     "kind": _flag(str, "kind", "evaluation, capture or extract."),
-    "model": _flag(str, "model", "Default: the only served model.", autocompletion=completion.models),
+    "model": _flag(str, "model", "Default: the only served model."),
     "task": _flag(str, "task", "gsm8k, another task, or a YAML file."),
     "dataset": _flag(str, "dataset", dataset_flags.HELP, metavar=dataset_flags.METAVAR),
     "fewshot_dataset": _flag(
