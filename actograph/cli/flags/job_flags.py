@@ -43,7 +43,7 @@ def parse_layers(text: str) -> list[int] | str:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequest(
-            f"--layers {text!r} is not valid; use all, a slice such as 8:20:4, or numbers such as 8,12,16"
+            f"--capture: layers {text!r} are not valid; use all, a slice such as 8:20:4, or numbers: 8,12,16"
         ) from None
 
 
@@ -100,19 +100,8 @@ JOB_FLAGS: dict[str, Flag] = {
         "--chat-template/--no-chat-template",
     ),
     "capture": _flag(
-        str, None, "Activations to store, such as attn_in,mlp_in@8,12,16.", metavar="POINTS[@LAYERS]"
-    ),
-    "points": _flag(
-        list[str], "capture.points", "Hook points to store: resid_post, attn_in, ... (commas or repeated).",
-        convert=names,
-    ),
-    "layers": _flag(
-        str, "capture.layers", "all, a slice such as 8:20:4, or numbers: 8,12,16.",
-        convert=parse_layers,
-    ),
-    "hooks": _flag(
-        list[str], "capture.hooks", "Hooks by name, such as mlp_in.3 (commas or repeated).",
-        convert=lambda values: [name.strip() for name in values],
+        str, None, "Hook points at layers, such as attn_in,mlp_in@8:20:4, or hooks by name: mlp_in.3.",
+        metavar="POINTS[@LAYERS]",
     ),
     "max_tokens": _flag(int, "sampling.max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": _flag(float, "sampling.temperature", "0 is greedy."),
@@ -122,7 +111,6 @@ JOB_FLAGS: dict[str, Flag] = {
     "truncate": _flag(
         bool, "truncate", "Extract jobs: cut texts to the model's context.", "--truncate/--no-truncate"
     ),
-    "layers_per_pass": _flag(int, "layers_per_pass", "Deprecated, ignored.", hidden=True),
     "priority": _flag(int, "priority", "0 runs first, 9 last."),
     "tag": _flag(list[str], "tags", "Tag. Repeat for more.", convert=list),
     "expires_after": _flag(

@@ -114,8 +114,8 @@ def test_submit_from_flags_uploads_the_dataset(service: Any, run: Run, tmp_path:
     service.models = [resources.Model(id="org/demo", created=1)]
     code, out, _ = run(
         *("jobs", "submit", "--dataset", path, "--limit", 7, "--offset", 2, "--num-fewshot", 1, "--thinking"),
-        *("--no-chat-template", "--points", "attn_in,mlp_in", "--points", "embed", "--layers", "0,2"),
-        *("--hooks", "resid_post.1", "--max-tokens", 9, "--temperature", 0.5, "--top-p", 0.9, "--top-k", 4),
+        *("--no-chat-template", "--capture", "attn_in,mlp_in,embed,resid_post.1@0,2"),
+        *("--max-tokens", 9, "--temperature", 0.5, "--top-p", 0.9, "--top-k", 4),
         *("--seed", 11, "--priority", 1, "--tag", "a", "--tag", "b"),
     )
     job = service.jobs[out.strip()]
@@ -160,12 +160,12 @@ def test_submit_an_extraction(service: Any, run: Run, tmp_path: Path) -> None:
     path.write_text('{"body": "one"}\n')
     _, out, _ = run(
         *("jobs", "submit", "--kind", "extract", "--model", "m", "--dataset", path, "--text-field", "body"),
-        *("--truncate", "--layers-per-pass", 2, "--limit", 5, "--points", "mlp_in"),
+        *("--truncate", "--limit", 5, "--capture", "mlp_in"),
     )
     spec = service.jobs[out.strip()].spec
     (file_id,) = service.uploads
     assert (spec["kind"], spec["dataset"]["file_id"], spec["text_field"]) == ("extract", file_id, "body")
-    assert (spec["truncate"], spec["layers_per_pass"], spec["limit"]) == (True, 2, 5)
+    assert (spec["truncate"], spec["limit"]) == (True, 5)
     assert spec["capture"]["points"] == ["mlp_in"]
     _, out, _ = run("jobs", "submit", "--kind", "extract", "--model", "m", "--prompt", "one")
     assert service.jobs[out.strip()].spec["inputs"][0]["prompt"] == "one"
