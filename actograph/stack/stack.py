@@ -329,7 +329,8 @@ def require_installed() -> None:
     for module in _PROGRAM_MODULES:
         if importlib.util.find_spec(module) is None:
             raise ServiceUnavailable(
-                f"The service is not installed ({module} is missing). Run: pip install 'actograph[worker]'"
+                f"The service is not installed ({module} is missing). In a checkout, run: "
+                "pip install -e '.[worker]'"
             )
 
 
