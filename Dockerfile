@@ -5,20 +5,19 @@ RUN useradd --create-home --uid 1000 actograph && mkdir /data && chown actograph
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY actograph actograph
-COPY server server
 COPY api api
 COPY storage storage
 COPY worker worker
 VOLUME /data
 
 FROM base AS api
-RUN pip install -c constraints.txt . ./server
+RUN pip install -c constraints.txt -e '.[server]' && python -m compileall -q actograph api storage
 USER actograph
 EXPOSE 8420
 # bring the schema up to date, then serve
 CMD ["sh", "-c", "python -m storage.migrate && exec python -m api"]
 
 FROM base AS worker
-RUN pip install -c constraints.txt . './server[worker]'
+RUN pip install -c constraints.txt -e '.[worker]' && python -m compileall -q actograph api storage worker
 USER actograph
 CMD ["python", "-m", "worker"]

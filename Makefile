@@ -3,18 +3,35 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# modules are compiled when first imported: compiling all of them takes longer than installing them
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+SERVICE := $(VENV)/.service
+DEV := $(VENV)/.dev
 
 .PHONY: demo check test soak lint up bench docs clean
 
-$(STAMP): pyproject.toml server/pyproject.toml constraints.txt
+# PyTorch's own index has a torch for Linux without gigabytes of CUDA; if it cannot be reached, pip's index decides
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+NEEDS_CPU_TORCH = [ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && ! command -v nvidia-smi >/dev/null \
+	&& $(BIN)/python -c 'import urllib.request as u; u.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null
+
+$(SERVICE): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e server
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing the service and torch into $(VENV): about 350 MB of packages, 3 GB with CUDA"
+	@if $(NEEDS_CPU_TORCH); then $(PIP) --extra-index-url $(CPU_INDEX) torch || true; fi
+	@$(PIP) -e '.[worker]'
 	@touch $@
 
-demo: $(STAMP)
-	$(BIN)/actograph demo
+$(DEV): $(SERVICE)
+	@echo "Installing the tools for tests and docs into $(VENV)"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(SERVICE)
+	@echo "Starting the demo"
+	@$(BIN)/actograph demo
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4
 
@@ -23,28 +40,28 @@ check: lint
 	$(PYTEST) --dist worksteal -m "not soak and not integration" tests/unit
 
 # each process keeps a model and servers of its own, so more than four need much memory
-test: $(STAMP)
+test: $(DEV)
 	$(BIN)/python -m tests.support.other_programs inspect lm-eval
 	$(PYTEST) --dist worksteal -m "not soak"
 
 # before a release, and when a change touches its subject
-soak: $(STAMP)
+soak: $(DEV)
 	$(BIN)/python -m tests.support.other_programs inspect lm-eval swift
 	$(PYTEST) --dist loadfile -m soak
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-up: $(STAMP)
+up: $(SERVICE)
 	$(BIN)/actograph up $(if $(MODEL),--model $(MODEL))
 
-bench: $(STAMP)
+bench: $(DEV)
 	$(BIN)/python -m bench
 
 # writes the generated pages and builds the site into site/
-docs: $(STAMP)
+docs: $(DEV)
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m mkdocs build --strict
 

@@ -209,11 +209,6 @@ class Settings(BaseSettings):
     )
     webhook_max_attempts: int = Field(8, ge=1, le=20, description="Maximum number of attempts for a webhook.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
-    log_max_bytes: int = Field(
-        64 << 20,
-        gt=0,
-        description="`up`: size at which a log is renamed to `NAME.log.1`, replacing the previous one.",
-    )
 
     @field_validator("s3_public_endpoint")
     @classmethod

@@ -12,7 +12,7 @@ from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
 from actograph.stack import redis_server
 from actograph.stack.ports import free_port
-from actograph.stack.supervisor import Child, Program, Supervisor
+from actograph.stack.processes import Child, Program, Supervisor
 from storage import migrate
 from storage.index.database import Database
 

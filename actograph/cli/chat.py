@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import job_flags, job_spec
+from actograph.cli.flags import job_spec
 from actograph.cli.flags.options import FormatOption, client_of
 from actograph.cli.output.output import Format, emit, note
 from actograph.contract.errors import InvalidRequest
@@ -55,7 +55,7 @@ def chat(
         "top_p": top_p,
         "seed": seed,
         "enable_thinking": thinking or None,
-        "capture": _capture(capture),
+        "capture": None if capture is None else job_spec.capture_of(capture),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
@@ -106,13 +106,3 @@ def _typed() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
-
-
-def _capture(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    points, layers, hooks = job_spec.split_capture(text)
-    spec: dict[str, Any] = {"points": points, "hooks": hooks}
-    if layers is not None:
-        spec["layers"] = job_flags.parse_layers(layers)
-    return spec

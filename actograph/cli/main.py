@@ -7,9 +7,7 @@ import typer
 
 from actograph import __version__
 from actograph.cli import batches, examples, exit_codes, keys, models, queue, store
-from actograph.cli.benches import PASSED_ON, bench
 from actograph.cli.chat import chat
-from actograph.cli.completion_scripts import completion
 from actograph.cli.demo import demo
 from actograph.cli.flags.options import GlobalOptions
 from actograph.cli.jobs import evals, exports, jobs
@@ -23,7 +21,7 @@ from actograph.cli.workers import workers
 from actograph.contract.errors import ActographError
 
 #: groups of commands under `--help`
-START, JOBS, OPERATE, OTHER = "Start", "Jobs and results", "Operate", "Other"
+START, JOBS, OPERATE = "Start", "Jobs and results", "Operate"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,14 +40,11 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 app.add_typer(evals.app, name="eval", rich_help_panel=JOBS)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
-app.add_typer(exports.app, name="results", rich_help_panel=JOBS)
 app.command(rich_help_panel=OPERATE)(workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(queue.app, name="queue", rich_help_panel=OPERATE)
 app.add_typer(store.app, name="store", rich_help_panel=OPERATE)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
-app.command(rich_help_panel=OTHER)(completion)
-app.command(rich_help_panel=OTHER, context_settings=PASSED_ON)(bench)
 examples.show(app)
 
 

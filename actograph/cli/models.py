@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actograph.cli import exit_codes
-from actograph.cli.flags import completion
 from actograph.cli.flags.options import FormatOption, QuietOption, client_of
 from actograph.cli.output import tables
 from actograph.cli.output.output import Format, emit, emit_list, note
@@ -34,9 +33,7 @@ def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOp
 @app.command()
 def load(
     ctx: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="A served model, by any of its names.", autocompletion=completion.models)
-    ],
+    model: Annotated[str, typer.Argument(help="A served model, by any of its names.")],
     *,
     revision: Annotated[str | None, typer.Option(help="Hub revision.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, float16 or bfloat16.")] = None,
@@ -103,7 +100,7 @@ def structure(
     ctx: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="Served model. Default: the one loaded last.", autocompletion=completion.models),
+        typer.Argument(help="Served model. Default: the one loaded last."),
     ] = None,
     names: Annotated[bool, typer.Option("--names", help="Include the aliases of each hook.")] = False,
     modules: Annotated[bool, typer.Option("--modules", help="Include module locations.")] = False,

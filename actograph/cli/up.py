@@ -84,9 +84,9 @@ def _check_model(model: str) -> None:
 def _run(settings: "Settings", workers: int) -> None:
     """Run the stack until a stop signal."""
     from actograph.stack.home_lock import HomeLock, close_to_others
+    from actograph.stack.processes import CrashLoop
     from actograph.stack.stack import Stack, StackOptions, require_installed
     from actograph.stack.stop_signals import StopSignals
-    from actograph.stack.supervisor import CrashLoop
 
     require_installed()
     options = StackOptions(

@@ -25,8 +25,8 @@ from actograph.contract.resources import Worker, WorkerStatus
 from actograph.settings import Settings
 from actograph.stack import devices, redis_server
 from actograph.stack.ports import free_port, is_free
+from actograph.stack.processes import Child, Program, Supervisor, describe
 from actograph.stack.stop_signals import StopSignals
-from actograph.stack.supervisor import Child, Program, Supervisor, describe
 
 WORKER_STOP_SECONDS = 20.0
 API_STOP_SECONDS = 5.0
@@ -152,7 +152,6 @@ class Stack:
                     command=self._redis.command,
                     environment=_without(os.environ, _NOT_FOR_BROKER),
                     log=logs / "redis.log",
-                    log_max_bytes=settings.log_max_bytes,
                     stop_seconds=REDIS_STOP_SECONDS,
                 )
             )
@@ -168,7 +167,6 @@ class Stack:
                 command=[sys.executable, "-m", "api"],
                 environment=self._environment({"ACTOGRAPH_SUPERVISOR_KEY": self._key}),
                 log=logs / "api.log",
-                log_max_bytes=settings.log_max_bytes,
                 stop_seconds=API_STOP_SECONDS,
             )
         )
@@ -182,7 +180,6 @@ class Stack:
                 command=[sys.executable, "-m", "worker"],
                 environment=_without(self._environment({"ACTOGRAPH_DEVICE": device}), _NOT_FOR_WORKERS),
                 log=logs / f"worker-{number}.log",
-                log_max_bytes=settings.log_max_bytes,
                 stop_seconds=WORKER_STOP_SECONDS,
             )
             self._workers.append(self._supervisor.start(program))
@@ -211,7 +208,8 @@ class Stack:
                 command=[sys.executable, "-m", "storage.migrate"],
                 environment=self._environment(),
                 log=self._options.logs / "migrate.log",
-            )
+            ),
+            self._report,
         )
         child.start()
         deadline = time.monotonic() + MIGRATE_SECONDS
@@ -331,7 +329,8 @@ def require_installed() -> None:
     for module in _PROGRAM_MODULES:
         if importlib.util.find_spec(module) is None:
             raise ServiceUnavailable(
-                f"The service is not installed ({module} is missing). Run: pip install 'actograph[worker]'"
+                f"The service is not installed ({module} is missing). In a checkout, run: "
+                "pip install -e '.[worker]'"
             )
 
 

@@ -4,23 +4,17 @@ from typing import Annotated
 
 import typer
 
-from actograph.cli.flags import completion
-
-JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="Id, or a unique prefix.", autocompletion=completion.jobs)
-]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, or a unique prefix.")]
 JobArguments = Annotated[
     list[str],
-    typer.Argument(metavar="JOB", help="Ids, or unique prefixes.", autocompletion=completion.jobs),
+    typer.Argument(metavar="JOB", help="Ids, or unique prefixes."),
 ]
 SessionArgument = Annotated[
     str,
-    typer.Argument(metavar="SESSION", help="Id, or a unique prefix.", autocompletion=completion.sessions),
+    typer.Argument(metavar="SESSION", help="Id, or a unique prefix."),
 ]
 SessionArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SESSION", help="Ids, or unique prefixes.", autocompletion=completion.sessions),
+    typer.Argument(metavar="SESSION", help="Ids, or unique prefixes."),
 ]
-BatchArgument = Annotated[
-    str, typer.Argument(metavar="BATCH", help="Id, or a unique prefix.", autocompletion=completion.batches)
-]
+BatchArgument = Annotated[str, typer.Argument(metavar="BATCH", help="Id, or a unique prefix.")]

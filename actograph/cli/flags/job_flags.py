@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from actograph.cli.flags import completion, dataset_flags, scorer_flags
+from actograph.cli.flags import dataset_flags, scorer_flags
 from actograph.cli.flags.durations import NEVER, seconds_of
 from actograph.contract.errors import InvalidRequest
 
@@ -43,7 +43,7 @@ def parse_layers(text: str) -> list[int] | str:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequest(
-            f"--layers {text!r} is not valid; use all, a slice such as 8:20:4, or numbers such as 8,12,16"
+            f"--capture: layers {text!r} are not valid; use all, a slice such as 8:20:4, or numbers: 8,12,16"
         ) from None
 
 
@@ -63,7 +63,7 @@ _SPEC = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as
 JOB_FLAGS: dict[str, Flag] = {
     "spec": Flag(_SPEC, None, str),
     "kind": _flag(str, "kind", "evaluation or capture."),
-    "model": _flag(str, "model", "Default: the only served model.", autocompletion=completion.models),
+    "model": _flag(str, "model", "Default: the only served model."),
     "task": _flag(str, "task", "gsm8k, another task, or a YAML file."),
     "dataset": _flag(str, "dataset", dataset_flags.HELP, metavar=dataset_flags.METAVAR),
     "fewshot_dataset": _flag(
@@ -100,19 +100,8 @@ JOB_FLAGS: dict[str, Flag] = {
         "--chat-template/--no-chat-template",
     ),
     "capture": _flag(
-        str, None, "Activations to store, such as attn_in,mlp_in@8,12,16.", metavar="POINTS[@LAYERS]"
-    ),
-    "points": _flag(
-        list[str], "capture.points", "Hook points to store: resid_post, attn_in, ... (commas or repeated).",
-        convert=names,
-    ),
-    "layers": _flag(
-        str, "capture.layers", "all, a slice such as 8:20:4, or numbers: 8,12,16.",
-        convert=parse_layers,
-    ),
-    "hooks": _flag(
-        list[str], "capture.hooks", "Hooks by name, such as mlp_in.3 (commas or repeated).",
-        convert=lambda values: [name.strip() for name in values],
+        str, None, "Hook points at layers, such as attn_in,mlp_in@8:20:4, or hooks by name: mlp_in.3.",
+        metavar="POINTS[@LAYERS]",
     ),
     "mode": _flag(str, "capture.mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": _flag(int, "sampling.max_tokens", "Maximum number of generated tokens per sample."),

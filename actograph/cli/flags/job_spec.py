@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actograph.cli.flags import condition_flags, dataset_flags
-from actograph.cli.flags.job_flags import JOB_FLAGS, names
+from actograph.cli.flags.job_flags import JOB_FLAGS, names, parse_layers
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
             typed[field], file = dataset_flags.reference(typed[field], f"--{field.replace('_', '-')}")
             if file is not None:
                 uploads[field] = file
-    if "capture" in typed:
-        if typed.keys() & {"points", "layers", "hooks"}:
-            raise InvalidRequest("--capture excludes --points, --layers and --hooks")
-        parts = split_capture(typed.pop("capture"))
-        typed |= {name: part for name, part in zip(("points", "layers", "hooks"), parts, strict=True) if part}
     if "kind" not in typed and "kind" not in read:
         typed["kind"] = "capture" if "prompt" in typed else "evaluation"
     changes = {
@@ -49,6 +44,8 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
         for name, flag in JOB_FLAGS.items()
         if flag.field and name in typed
     }
+    if "capture" in typed:
+        changes |= {f"capture.{name}": part for name, part in capture_of(typed["capture"]).items()}
     changes["conditions"] = condition_flags.conditions_of(typed.get("condition", ()), typed.get("conditions"))
     return merge(read, changes), uploads
 
@@ -122,13 +119,13 @@ def merge(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def split_capture(text: str) -> tuple[list[str], str | None, list[str]]:
-    """Split `points@layers`, such as `attn_in,mlp_in@8,12,16`, into points, layers and hooks.
+def capture_of(text: str) -> dict[str, Any]:
+    """Return the points, layers and hooks of `points@layers`, such as `attn_in,mlp_in@8,12,16`.
 
     A name with a dot or a bracket is a hook (`mlp_in.3`).
 
     Raises:
-        InvalidRequest: there are no points before the @.
+        InvalidRequest: there are no points before the @, or the layers are not valid.
     """
     before, _, layers = text.partition("@")
     found = names([before]) or []
@@ -138,7 +135,8 @@ def split_capture(text: str) -> tuple[list[str], str | None, list[str]]:
         raise InvalidRequest(
             f"--capture {text!r} is not valid; use points@layers, such as attn_in,mlp_in@8,12,16"
         )
-    return points, layers.strip() or None, hooks
+    parts = {"points": points, "hooks": hooks, "layers": parse_layers(layers.strip()) if layers else None}
+    return {name: part for name, part in parts.items() if part}
 
 
 def check(spec: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import completion, identifiers
+from actograph.cli.flags import identifiers
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -16,11 +16,9 @@ EveryOption = Annotated[bool, typer.Option("--all", help="All sessions.")]
 FILTERS: dict[str, Any] = {
     "job": Annotated[
         str | None,
-        typer.Option("--job", help="Sessions of this job.", autocompletion=completion.jobs),
+        typer.Option("--job", help="Sessions of this job."),
     ],
-    "model": Annotated[
-        str | None, typer.Option(help="Sessions of this model.", autocompletion=completion.models)
-    ],
+    "model": Annotated[str | None, typer.Option(help="Sessions of this model.")],
     "condition": Annotated[str | None, typer.Option(help="Sessions of this condition.")],
     "sample_index": Annotated[int | None, typer.Option(help="Sessions of this dataset row.")],
     "correct": Annotated[

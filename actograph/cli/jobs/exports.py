@@ -1,4 +1,4 @@
-"""`actograph jobs export`, also called `actograph results pull`: a job's results as a folder of files."""
+"""`actograph jobs export`: a job's results as a folder of files."""
 
 import json
 from contextlib import closing
@@ -13,8 +13,6 @@ from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import JobArgument
 from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
 from actograph.cli.output.output import Format, emit, note
-
-app = typer.Typer(no_args_is_help=True, help="Download results as files.")
 
 
 class Activations(StrEnum):
@@ -61,6 +59,3 @@ def export(
         note(f"the job has not ended: {pulled.samples} samples so far; run this again for the others")
     found = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
     emit(json.dumps(found) if output is Format.JSON else str(pulled.folder))
-
-
-app.command("pull")(export)

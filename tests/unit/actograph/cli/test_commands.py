@@ -114,8 +114,8 @@ def test_submit_from_flags_uploads_the_dataset(service: Any, run: Run, tmp_path:
     service.models = [resources.Model(id="org/demo", created=1)]
     code, out, _ = run(
         *("jobs", "submit", "--dataset", path, "--limit", 7, "--offset", 2, "--num-fewshot", 1, "--thinking"),
-        *("--no-chat-template", "--points", "attn_in,mlp_in", "--points", "embed", "--layers", "0,2"),
-        *("--hooks", "resid_post.1", "--max-tokens", 9, "--temperature", 0.5, "--top-p", 0.9, "--top-k", 4),
+        *("--no-chat-template", "--capture", "attn_in,mlp_in,embed,resid_post.1@0,2"),
+        *("--max-tokens", 9, "--temperature", 0.5, "--top-p", 0.9, "--top-k", 4),
         *("--seed", 11, "--priority", 1, "--tag", "a", "--tag", "b"),
     )
     job = service.jobs[out.strip()]

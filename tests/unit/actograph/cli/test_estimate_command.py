@@ -43,14 +43,14 @@ def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_pa
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     code, out, err = run(
-        "estimate", "--model", "m", "--dataset", path, "--layers", "1", "--prompt-tokens", 100
+        "estimate", "--model", "m", "--dataset", path, "--capture", "resid_post@1", "--prompt-tokens", 100
     )
     assert (code, err) == (0, "")
     assert service.uploads == {}
     assert service.jobs == {}
     sent = next(seen for seen in service.seen if seen.path == "/v1/estimate")
     assert sent.query == {"prompt_tokens": "100"}
-    assert json.loads(sent.body)["capture"] == {"layers": [1]}
+    assert json.loads(sent.body)["capture"] == {"points": ["resid_post"], "layers": [1]}
     lines = out.splitlines()
     assert "per token:     2.0 kB" in lines
     assert "fits:          yes" in lines

@@ -80,25 +80,20 @@ def test_conditions_of_a_file(tmp_path: Path) -> None:
         conditions_of([], tmp_path / "none.json")
 
 
-@pytest.mark.parametrize(
-    ("text", "points", "layers", "hooks"),
-    [
-        ("attn_in,mlp_in@8,12,16", ["attn_in", "mlp_in"], "8,12,16", []),
-        ("resid_post@all", ["resid_post"], "all", []),
-        ("resid_post@8:20:4", ["resid_post"], "8:20:4", []),
-        ("embed", ["embed"], None, []),
-        ("mlp_in.3, embed", ["embed"], None, ["mlp_in.3"]),
-        ("model.layers[8].mlp.output", [], None, ["model.layers[8].mlp.output"]),
-    ],
-)
-def test_capture(text: str, points: list[str], layers: str | None, hooks: list[str]) -> None:
-    assert job_spec.split_capture(text) == (points, layers, hooks)
-
-
-@pytest.mark.parametrize("text", ["", "@8", " , @all", "mlp_in.3@all"])
-def test_capture_that_says_nothing(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="points@layers"):
-        job_spec.split_capture(text)
+def test_capture(subtests: pytest.Subtests) -> None:
+    for text, found in {
+        "attn_in,mlp_in@8,12,16": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
+        "resid_post@all": {"points": ["resid_post"], "layers": "all"},
+        "resid_post@8:20:4": {"points": ["resid_post"], "layers": "8:20:4"},
+        "embed": {"points": ["embed"]},
+        "mlp_in.3, embed": {"points": ["embed"], "hooks": ["mlp_in.3"]},
+        "model.layers[8].mlp.output": {"hooks": ["model.layers[8].mlp.output"]},
+    }.items():
+        with subtests.test(text):
+            assert job_spec.capture_of(text) == found
+    for text in ("", "@8", " , @all", "mlp_in.3@all"):
+        with subtests.test(text), pytest.raises(InvalidRequest, match="points@layers"):
+            job_spec.capture_of(text)
 
 
 def test_datasets(tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
         (("--tools", "abacus"), "tools: "),
         (("--max-turns", "3"), "max_turns needs tools: calculator"),
         (("--tool-format", "annotations"), "tool_format needs tools: calculator"),
-        (("--capture", "embed", "--layers", "all"), "--capture excludes --points"),
+        (("--capture", "embed@first"), "--capture: layers 'first' are not valid"),
         (("--condition", "a b"), "conditions.0.name: "),
     ],
 )

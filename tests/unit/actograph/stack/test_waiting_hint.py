@@ -8,9 +8,9 @@ import pytest
 
 from actograph.settings import Settings
 from actograph.stack import stack as stack_module
+from actograph.stack.processes import Child, Program
 from actograph.stack.stack import Stack, StackOptions
 from actograph.stack.stop_signals import StopSignals
-from actograph.stack.supervisor import Child, Program
 
 
 @pytest.fixture
@@ -25,7 +25,9 @@ def waiting(tmp_path: Path, said: list[str]) -> Iterator[tuple[Stack, Child]]:
     options = StackOptions(settings=settings, workers=1, broker_url="redis://127.0.0.1:1/0")
     with StopSignals() as signals:
         stack = Stack(options, said.append, signals)
-        child = Child(Program(name="worker-1", command=[], environment={}, log=tmp_path / "worker-1.log"))
+        child = Child(
+            Program(name="worker-1", command=[], environment={}, log=tmp_path / "worker-1.log"), said.append
+        )
         stack._supervisor.children.append(child)
         yield stack, child
         stack._client.close()

@@ -1,20 +1,28 @@
 """Child processes: supervised, restarted when they die, and stopped in order."""
 
+import logging
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+
+from typing_extensions import override
 
 from actograph.contract.errors import ActographError
 from actograph.stack.launcher import launched
-from actograph.stack.log_file import LogFile
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
 MAX_DEATHS = 5
+#: size at which a log is renamed to `NAME.1`
+LOG_BYTES = 64 << 20
 TAIL_LINES = 15
 _POLL_SECONDS = 0.05
 
@@ -37,28 +45,42 @@ class Program:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    #: stdout and stderr are appended here
+    #: its output is appended here
     log: Path
-    #: a longer log is rotated
-    log_max_bytes: int = 64 << 20
     #: time between SIGTERM and SIGKILL
     stop_seconds: float = 20.0
+
+
+class _Log(RotatingFileHandler):
+    """A log file and the previous one (`NAME.1`). Drops lines that it cannot write, and says so once."""
+
+    def __init__(self, program: Program, report: Callable[[str], None]) -> None:
+        program.log.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(program.log, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+        self._report, self._name = report, program.name
+        self._reported = False
+
+    @override
+    def handleError(self, _record: logging.LogRecord) -> None:
+        if not self._reported:
+            self._report(f"the log of {self._name} could not be written: {sys.exception()}")
+        self._reported = True
 
 
 class Child:
     """A program and its current process, if any."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, report: Callable[[str], None]) -> None:
         self.program = program
-        self.process: subprocess.Popen[bytes] | None = None
-        #: Unix seconds, as in the workers' rows
-        self.started_at = 0.0
+        self._report = report
+        self.process: subprocess.Popen[str] | None = None
         self.ready = False
         self.was_ready = False
         #: deaths since it was last ready
         self.deaths = 0
         self.restart_at: float | None = None
-        self.log = LogFile(program.log, program.log_max_bytes)
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._reader: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -67,17 +89,20 @@ class Child:
 
     def start(self) -> None:
         """Start the program in its own session, out of reach of the terminal's Ctrl-C."""
-        program = self.program
-        with self.log.open() as log:
-            self.process = subprocess.Popen(
-                launched(program.command, signal.SIGKILL),
-                env=dict(program.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.started_at, self.ready, self.restart_at = time.time(), False, None
+        self.process = subprocess.Popen(
+            launched(self.program.command, signal.SIGKILL),
+            env=dict(self.program.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self.ready, self.restart_at = False, None
+        self._lines.clear()
+        self._reader = threading.Thread(target=self._copy_output, args=[self.process], daemon=True)
+        self._reader.start()
 
     def ended(self) -> int | None:
         """Return the exit status (negative: the signal) if the process has just ended, else None.
@@ -90,6 +115,8 @@ class Child:
             return None
         self.kill()
         status = self.process.wait()
+        if self._reader is not None:
+            self._reader.join(timeout=5)
         self.process, self.ready = None, False
         return status
 
@@ -109,7 +136,17 @@ class Child:
 
     def tail(self) -> str:
         """Return the last lines of the log since the start."""
-        return self.log.tail(TAIL_LINES)
+        return "\n".join(self._lines)
+
+    def _copy_output(self, process: "subprocess.Popen[str]") -> None:
+        """Copy the output of a process to the log until its end. Runs in a thread."""
+        log = _Log(self.program, self._report)
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._lines.append(line.rstrip("\n"))
+                log.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
+        log.close()
 
 
 class Supervisor:
@@ -134,24 +171,18 @@ class Supervisor:
 
     def start(self, program: Program) -> Child:
         """Start a program and supervise it."""
-        child = Child(program)
+        child = Child(program, self._report)
         self.children.append(child)
         child.start()
         return child
 
     def check(self) -> None:
-        """Restart dead children after their delay; rotate large logs.
+        """Restart dead children after their delay.
 
         Raises:
             CrashLoop: a program died repeatedly without becoming ready.
         """
         for child in self.children:
-            try:
-                child.log.rotate()
-            except OSError as error:
-                self._report(
-                    f"the log of {child.program.name} could not be rotated and keeps growing: {error}"
-                )
             if (status := child.ended()) is not None:
                 self._died(child, status)
             elif child.restart_at is not None and time.monotonic() >= child.restart_at:
