@@ -1,17 +1,16 @@
-"""Background thread of an API process: healing, webhooks, batches, last use of keys, check of Redis.
+"""Background thread of an API process: healing, batches, last use of keys, check of Redis.
 
-Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles webhooks and
+Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles
 batches.
 """
 
 import logging
 import threading
 
-from api.background.webhooks import WebhookSender
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
 from api.security.key_ring import KeyRing
-from storage.jobs import batches, webhooks
+from storage.jobs import batches
 from storage.upkeep.healing import Healing
 from storage.upkeep.housekeeping import Threads
 
@@ -57,17 +56,9 @@ class Reconciler:
         if self._ring is not None:
             self._ring.touch(services.database)
         with services.database.read() as session:
-            has_webhooks = webhooks.is_any_due(session)
             has_batches = bool(batches.unended(session))
         if has_batches:
             self._threads.start("batches", self._advance_batches)
-        if has_webhooks:
-            self._threads.start("webhooks", self._deliver)
 
     def _advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()
-
-    def _deliver(self) -> None:
-        services = self._services
-        made = WebhookSender(services.settings, services.database, self._stop).deliver_due()
-        log.info("%d deliveries of webhooks attempted", made)

@@ -14,7 +14,6 @@ from api.requests.answered_once import IdempotencyKey, Keep, answered_once
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from api.security.auth import Caller
-from api.submission import webhook_targets
 from storage.files import files
 from storage.index import pages
 from storage.jobs import batches
@@ -58,8 +57,6 @@ def create_batch(
     """
     request = parse_body(BatchRequest, body)
     require_priority(services, request.priority)
-    webhook = webhook_targets.check(services.settings, request.webhook)
-    request = request.model_copy(update={"webhook": webhook})
 
     def create(keep: Keep) -> StoredAnswer:
         with services.database.write() as session:

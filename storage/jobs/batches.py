@@ -22,7 +22,7 @@ from storage.index import pages, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_batch_id
 from storage.index.pages import PageOptions
-from storage.jobs import jobs, webhooks
+from storage.jobs import jobs
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
 
 #: samples read at a time
@@ -118,7 +118,6 @@ def cancel(session: Session, batch_id: str) -> BatchRow:
         ended = move(session, row, BatchStatus.CANCELLED, counts=RequestCounts().model_dump())
         if ended is None:
             raise Conflict(f"batch {batch_id} has just begun; cancel it again")
-        webhooks.plan_batch(session, ended, resource(session, ended))
         return ended
     held = jobs.lock_all(session, [row.job_id])
     if not held or held[0].finished_at is not None:

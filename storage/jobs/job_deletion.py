@@ -8,7 +8,7 @@ from actograph.contract.resources import JobStatus
 from storage.index import counters, deletions, row_locks
 from storage.index.database import now
 from storage.jobs import jobs, session_removal
-from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, SampleRow, SessionRow, WebhookRow
+from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, SampleRow, SessionRow
 
 #: samples, or events, that one transaction deletes
 SLICE = 500
@@ -37,7 +37,6 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
     counters.add_removed(session, "deleted", sessions=held[0], size=int(held[1]))
     # the foreign keys would do so with the last slice
     session.execute(sa.update(BatchRow).where(BatchRow.job_id == job_id).values(job_id=None))
-    session.execute(sa.delete(WebhookRow).where(WebhookRow.job_id == job_id))
     row.deleted_at = now(session)
     if row.status == JobStatus.QUEUED:  # or a worker would begin it
         row.status, row.finished_at = JobStatus.CANCELLED, row.deleted_at

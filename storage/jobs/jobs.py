@@ -15,7 +15,6 @@ from storage.index.database import changed, now
 from storage.index.ids import new_job_id
 from storage.index.ownership import of_everyone
 from storage.index.pages import PageOptions
-from storage.jobs import webhooks
 from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
 
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
@@ -189,7 +188,6 @@ def fail(session: Session, job_id: str, error: ActographError) -> None:
     if changed(moved):
         _cancel_rest(session, job_id)
         events.append(session, job_id, "job.failed", {"error": error.as_record()})
-        webhooks.plan(session, lock(session, job_id))
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
@@ -225,8 +223,6 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
         else:
             row.status = JobStatus.COMPLETED
             events.append(session, job_id, "job.completed", counts_of(row))
-    if JobStatus(row.status).is_terminal():
-        webhooks.plan(session, row)
     session.flush()
     return JobStatus(row.status)
 

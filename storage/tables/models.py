@@ -344,29 +344,6 @@ class BatchRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
 
 
-class WebhookRow(Base):
-    """A webhook to deliver. The row is deleted after the delivery, or after the last attempt."""
-
-    __tablename__ = "webhook_deliveries"
-    __table_args__ = (
-        sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),
-        # looked up when a job is deleted
-        sa.Index("ix_webhook_deliveries_job_id", "job_id"),
-    )
-
-    id: Mapped[str] = id_key()
-    #: job whose log records the attempts, if any
-    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
-    event: Mapped[str] = mapped_column(sa.String(32))
-    #: null for the URL of the settings
-    url: Mapped[str | None] = mapped_column(sa.String(2048))
-    #: the body, in the bytes that are signed
-    payload: Mapped[str]
-    #: attempts begun
-    attempts: Mapped[int] = mapped_column(default=0)
-    next_attempt_at: Mapped[float]
-
-
 class DutyRow(Base):
     """A background duty of the whole deployment, see `storage.upkeep.duties`."""
 

@@ -65,7 +65,7 @@ class Threads:
             with self._database.alone(f"duty-{name}") if self._database else nullcontext(True) as may_run:
                 if may_run:
                     # these write and free nothing
-                    uses_reserve = name not in ("batches", "webhooks", "rescoring")
+                    uses_reserve = name not in ("batches", "rescoring")
                     with disk_reserve.freeing() if uses_reserve else nullcontext():
                         work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:

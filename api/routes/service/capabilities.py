@@ -48,6 +48,5 @@ def _features(services: Services, *, needs_key: bool) -> Features:
         database="sqlite" if services.database.is_sqlite else "postgres",
         artifacts="s3" if settings.effective_artifact_url.startswith("s3://") else "files",
         authentication=needs_key,
-        webhooks=bool(settings.webhook_secret and (settings.webhook_hosts or settings.webhook_url)),
         model_switching=settings.model_switching,
     )

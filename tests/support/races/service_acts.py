@@ -7,7 +7,6 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from actograph.contract.resources import SampleStatus
-from api.background.webhooks import WebhookSender
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
 from storage import samples
@@ -86,7 +85,7 @@ class ApiActs:
         self._round: list[Callable[[], object]] = []
         self._acts: list[tuple[Callable[[], object], int]] = [
             (self.reconcile, 3), (self.expire_sessions, 2), (self.advance_batches, 3),
-            (self.deliver_webhooks, 2), (self.forget_chats, 1), (self.clear_store, 1),
+            (self.forget_chats, 1), (self.clear_store, 1),
             (self.drain_deletions, 2),
             (self.forget_keys, 1), (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
             (self.silence_workers, 1), (self.give_back, 2), (self.sum_up, 1),
@@ -114,9 +113,6 @@ class ApiActs:
 
     def advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()
-
-    def deliver_webhooks(self) -> None:
-        WebhookSender(self._services.settings, self._services.database, self._services.stopping).deliver_due()
 
     def forget_chats(self) -> None:
         with self._services.database.read() as session:

@@ -308,24 +308,6 @@ def upgrade() -> None:
         )
 
     op.create_table(
-        "webhook_deliveries",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("job_id", sa.String(length=64), nullable=True),
-        sa.Column("event", sa.String(length=32), nullable=False),
-        sa.Column("url", sa.String(length=2048), nullable=True),
-        sa.Column("payload", sa.String(), nullable=False),
-        sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("next_attempt_at", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.id"], name=op.f("fk_webhook_deliveries_job_id_jobs"), ondelete="CASCADE"
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_deliveries")),
-    )
-    with op.batch_alter_table("webhook_deliveries", schema=None) as batch_op:
-        batch_op.create_index("ix_webhook_deliveries_job_id", ["job_id"], unique=False)
-        batch_op.create_index("ix_webhook_deliveries_next_attempt_at", ["next_attempt_at"], unique=False)
-
-    op.create_table(
         "sessions",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("job_id", sa.String(length=64), nullable=False),

@@ -16,7 +16,6 @@ from storage.tables.models import (
     ModelRow,
     ModelTokenizerRow,
     QueuePauseRow,
-    WebhookRow,
     WorkerRow,
 )
 
@@ -99,9 +98,6 @@ def test_nothing_of_anybody_else_changes_whatever_is_sent(keyed: "Keyed", things
 
 def test_bulk_statements_about_foreign_ids_touch_nothing(keyed: "Keyed", things: "Things") -> None:
     """Statements of every table that hangs on an owned row, as of a route that does not look first."""
-    with keyed.database.write() as session:
-        hook = {"id": "wh_1", "job_id": things.ids["job_id"], "event": "job.completed", "payload": "{}"}
-        session.add(WebhookRow(**hook, next_attempt_at=2.0**40))
     things.make_batch()
     rows, _ = state(keyed)
     owned = {mapper.class_ for mapper in Base.registry.mappers} - SHARED_BY_ALL
