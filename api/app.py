@@ -43,7 +43,6 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker
 from storage.broker.live_text import LiveTextReader
-from storage.broker.rate_limits import RateLimits
 from storage.index import deployment
 from storage.index.database import Database
 
@@ -67,7 +66,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     redaction.conceal(settings)
     ring = KeyRing(settings.api_keys, own_key=settings.supervisor_key)
-    limits = RateLimits(settings.broker_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -90,7 +88,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             reconciler.stop()
             await app.state.live_texts.close()
             services.broker.close()
-            limits.close()
             services.database.close()
 
     app = FastAPI(
@@ -99,7 +96,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         dependencies=[Depends(refuse_unlisted), Depends(refuse_nul), Depends(use_reserve)],
-        responses=errors.documented(401, 403, 429, 500, 503),
+        responses=errors.documented(401, 403, 500, 503),
         redirect_slashes=False,
     )
     errors.install(app)
@@ -111,7 +108,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(module.router)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(Authentication, ring=ring, limits=limits, metrics_open=settings.metrics_open)
+    app.add_middleware(Authentication, ring=ring, metrics_open=settings.metrics_open)
     app.add_middleware(RequestMetrics, settings=settings)
     return app
 

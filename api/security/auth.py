@@ -4,7 +4,6 @@ A service without keys serves only clients on the same machine.
 """
 
 import ipaddress
-import math
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -14,12 +13,11 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from actograph.contract.errors import ActographError, Forbidden, RateLimited, Unauthorized
+from actograph.contract.errors import ActographError, Forbidden, Unauthorized
 from actograph.contract.service.key_roles import Role
 from api.problems.errors import actograph_problem
 from api.routing import OPEN_PATHS, rule_of
 from api.security.key_ring import Access, KeyRing
-from storage.broker.rate_limits import RateLimits
 
 #: the caller of a service without keys
 LOCAL = Access(owner="local", role=Role.ADMIN)
@@ -32,12 +30,9 @@ NOBODY = Access(owner="", role=Role.READ)
 class Authentication:
     """ASGI middleware that authenticates before the request body is read."""
 
-    def __init__(
-        self, app: ASGIApp, ring: KeyRing, limits: RateLimits, *, metrics_open: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, *, metrics_open: bool = False) -> None:
         self._app = app
         self._ring = ring
-        self._limits = limits
         self._open = OPEN_PATHS | {"/metrics"} if metrics_open else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +41,6 @@ class Authentication:
             try:
                 if scope["path"] not in self._open:
                     access = await self._admit(scope)
-                    await self._count(access)
                     _require_role(access, scope)
             except ActographError as error:
                 await actograph_problem(error, scope["path"])(scope, receive, send)
@@ -72,19 +66,6 @@ class Authentication:
         if access is None:
             raise Unauthorized
         return access
-
-    async def _count(self, access: Access) -> None:
-        """Raises RateLimited if the key is over its limit. Refused requests count too."""
-        if access.key_id is None or access.requests_per_minute is None:
-            return
-        take = self._limits.take
-        wait = await run_in_threadpool(take, access.key_id, access.requests_per_minute)
-        if wait > 0:
-            raise RateLimited(
-                f"this API key may send {access.requests_per_minute} requests per minute; repeat this one in "
-                f"{math.ceil(wait)} s",
-                retry_after_seconds=math.ceil(wait),
-            )
 
 
 def _neighbour(scope: Scope, headers: Headers) -> Access:

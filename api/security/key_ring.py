@@ -33,7 +33,6 @@ class Access:
     role: Role
     #: None for a key of the settings, or without a key
     key_id: str | None = None
-    requests_per_minute: int | None = None
 
     @property
     def sees_only(self) -> str | None:
@@ -99,7 +98,6 @@ class KeyRing:
             owner=found.owner,
             role=Role(found.role),
             key_id=found.id,
-            requests_per_minute=found.requests_per_minute,
         )
 
     def refresh(self, database: Database, key: str = "") -> None:

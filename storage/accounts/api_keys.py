@@ -67,7 +67,6 @@ def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[
         expires_at=None if new.expires_after is None else moment + new.expires_after.seconds,
         revoked_at=None,
         quota_bytes=new.quota_bytes,
-        requests_per_minute=new.requests_per_minute,
     )
     session.add(row)
     session.flush()
@@ -161,7 +160,6 @@ def resource(row: ApiKeyRow) -> ApiKey:
         expires_at=_seconds(row.expires_at),
         revoked_at=_seconds(row.revoked_at),
         quota_bytes=row.quota_bytes,
-        requests_per_minute=row.requests_per_minute,
     )
 
 

@@ -70,7 +70,6 @@ class ApiKeyRow(Base):
     revoked_at: Mapped[float | None]
     #: bytes that its owner may store; null for the setting
     quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
-    requests_per_minute: Mapped[int | None]
 
 
 class DeletionRow(Base):

@@ -14,10 +14,10 @@ router = Routes(prefix="/v1/keys", tags=["keys"])
 NEW = Body(
     NewKey,
     {
-        "for one person": {"name": "laptop", "role": "submit", "owner": "alice", "requests_per_minute": 600},
+        "for one person": {"name": "laptop", "role": "submit", "owner": "alice"},
     },
 )
-UPDATE = Body(KeyUpdate, {"another limit": {"requests_per_minute": 60, "quota_bytes": None}})
+UPDATE = Body(KeyUpdate, {"another quota": {"quota_bytes": 1 << 40}})
 
 
 @router.add("POST", "", ADMIN, "Create an API key, shown only here", errors=[409], body=NEW, status_code=201)

@@ -12,7 +12,6 @@ from api import keys as key_command
 from api.security import key_ring
 from api.security.key_ring import LIFETIME_SECONDS, KeyRing
 from storage.accounts import api_keys
-from storage.broker.rate_limits import RateLimits
 from storage.index.database import Database
 from storage.tables.models import ApiKeyRow
 
@@ -174,7 +173,7 @@ def test_use_is_noted_coarsely(keyed: "Keyed") -> None:
 
 
 def test_names_and_limits_can_be_changed(keyed: "Keyed", problem: "Problem") -> None:
-    keyed.make_key("read", quota_bytes=10, requests_per_minute=5)
+    keyed.make_key("read", quota_bytes=10)
     (before,) = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
     path = f"/v1/keys/{before['id']}"
     changes = {"name": "other", "quota_bytes": None}
@@ -182,33 +181,6 @@ def test_names_and_limits_can_be_changed(keyed: "Keyed", problem: "Problem") -> 
     assert after == before | changes
     problem(keyed.client.patch(path, json={"name": None}, headers=keyed.headers()), 422, pointer="/name")
     problem(keyed.client.patch(path, json={"role": "admin"}, headers=keyed.headers()), 422, pointer="/role")
-
-
-def test_a_limited_key_is_told_when_to_come_back(keyed: "Keyed", problem: "Problem") -> None:
-    key, other = keyed.make_key("read", requests_per_minute=3), keyed.make_key("read")
-    for _ in range(3):
-        assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
-    answer = keyed.client.get("/v1/jobs", headers=bearer(key))
-    found = problem(answer, 429, "rate_limit_exceeded", says="3 requests per minute")
-    assert found["error"]["type"] == "rate_limit_error"
-    assert 1 <= int(answer.headers["retry-after"]) <= 20
-    assert keyed.client.get("/v1/jobs", headers=bearer(other)).status_code == 200
-
-
-def test_requests_are_counted_for_all_processes_and_refill(settings: Settings) -> None:
-    first, second = RateLimits(settings.broker_url), RateLimits(settings.broker_url)
-    assert [limits.take("key_a", 2) for limits in (first, second)] == [0, 0]
-    assert 0 < second.take("key_a", 2) <= 30
-    assert first.take("key_b", 2) == 0
-    assert first.take("key_c", 1_000_000) == 0
-    first.close()
-    second.close()
-
-
-def test_without_redis_each_process_counts_for_itself() -> None:
-    limits = RateLimits("redis://127.0.0.1:1/0")
-    assert [limits.take("key_a", 2) for _ in range(2)] == [0, 0]
-    assert 0 < limits.take("key_a", 2) <= 30
 
 
 def test_a_keys_quota_is_its_owners(keyed: "Keyed", problem: "Problem") -> None:

@@ -23,7 +23,6 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.Column("quota_bytes", sa.BigInteger(), nullable=True),
-        sa.Column("requests_per_minute", sa.Integer(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
         sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
     )
