@@ -23,13 +23,16 @@ from storage.index.database import changed, now
 from storage.index.ids import new_batch_id
 from storage.index.pages import PageOptions
 from storage.jobs import jobs
+from storage.jobs.request_keys import RequestKey
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
 
 #: samples read at a time
 PAGE = 200
 
 
-def create(session: Session, request: BatchRequest, owner: str | None) -> BatchRow:
+def create(
+    session: Session, request: BatchRequest, owner: str | None, request_key: RequestKey | None = None
+) -> BatchRow:
     """Insert a batch. Its input file is validated later."""
     row = BatchRow(
         id=new_batch_id(),
@@ -39,6 +42,8 @@ def create(session: Session, request: BatchRequest, owner: str | None) -> BatchR
         created_at=now(session),
         owner=owner,
         moments={},
+        idempotency_key=request_key and request_key.key,
+        idempotency_sha256=request_key and request_key.sha256,
     )
     session.add(row)
     session.flush()

@@ -38,6 +38,7 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
     # the foreign keys would do so with the last slice
     session.execute(sa.update(BatchRow).where(BatchRow.job_id == job_id).values(job_id=None))
     row.deleted_at = now(session)
+    row.idempotency_key = None
     if row.status == JobStatus.QUEUED:  # or a worker would begin it
         row.status, row.finished_at = JobStatus.CANCELLED, row.deleted_at
     session.flush()
@@ -49,7 +50,12 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
 def discard(session: Session, job_id: str) -> None:
     """Delete an incomplete job in the background. Does nothing if it was completed or deleted."""
     doomed = (JobRow.id == job_id, JobRow.status.in_(jobs.HIDDEN), JobRow.deleted_at.is_(None))
-    marked = sa.update(JobRow).where(*doomed).values(deleted_at=now(session)).returning(JobRow.owner)
+    marked = (
+        sa.update(JobRow)
+        .where(*doomed)
+        .values(deleted_at=now(session), idempotency_key=None)
+        .returning(JobRow.owner)
+    )
     for (owner,) in session.execute(marked).all():
         deletions.list_job(session, job_id, owner)
 

@@ -15,14 +15,13 @@ from storage.index.database import changed, now
 from storage.index.ids import new_job_id
 from storage.index.ownership import of_everyone
 from storage.index.pages import PageOptions
-from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
+from storage.jobs.request_keys import RequestKey
+from storage.tables.models import SUBMITTING, FileRow, JobRow, JobTagRow, SampleRow
 
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
-#: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
-SUBMITTING = "submitting"
 #: jobs that no reader sees; earlier versions had `discarded` ones
 HIDDEN = (SUBMITTING, "discarded")
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
@@ -39,10 +38,12 @@ def create(
     total: int | None,
     owner: str | None = None,
     pinned: PinnedModel | None = None,
+    request_key: RequestKey | None = None,
 ) -> JobRow:
     """Insert a queued job. The session does not track the returned row.
 
     Args:
+        request_key: see `storage.jobs.request_keys`.
         total: number of samples; None until a worker has read the dataset.
         pinned: None until the model's identity is known.
     """
@@ -67,6 +68,8 @@ def create(
         "failed_in_a_row": 0,
         "recent_samples": 0.0,
         "recent_seconds": 0.0,
+        "idempotency_key": request_key and request_key.key,
+        "idempotency_sha256": request_key and request_key.sha256,
     }
     connection = session.connection()
     connection.execute(_INSERT, values)

@@ -143,7 +143,7 @@ class Client:
             # an ended job holds neither file nor vector
             if stored_jobs.get(session, job_id).kind != "capture":
                 return
-        jobs.retry_job(self._services, job_id, "me", self._random.choice([None, "retry"]))
+        jobs.retry_job(self._services, job_id)
 
     def rescore(self) -> None:
         body = json.dumps({"scorers": ["numeric"]}).encode()

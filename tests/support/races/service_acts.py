@@ -17,7 +17,6 @@ from storage.jobs import jobs, retention
 from storage.queue import waiting, workers
 from storage.samples import LeasedSample
 from storage.sessions import changes
-from storage.submission import idempotency
 from storage.tables.models import SampleRow
 from storage.upkeep import store_gc
 from storage.upkeep.deletion_drain import drain_deletions
@@ -87,7 +86,7 @@ class ApiActs:
             (self.reconcile, 3), (self.expire_sessions, 2), (self.advance_batches, 3),
             (self.forget_chats, 1), (self.clear_store, 1),
             (self.drain_deletions, 2),
-            (self.forget_keys, 1), (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
+            (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
             (self.silence_workers, 1), (self.give_back, 2), (self.sum_up, 1),
         ]  # fmt: skip
 
@@ -125,10 +124,6 @@ class ApiActs:
 
     def clear_store(self) -> None:
         store_gc.collect(self._services.database, self._services.store, dry_run=False, seconds=0.1)
-
-    def forget_keys(self) -> None:
-        with self._services.database.write() as session:
-            idempotency.forget(session)
 
     def say_waiting(self) -> None:
         """As for jobs whose model nobody serves."""

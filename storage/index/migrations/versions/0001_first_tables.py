@@ -79,16 +79,6 @@ def upgrade() -> None:
         batch_op.create_index("ix_files_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
 
     op.create_table(
-        "idempotency_keys",
-        sa.Column("owner", sa.String(length=64), nullable=False),
-        sa.Column("key", sa.String(length=255), nullable=False),
-        sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("status_code", sa.Integer(), nullable=True),
-        sa.Column("response", sa.JSON(none_as_null=True), nullable=True),
-        sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotency_keys")),
-    )
-    op.create_table(
         "jobs",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=32), nullable=False),
@@ -115,6 +105,8 @@ def upgrade() -> None:
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("staged_scoring", sa.String(length=64), nullable=True),
         sa.Column("scoring", sa.String(length=64), nullable=True),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
@@ -132,6 +124,7 @@ def upgrade() -> None:
         batch_op.create_index(
             "ix_jobs_status_priority_created_at", ["status", "priority", "created_at"], unique=False
         )
+        batch_op.create_index("uq_jobs_owner_idempotency_key", ["owner", "idempotency_key"], unique=True)
 
     op.create_table(
         "model_tokenizers",
@@ -205,6 +198,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("moments", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name=op.f("fk_batches_job_id_jobs"), ondelete="SET NULL"
         ),
@@ -221,6 +216,7 @@ def upgrade() -> None:
             postgresql_where=sa.text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
         )
         batch_op.create_index("ix_batches_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+        batch_op.create_index("uq_batches_owner_idempotency_key", ["owner", "idempotency_key"], unique=True)
 
     op.create_table(
         "events",

@@ -12,7 +12,6 @@ from storage.tables.models import (
     Base,
     CounterRow,
     DutyRow,
-    IdempotencyRow,
     ModelRow,
     ModelTokenizerRow,
     QueuePauseRow,
@@ -28,10 +27,10 @@ pytestmark = pytest.mark.integration
 ADMIN_ONLY = {"get_key", "update_key", "revoke_key", "delete_key"}
 #: tables whose rows are nobody's, or whose queries name the owner themselves
 SHARED_BY_ALL: set[type[Any]] = {
-    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow, DutyRow,
+    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, ApiKeyRow, DutyRow,
 }  # fmt: skip
 #: rows that requests of anybody change
-CHANGING = {"api_keys", "counters", "duties", "workers", "idempotency_keys"}
+CHANGING = {"api_keys", "counters", "duties", "workers"}
 
 
 def writing_routes(keyed: "Keyed") -> list[tuple[str, str, dict[str, Any]]]:
