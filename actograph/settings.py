@@ -177,12 +177,6 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         32 << 20, gt=0, description="Maximum size of a job's JSON body; other routes accept less."
     )
-    stalled_client_seconds: float = Field(
-        600.0,
-        gt=0,
-        le=86_400,
-        description="API, on Linux: disconnect a client that reads nothing of its answer for this long.",
-    )
     batch_max_requests: int = Field(
         50_000, ge=1, le=200_000, description="Maximum number of lines in a batch's input file."
     )

@@ -13,7 +13,6 @@ from starlette.requests import HTTPConnection
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
 from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
-from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
 from api.structures import Structures
 from storage.artifacts.store import ArtifactStore
@@ -94,14 +93,6 @@ def request_key(key: str | None, body: BaseModel) -> RequestKey | None:
 MixedIdentitiesQuery = Annotated[
     bool, Query(description="Combine sessions that were recorded with different models.")
 ]
-
-
-async def _ring(connection: HTTPConnection) -> KeyRing:
-    ring: KeyRing = connection.app.state.key_ring
-    return ring
-
-
-RingDep = Annotated[KeyRing, Depends(_ring)]
 
 
 _FREEING_PATHS = frozenset({"/v1/store/gc"})

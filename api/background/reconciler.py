@@ -1,4 +1,4 @@
-"""Background thread of an API process: healing, batches, last use of keys, check of Redis.
+"""Background thread of an API process: healing, batches, check of Redis.
 
 Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles
 batches.
@@ -9,7 +9,6 @@ import threading
 
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
-from api.security.key_ring import KeyRing
 from storage.jobs import batches
 from storage.upkeep.healing import Healing
 from storage.upkeep.housekeeping import Threads
@@ -20,10 +19,8 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """A thread that runs every `reconcile_seconds` until it is stopped."""
 
-    def __init__(self, services: Services, ring: KeyRing | None = None) -> None:
-        """`ring`: key ring of this process; the thread stores the last use of its keys."""
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._ring = ring
         self._stop = threading.Event()
         self._threads = Threads()
         self._healing = Healing(services.settings, services.database, services.store, also=self._own_duties)
@@ -53,8 +50,6 @@ class Reconciler:
     def _own_duties(self) -> None:
         services = self._services
         services.broker.probe()
-        if self._ring is not None:
-            self._ring.touch(services.database)
         with services.database.read() as session:
             has_batches = bool(batches.unended(session))
         if has_batches:

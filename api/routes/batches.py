@@ -6,12 +6,12 @@ from sqlalchemy.orm import Session
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
+from api.auth import Caller
 from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority
 from api.openai.batch_keeper import BatchKeeper
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
-from api.security.auth import Caller
 from storage.files import files
 from storage.index import pages
 from storage.jobs import batches, request_keys

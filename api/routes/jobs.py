@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.specs import job_spec_adapter
+from api.auth import Caller
 from api.dependencies import (
     IdempotencyKey,
     JobId,
@@ -21,7 +22,6 @@ from api.dependencies import (
 from api.problems.validation import parse_body, parse_job_spec
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
-from api.security.auth import Caller
 from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages

@@ -257,11 +257,9 @@ class Client:
             api_keys.update(session, self._any("key"), KeyUpdate(name="other"))
 
     def touch_keys(self) -> None:
-        with self._memory.lock:
-            known = list(self._memory.ids["key"])
-        self._random.shuffle(known)
-        with self._services.database.write() as session:
-            api_keys.touch(session, known[:8])
+        with self._services.database.read() as session:
+            row = api_keys.get(session, self._any("key"))
+        api_keys.touch(self._services.database, row)
 
     def look(self) -> None:
         """Reads meet what is being written."""
