@@ -1,7 +1,7 @@
 """Redaction of secrets in logs and errors, such as a key in a path or a password in a driver's message.
 
-Redacts keys and webhook secrets of the settings, passwords in URLs, and all texts in the form of an
-API key or of a password in a URL.
+Redacts keys of the settings, passwords in URLs, and all texts in the form of an API key or of a password in a
+URL.
 """
 
 import logging
@@ -39,12 +39,11 @@ _known: tuple[str, ...] = ()
 
 def conceal(settings: Settings) -> None:
     """Register the secrets of these settings and of the environment for `redact`."""
-    urls = (settings.database_url, settings.broker_url, settings.artifact_url, settings.webhook_url)
+    urls = (settings.database_url, settings.broker_url, settings.artifact_url)
     found = [
         *settings.api_keys,
         settings.supervisor_key,
         settings.api_key,
-        settings.webhook_secret,
         *(match[1] for match in map(_PASSWORD.search, urls) if match is not None),
         *(os.environ.get(name, "") for name in _VARIABLES),
     ]

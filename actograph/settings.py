@@ -177,37 +177,10 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         32 << 20, gt=0, description="Maximum size of a job's JSON body; other routes accept less."
     )
-    stalled_client_seconds: float = Field(
-        600.0,
-        gt=0,
-        le=86_400,
-        description="API, on Linux: disconnect a client that reads nothing of its answer for this long.",
-    )
     batch_max_requests: int = Field(
         50_000, ge=1, le=200_000, description="Maximum number of lines in a batch's input file."
     )
     batch_max_bytes: int = Field(200 << 20, gt=0, description="Maximum size of a batch's input file.")
-    webhook_hosts: CommaList = Field(
-        (),
-        description="Allowed hosts of webhooks, comma-separated, each `host` or `host:port`. A private "
-        "address must be listed itself. Empty: jobs may have no webhook.",
-    )
-    webhook_url: str = Field(
-        "", description="Default webhook of all jobs; it is not shown in jobs.", repr=False
-    )
-    webhook_secret: str = Field(
-        "",
-        description="Secret that signs webhooks: `whsec_` and base64, or any text. Without it there are no "
-        "webhooks.",
-        repr=False,
-    )
-    webhook_timeout_seconds: float = Field(10.0, gt=0, description="Time limit for a receiver's answer.")
-    webhook_retry_seconds: float = Field(
-        5.0,
-        gt=0,
-        description="Delay before a webhook's second attempt; each further delay is four times as long.",
-    )
-    webhook_max_attempts: int = Field(8, ge=1, le=20, description="Maximum number of attempts for a webhook.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
     @field_validator("s3_public_endpoint")
@@ -218,7 +191,7 @@ class Settings(BaseSettings):
             raise ValueError(f"{value!r} is not a URL such as https://s3.example.org")
         return value
 
-    @field_validator("allowed_models", "data_roots", "api_keys", "webhook_hosts", mode="before")
+    @field_validator("allowed_models", "data_roots", "api_keys", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

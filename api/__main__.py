@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 
+import uvicorn
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -11,13 +12,15 @@ from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.redaction import redact
 from actograph.settings import Settings
 from actograph.stack.home_lock import close_to_others
-from api.app import open_services
+from api.app import open_services, process_app, set_up_logging
+from api.auth import is_loopback
 from api.dependencies import Services
-from api.security.auth import is_loopback
-from api.serving import serve, set_up_logging
 from storage.accounts import api_keys
 
 log = logging.getLogger(__name__)
+
+#: time that downloads get to finish after a signal; event streams end at once
+GRACE_SECONDS = 5
 
 
 def main() -> int:
@@ -40,7 +43,16 @@ def main() -> int:
         return _refuse(str(error))
     except SQLAlchemyError as error:
         return _refuse(f"the database cannot be used: {error.__class__.__name__}: {error.args[0]}")
-    return serve(settings)
+    uvicorn.run(
+        f"{process_app.__module__}:{process_app.__name__}",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.api_processes,
+        log_config=None,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return 0
 
 
 def _require_keys(settings: Settings, services: Services) -> None:

@@ -1,6 +1,8 @@
 """The application: its services, middleware and routes."""
 
 import logging
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -15,9 +17,9 @@ from fastapi import Depends, FastAPI
 from actograph import __version__, redaction
 from actograph.settings import Settings
 from api import openapi
+from api.auth import Authentication, refuse_unlisted
 from api.background.reconciler import Reconciler
 from api.dependencies import Services, refuse_nul, use_reserve
-from api.metrics import RequestMetrics
 from api.openai.chat_waiting import JobEnds, LiveTexts
 from api.problems import errors
 from api.requests.body_limit import BodyLimit
@@ -35,15 +37,12 @@ from api.routes import (
     sessions,
 )
 from api.routes.service import capabilities, health, keys, metrics, queue, store
-from api.security.auth import Authentication, refuse_unlisted
-from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker
 from storage.broker.live_text import LiveTextReader
-from storage.broker.rate_limits import RateLimits
 from storage.index import deployment
 from storage.index.database import Database
 
@@ -66,19 +65,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Create the HTTP service. Database, store and broker open when it starts."""
     settings = settings or Settings()
     redaction.conceal(settings)
-    ring = KeyRing(settings.api_keys, own_key=settings.supervisor_key)
-    limits = RateLimits(settings.broker_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = open_services(settings)
         _stop_streams_on_signal(services)
-        reconciler = Reconciler(services, ring)
+        reconciler = Reconciler(services)
         app.state.services = services
         app.state.reconciler = reconciler
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
-        app.state.key_ring = ring
         app.state.chat_threads = CapacityLimiter(CHAT_THREADS)
         app.state.export_threads = CapacityLimiter(EXPORT_THREADS)
         app.state.checks = health.Checks(services)
@@ -90,7 +86,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             reconciler.stop()
             await app.state.live_texts.close()
             services.broker.close()
-            limits.close()
             services.database.close()
 
     app = FastAPI(
@@ -99,7 +94,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         dependencies=[Depends(refuse_unlisted), Depends(refuse_nul), Depends(use_reserve)],
-        responses=errors.documented(401, 403, 429, 500, 503),
+        responses=errors.documented(401, 403, 500, 503),
         redirect_slashes=False,
     )
     errors.install(app)
@@ -111,9 +106,32 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(module.router)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(Authentication, ring=ring, limits=limits, metrics_open=settings.metrics_open)
-    app.add_middleware(RequestMetrics, settings=settings)
+    app.add_middleware(Authentication, settings=settings)
     return app
+
+
+def process_app() -> FastAPI:
+    """Set up a serving process and create its application."""
+    settings = Settings()
+    set_up_logging(settings)
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    return create_app(settings)
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Set up logging for the whole process."""
+    redaction.set_up_logging(settings)
+    # alembic reports every check of the schema at info
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def _end_with_parent() -> None:
+    """End this process if its supervisor is killed; it would hold the address for good."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _stop_streams_on_signal(services: Services) -> None:

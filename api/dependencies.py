@@ -3,16 +3,16 @@
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
-from pydantic import AfterValidator
+from fastapi import Depends, Header, Query, Request
+from pydantic import AfterValidator, BaseModel
 from starlette.requests import HTTPConnection
 
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
 from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
-from api.security.key_ring import KeyRing
 from api.served_models import ServedModels
 from api.structures import Structures
 from storage.artifacts.store import ArtifactStore
@@ -20,6 +20,7 @@ from storage.broker.broker import Broker
 from storage.index import disk_reserve, ids
 from storage.index.database import Database
 from storage.index.pages import Order, PageOptions
+from storage.jobs.request_keys import RequestKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +72,27 @@ def require_priority(services: Services, priority: int) -> None:
 
 ServicesDep = Annotated[Services, Depends(_services)]
 
-MixedIdentitiesQuery = Annotated[
-    bool, Query(description="Combine sessions that were recorded with different models.")
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x20-\x7e]+$",
+        description="Makes the request safe to repeat: the same key and body make one job.",
+    ),
 ]
 
 
-async def _ring(connection: HTTPConnection) -> KeyRing:
-    ring: KeyRing = connection.app.state.key_ring
-    return ring
+def request_key(key: str | None, body: BaseModel) -> RequestKey | None:
+    """The Idempotency-Key of a request with the digest of its body; None without a key."""
+    if key is None:
+        return None
+    return RequestKey(key=key, sha256=sha256(body.model_dump_json().encode()).hexdigest())
 
 
-RingDep = Annotated[KeyRing, Depends(_ring)]
+MixedIdentitiesQuery = Annotated[
+    bool, Query(description="Combine sessions that were recorded with different models.")
+]
 
 
 _FREEING_PATHS = frozenset({"/v1/store/gc"})

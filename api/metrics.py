@@ -1,47 +1,20 @@
-"""Metrics of `GET /metrics`, in Prometheus' text format.
+"""Metrics of `GET /metrics`, in Prometheus' text format: gauges and counters of the index."""
 
-Each API process counts its requests in a folder shared by all processes of an address (prometheus_client's
-multiprocess mode). So any process answers for all, and the counts of a killed process stay. All other metrics
-come from the index at the time of the scrape.
-"""
-
-import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
-from actograph.settings import Settings
 from api.dependencies import Services
 from storage.index import counters
 from storage.queue import gauges
 from storage.queue.gauges import Gauges
 
 PREFIX = "actograph_"
-#: from reads of one row to requests that wait for a generation
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-HTTP = CollectorRegistry()
-REQUESTS = Counter(
-    f"{PREFIX}http_requests",
-    "Requests answered, by route and status.",
-    ("method", "route", "status"),
-    registry=HTTP,
-)
-DURATION = Histogram(
-    f"{PREFIX}http_request_duration_seconds",
-    "From a request's arrival to the beginning of its answer.",
-    ("method", "route"),
-    buckets=BUCKETS,
-    registry=HTTP,
-)
-
 #: name of the counter in the index -> its labels and description
 COUNTERS = {
     "samples": (("kind", "status"), "Samples that ended."),
@@ -60,48 +33,11 @@ COUNTERS = {
 _WORKER = ("worker", "hostname", "model", "device")
 
 
-class RequestMetrics:
-    """ASGI middleware that counts requests. It is the outermost, so refusals count too."""
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 0
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                self._count(scope, status, time.perf_counter() - began)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        finally:
-            if not status:
-                self._count(scope, 500, time.perf_counter() - began)
-
-    @staticmethod
-    def _count(scope: Scope, status: int, seconds: float) -> None:
-        # the path of the matched route, never the client's text
-        route = getattr(scope.get("route"), "path", None) or "none"
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        REQUESTS.labels(method, route, str(status)).inc()
-        DURATION.labels(method, route).observe(seconds)
-
-
-def render(services: Services, folder: str | None) -> bytes:
-    """Render all metrics; `folder` holds the counts of several processes, None for one process."""
+def render(services: Services) -> bytes:
+    """Render all metrics."""
     registry = CollectorRegistry()
-    if folder is not None:
-        multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
     registry.register(_Index(services))
-    own = generate_latest(HTTP) if folder is None else b""
-    return own + generate_latest(registry)
+    return generate_latest(registry)
 
 
 class _Index(Collector):

@@ -84,7 +84,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             if "422" in responses:
                 responses["422"] = documented(422)[422]
             if path in OPEN_PATHS:
-                for status in ("401", "403", "429"):
+                for status in ("401", "403"):
                     responses.pop(status, None)
             else:
                 operation["security"] = [{"apiKey": []}]

@@ -18,10 +18,8 @@ from storage.tables.models import Base
 from tests.support import skips
 from tests.support.availability import unavailable
 from tests.support.servers import Unavailable, s3
-from tests.support.servers import receiver as receivers
 from tests.support.servers.moto_server import MotoServer
 from tests.support.servers.postgres import PostgresServer
-from tests.support.servers.receiver import Receiver
 from tests.support.servers.s3 import S3Server
 
 REPO = Path(__file__).resolve().parent.parent
@@ -184,10 +182,3 @@ def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None
 def s3_bucket(s3_server: S3Server, s3_environment: None) -> str:
     """Name of a new, empty bucket."""
     return s3_server.new_bucket()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """A server that takes webhooks."""
-    with receivers.running() as running:
-        yield running

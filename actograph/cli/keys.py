@@ -37,9 +37,6 @@ def create(
     quota_bytes: Annotated[
         int | None, typer.Option(min=1, help="Storage quota of the owner. (default: the service's)")
     ] = None,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Rate limit. (default: none)")
-    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Create a key and print it. It is shown once."""
@@ -57,7 +54,6 @@ def create(
             owner=owner,
             expires_after=span,
             quota_bytes=quota_bytes,
-            requests_per_minute=requests_per_minute,
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

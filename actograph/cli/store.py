@@ -144,7 +144,6 @@ def _gc_table(pages: "Sequence[StoreGc]") -> str:
         ["expired files", _sum(pages, "expired_files"), ""],
         ["superseded sessions and broken uploads", len(orphans), tables.size(sum(o.bytes for o in orphans))],
         ["temporary files and unfinished uploads", _sum(pages, "leftovers"), ""],
-        ["old answers to idempotent requests", _sum(pages, "idempotency_keys"), ""],
     ]
     verb = "TO BE REMOVED" if any(page.dry_run for page in pages) else "REMOVED"
     text = tables.render(

@@ -14,7 +14,6 @@ from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
 from actograph.contract.specs import MAX_TAGS, CaptureSpec, ExpiresAfter, SamplingSpec, Spec, Tag
-from actograph.contract.webhooks import WebhookSpec
 
 KIND = "batch"
 #: purpose of the files that batches write
@@ -44,9 +43,6 @@ class BatchRequest(Spec):
 
     priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
     tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Tags of its sessions.")
-    webhook: WebhookSpec | None = Field(
-        None, description="Receiver of a notice when it ends; see docs/guides/webhooks.md."
-    )
 
     @property
     def window_seconds(self) -> float:

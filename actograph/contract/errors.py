@@ -138,17 +138,6 @@ class Forbidden(ActographError):
     status = 403
 
 
-class RateLimited(ActographError):
-    """Too many requests with this API key; send this one again later."""
-
-    code = "rate_limit_exceeded"
-    status = 429
-
-    def __init__(self, message: str | None = None, *, retry_after_seconds: int = 1) -> None:
-        super().__init__(message)
-        self.headers = {"Retry-After": str(retry_after_seconds)}
-
-
 class RangeNotSatisfiable(ActographError):
     """The requested range lies outside the tensor or file."""
 

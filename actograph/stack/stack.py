@@ -40,7 +40,7 @@ _PATIENCE_SECONDS = 30.0
 _ASK_SECONDS = 5.0
 #: prefixes of environment variables that these programs do not receive
 _NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
-_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK_")
+_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS",)
 T = TypeVar("T")
 _LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 

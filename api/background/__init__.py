@@ -1,1 +1,1 @@
-"""Background work: the reconciler and webhooks."""
+"""Background work: the reconciler."""

@@ -1,17 +1,15 @@
-"""Background thread of an API process: healing, webhooks, batches, last use of keys, check of Redis.
+"""Background thread of an API process: healing, batches, check of Redis.
 
-Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles webhooks and
+Every process runs the healing (`storage.upkeep.healing`). One API process at a time handles
 batches.
 """
 
 import logging
 import threading
 
-from api.background.webhooks import WebhookSender
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
-from api.security.key_ring import KeyRing
-from storage.jobs import batches, webhooks
+from storage.jobs import batches
 from storage.upkeep.healing import Healing
 from storage.upkeep.housekeeping import Threads
 
@@ -21,10 +19,8 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """A thread that runs every `reconcile_seconds` until it is stopped."""
 
-    def __init__(self, services: Services, ring: KeyRing | None = None) -> None:
-        """`ring`: key ring of this process; the thread stores the last use of its keys."""
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._ring = ring
         self._stop = threading.Event()
         self._threads = Threads()
         self._healing = Healing(services.settings, services.database, services.store, also=self._own_duties)
@@ -54,20 +50,10 @@ class Reconciler:
     def _own_duties(self) -> None:
         services = self._services
         services.broker.probe()
-        if self._ring is not None:
-            self._ring.touch(services.database)
         with services.database.read() as session:
-            has_webhooks = webhooks.is_any_due(session)
             has_batches = bool(batches.unended(session))
         if has_batches:
             self._threads.start("batches", self._advance_batches)
-        if has_webhooks:
-            self._threads.start("webhooks", self._deliver)
 
     def _advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()
-
-    def _deliver(self) -> None:
-        services = self._services
-        made = WebhookSender(services.settings, services.database, self._stop).deliver_due()
-        log.info("%d deliveries of webhooks attempted", made)

@@ -194,7 +194,6 @@ def _submission(
             deadline_seconds=request.window_seconds,
             # failures of one request say nothing about others
             max_consecutive_failures=0,
-            webhook=request.webhook,
             batch_id=batch_id,
             endpoint=request.endpoint,
             requests=lines.requests,

@@ -24,7 +24,7 @@ from api.submission import submit
 from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkDigests, ChunkHasher
 from storage.files import files
 from storage.index import deletions, ids
-from storage.jobs import batches, jobs, webhooks
+from storage.jobs import batches, jobs
 from storage.tables.models import BatchRow, JobRow
 
 log = logging.getLogger(__name__)
@@ -113,9 +113,7 @@ class BatchKeeper:
                 "errors": [error.model_dump() for error in errors],
                 "counts": RequestCounts().model_dump(),
             }
-            failed = batches.move(session, row, BatchStatus.FAILED, **values)
-            if failed is not None:
-                webhooks.plan_batch(session, failed, batches.resource(session, failed))
+            batches.move(session, row, BatchStatus.FAILED, **values)
 
     def _end(self, row: BatchRow) -> None:
         """Write the files of a batch with an ended job, and finish the batch."""
@@ -171,7 +169,6 @@ class BatchKeeper:
                         expires_after=None if expiry is None else expiry.seconds,
                         chunks=stored.chunks,
                     )
-            webhooks.plan_batch(session, ended, batches.resource(session, ended))
         log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))
 
     def _store(self, row: BatchRow, name: str, file: BinaryIO) -> "_Stored | None":

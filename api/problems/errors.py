@@ -47,7 +47,6 @@ _OPENAI_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    429: "rate_limit_error",
     409: "conflict_error",
     503: "service_unavailable_error",
     507: "storage_full_error",
@@ -252,11 +251,6 @@ _EXAMPLES: Mapping[int, _Example] = {
         "sampling.max_tokens: Input should be a valid integer",
         "sampling.max_tokens",
     ),
-    429: _Example(
-        "Too many requests with this API key; `Retry-After` says how long to wait.",
-        "rate_limit_exceeded",
-        "this API key may send 600 requests per minute; repeat this one in 2 s",
-    ),
     500: _Example("An internal error.", "internal_error", INTERNAL),
     503: _Example("A required service cannot be reached.", "service_unavailable", NO_DATABASE),
     504: _Example(
@@ -270,13 +264,6 @@ _EXAMPLES: Mapping[int, _Example] = {
 }
 _HEADERS: Mapping[int, Mapping[str, Any]] = {
     401: {"WWW-Authenticate": {"description": "`Bearer`.", "required": True, "schema": {"type": "string"}}},
-    429: {
-        "Retry-After": {
-            "description": "Seconds to wait.",
-            "required": True,
-            "schema": {"type": "integer"},
-        }
-    },
 }
 
 

@@ -1,1 +1,1 @@
-"""Request bodies: size limits, lanes, idempotency."""
+"""Request bodies: size limits, lanes."""

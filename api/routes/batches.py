@@ -2,23 +2,20 @@
 
 from fastapi import BackgroundTasks
 from sqlalchemy.orm import Session
-from starlette.responses import JSONResponse
 
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
-from api.dependencies import BatchId, PageDep, ServicesDep, require_priority
+from api.auth import Caller
+from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority
 from api.openai.batch_keeper import BatchKeeper
 from api.problems.validation import parse_body
-from api.requests.answered_once import IdempotencyKey, Keep, answered_once
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
-from api.security.auth import Caller
-from api.submission import webhook_targets
 from storage.files import files
 from storage.index import pages
-from storage.jobs import batches
-from storage.submission.idempotency import StoredAnswer
+from storage.jobs import batches, request_keys
+from storage.tables.models import BatchRow
 
 router = Routes(prefix="/v1/batches", tags=["batches"])
 
@@ -43,7 +40,6 @@ BODY = Body(
     "Answer the requests of an uploaded file",
     errors=[409],
     body=BODY,
-    response_model=Batch,
 )
 def create_batch(
     services: ServicesDep,
@@ -51,28 +47,23 @@ def create_batch(
     body: JsonBody,
     by: Caller,
     idempotency_key: IdempotencyKey = None,
-) -> JSONResponse:
+) -> Batch:
     """The service reads the file after this answer; `GET /v1/batches/{id}` lists invalid lines.
 
-    A repeated request with the same `Idempotency-Key` gets the first answer.
+    A repeated request with the same `Idempotency-Key` gets the batch of the first one, as it is now.
     """
     request = parse_body(BatchRequest, body)
     require_priority(services, request.priority)
-    webhook = webhook_targets.check(services.settings, request.webhook)
-    request = request.model_copy(update={"webhook": webhook})
-
-    def create(keep: Keep) -> StoredAnswer:
-        with services.database.write() as session:
+    key = request_key(idempotency_key, request)
+    with services.database.write() as session:
+        row = None if key is None else request_keys.made_with(session, BatchRow, by, key)
+        if row is None:
             _check_input(session, request.input_file_id, services.settings.batch_max_bytes)
-            row = batches.create(session, request, by)
-            answer = StoredAnswer(200, batches.resource(session, row).model_dump(mode="json"))
-            keep(session, answer)
-        # the reconciler continues if this process ends early
-        background.add_task(BatchKeeper(services).advance_later, row.id)
-        return answer
-
-    answer = answered_once(services, by, idempotency_key, b"POST /v1/batches\n" + body, create)
-    return JSONResponse(answer.response, answer.status_code)
+            with request_keys.first_wins():
+                row = batches.create(session, request, by, key)
+            # the reconciler continues if this process ends early
+            background.add_task(BatchKeeper(services).advance_later, row.id)
+        return batches.resource(session, row)
 
 
 def _check_input(session: Session, file_id: str, most: int) -> None:

@@ -16,6 +16,7 @@ from actograph.contract.chat.chat import ChatCompletionRequest, CompletionReques
 from actograph.contract.chat.chat_answers import ChatCompletion, Completion
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
+from api.auth import Caller
 from api.dependencies import Services, ServicesDep
 from api.openai import chat_requests, chat_results, chat_stream
 from api.openai.chat_results import ChatResult
@@ -26,7 +27,6 @@ from api.problems.validation import parse_body
 from api.reading import sse
 from api.requests.request_body import JsonBody
 from api.routing import SUBMIT, Body, Routes
-from api.security.auth import Caller
 
 router = Routes(prefix="/v1", tags=["chat"])
 

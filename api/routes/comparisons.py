@@ -15,11 +15,11 @@ from actograph.contract.comparison import (
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
+from api.auth import Caller
 from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
-from api.security.auth import Caller
 from storage.jobs import jobs
 from storage.queue import pins
 from storage.results import comparisons

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
+from api.auth import Caller
 from api.dependencies import After, FileId, NewestFirst, ServicesDep
 from api.reading import downloads
 from api.routing import READ, SUBMIT, Routes
-from api.security.auth import Caller
 from storage.accounts import quotas
 from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
 from storage.files import files

@@ -7,11 +7,11 @@ from fastapi import Query
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from actograph.contract.resources import Deleted, ListPage
+from api.auth import Caller
 from api.dependencies import PageDep, ServicesDep, VectorId
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
-from api.security.auth import Caller
 from storage.index import pages
 from storage.sessions import vectors
 

@@ -1,6 +1,6 @@
 """/v1/jobs: estimate, submit, list, cancel, retry, rescore and delete jobs."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 from sqlalchemy.orm import Session
@@ -9,19 +9,25 @@ from starlette.responses import JSONResponse
 from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.specs import job_spec_adapter
-from api.dependencies import JobId, PageDep, ServicesDep, require_priority
+from api.auth import Caller
+from api.dependencies import (
+    IdempotencyKey,
+    JobId,
+    PageDep,
+    Services,
+    ServicesDep,
+    request_key,
+    require_priority,
+)
 from api.problems.validation import parse_body, parse_job_spec
-from api.requests.answered_once import IdempotencyKey, Keep, answered_once
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
-from api.security.auth import Caller
 from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import control, job_deletion, jobs, view
+from storage.jobs import control, job_deletion, jobs, request_keys, view
 from storage.queue import forecast, job_view, routing
 from storage.results import rescoring, summary
-from storage.submission.idempotency import StoredAnswer
 from storage.tables.models import JobRow
 
 router = Routes(prefix="/v1", tags=["jobs"])
@@ -122,7 +128,7 @@ def estimate_job(
     body=SPEC,
     status_code=202,
     response_model=Job,
-    responses={202: {"headers": ACCEPTED_HEADERS}},
+    responses={202: {"headers": ACCEPTED_HEADERS}, 200: {"model": Job, "description": "The job exists."}},
 )
 def submit_job(
     services: ServicesDep,
@@ -132,39 +138,34 @@ def submit_job(
 ) -> JSONResponse:
     """Check a job and queue it.
 
-    A repeated request with the same `Idempotency-Key` gets the first answer.
+    A repeated request with the same `Idempotency-Key` answers 200 with the job as it is now.
     """
     spec = parse_job_spec(body)
     require_priority(services, spec.priority)
-
-    def act(keep: Keep) -> StoredAnswer:
-        submission = submit.check(services, spec, by)
-        planning.admit(services, submission)
-        ahead = submission.outlook
-
-        def finish(session: Session, row: JobRow) -> tuple[JobRow, StoredAnswer]:
-            reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
-            shown = view.of_row(row, queue_position=ahead.place, waiting_reason=reason)
-            answer = StoredAnswer(202, shown.model_dump(mode="json"))
-            keep(session, answer)
-            return row, answer
-
-        row, answer = submit.insert(services.database, submission, finish, renew=keep.renew)
-        # without the broker an idle worker finds the job
-        services.broker.wake(row.model)
-        return answer
-
-    return _accepted(answered_once(services, by, idempotency_key, b"POST /v1/jobs\n" + body, act))
+    key = request_key(idempotency_key, spec)
+    if key is not None:
+        with services.database.read() as session:
+            made = request_keys.made_with(session, JobRow, by, key)
+            if made is not None:
+                return _job_answer(200, _shown(services, session, made))
+    submission = submit.check(services, spec, by)
+    planning.admit(services, submission)
+    ahead = submission.outlook
+    row = submit.insert(services.database, submission, lambda _, row: row, key)
+    # without the broker an idle worker finds the job
+    services.broker.wake(row.model)
+    reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
+    return _job_answer(202, view.of_row(row, queue_position=ahead.place, waiting_reason=reason))
 
 
-def _shown_at_once(session: Session, row: JobRow) -> dict[str, Any]:
-    """The job without a forecast, which is too slow for a write transaction."""
-    return job_view.resource(session, row, etas={}).model_dump(mode="json")
+def _job_answer(status: int, job: Job) -> JSONResponse:
+    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_SECONDS)}
+    return JSONResponse(job.model_dump(mode="json"), status, headers)
 
 
-def _accepted(answer: StoredAnswer) -> JSONResponse:
-    headers = {"Location": f"/v1/jobs/{answer.response['id']}", "Retry-After": str(RETRY_AFTER_SECONDS)}
-    return JSONResponse(answer.response, answer.status_code, headers)
+def _shown(services: Services, session: Session, row: JobRow) -> Job:
+    limits = quotas.read(session, services.settings)
+    return job_view.resource(session, row, limits, broker_trouble=services.broker.trouble)
 
 
 @router.add("GET", "/jobs", READ, "List jobs")
@@ -195,13 +196,7 @@ def list_jobs(
 @router.add("GET", "/jobs/{job_id}", READ, "One job")
 def get_job(services: ServicesDep, job_id: JobId) -> Job:
     with services.database.read() as session:
-        row = jobs.get(session, job_id)
-        return job_view.resource(
-            session,
-            row,
-            quotas=quotas.read(session, services.settings),
-            broker_trouble=services.broker.trouble,
-        )
+        return _shown(services, session, jobs.get(session, job_id))
 
 
 @router.add("DELETE", "/jobs/{job_id}", SUBMIT, "Delete a job that has finished or not started", errors=[409])
@@ -233,29 +228,18 @@ def cancel_job(services: ServicesDep, job_id: JobId) -> Job:
     response_model=Job,
     responses={202: {"headers": ACCEPTED_HEADERS}},
 )
-def retry_job(
-    services: ServicesDep,
-    job_id: JobId,
-    by: Caller,
-    idempotency_key: IdempotencyKey = None,
-) -> JSONResponse:
+def retry_job(services: ServicesDep, job_id: JobId) -> JSONResponse:
     """Queue the failed and cancelled samples of a finished job again.
 
     Completed samples keep their results and sessions. The answer is 409 if the job has not finished or all
     samples completed.
     """
-
-    def retry(keep: Keep) -> StoredAnswer:
-        with services.database.write() as session:
-            row = control.retry(session, job_id)
-            answer = StoredAnswer(202, _shown_at_once(session, row))
-            keep(session, answer)
-        services.broker.wake(row.model)
-        return answer
-
-    return _accepted(
-        answered_once(services, by, idempotency_key, f"POST /v1/jobs/{job_id}/retry".encode(), retry)
-    )
+    with services.database.write() as session:
+        row = control.retry(session, job_id)
+        # a forecast is too slow for a write transaction
+        job = job_view.resource(session, row, etas={})
+    services.broker.wake(row.model)
+    return _job_answer(202, job)
 
 
 @router.add("GET", "/jobs/{job_id}/results", READ, "Scores per condition, also while the job runs")

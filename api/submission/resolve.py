@@ -19,7 +19,7 @@ from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.tasks.files import read_task_file, task_from
 from actograph.tasks.rows import RowForm, examples_of
 from api.dependencies import Services
-from api.submission import datasets, webhook_targets
+from api.submission import datasets
 from storage.sessions import vectors
 
 Spec = AnyJobSpec | ChatJobSpec
@@ -32,7 +32,7 @@ def resolve_spec(services: Services, spec: Spec) -> Spec:
 
     Raises:
         InvalidDataset: there is no such dataset, or an example lacks a column.
-        InvalidRequest: the task or the webhook is not valid.
+        InvalidRequest: the task is not valid.
         UnknownModel
     """
     changes: dict[str, Any] = {}
@@ -49,13 +49,10 @@ def with_defaults(services: Services, spec: S) -> S:
     """The spec with its canonical model and the defaults of the service.
 
     Raises:
-        UnknownModel, InvalidRequest
+        UnknownModel
     """
     settings = services.settings
-    changes: dict[str, Any] = {
-        "model": services.models.require(spec.model),
-        "webhook": webhook_targets.check(settings, spec.webhook),
-    }
+    changes: dict[str, Any] = {"model": services.models.require(spec.model)}
     if spec.expires_after is None and settings.expire_after_seconds:
         changes["expires_after"] = ExpiresAfter(seconds=settings.expire_after_seconds)
     if isinstance(spec, GeneratingSpec) and spec.sample_timeout_seconds is None:

@@ -17,6 +17,7 @@ from storage.accounts import quotas
 from storage.accounts.quotas import Quotas
 from storage.index.database import Database
 from storage.jobs import jobs
+from storage.jobs.request_keys import RequestKey, first_wins
 from storage.queue import pins, routing
 from storage.samples import NewSample
 from storage.submission import admission, bulk_insert
@@ -94,15 +95,14 @@ def insert(
     database: Database,
     submission: Submission,
     finish: Callable[[Session, JobRow], T],
-    *,
-    renew: Callable[[Session], None] = lambda session: None,
+    request_key: RequestKey | None = None,
 ) -> T:
     """Insert the job and its samples, and return the result of `finish`. The caller wakes the workers.
 
-    A large job takes several transactions. `finish` runs in the last one, which makes the job visible;
-    `renew` runs in the others.
+    A large job takes several transactions. `finish` runs in the last one, which makes the job visible.
 
     Raises:
+        IdempotencyInFlight: another request with this key was faster.
         InvalidDataset: an uploaded file was deleted since the check.
         InvalidRequest: a stored vector was deleted since the check.
     """
@@ -111,13 +111,11 @@ def insert(
         _keep_named(session, submission.spec)
         return finish(session, row)
 
-    return bulk_insert.insert_job(
-        database,
-        submission.samples(),
-        create=lambda session: _create(session, submission),
-        publish=publish,
-        renew=renew,
-    )
+    def create(session: Session) -> JobRow:
+        with first_wins():
+            return _create(session, submission, request_key)
+
+    return bulk_insert.insert_job(database, submission.samples(), create=create, publish=publish)
 
 
 def _keep_named(session: Session, spec: Spec) -> None:
@@ -127,7 +125,7 @@ def _keep_named(session: Session, spec: Spec) -> None:
     stored_vectors(session, spec, keep=True)
 
 
-def _create(session: Session, submission: Submission) -> JobRow:
+def _create(session: Session, submission: Submission, request_key: RequestKey | None) -> JobRow:
     spec = submission.spec
     _keep_named(session, spec)
     return jobs.create(
@@ -139,4 +137,5 @@ def _create(session: Session, submission: Submission) -> JobRow:
         total=submission.total,
         owner=submission.owner,
         pinned=pins.of_structure(submission.structure),
+        request_key=request_key,
     )

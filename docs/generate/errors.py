@@ -29,7 +29,6 @@ CURES = {
     "request_timeout": "Send the body faster, or upload a file.",
     "unauthorized": "Set `ACTOGRAPH_API_KEY`, or pass `--api-key`.",
     "forbidden": "Use a key of a higher role.",
-    "rate_limit_exceeded": "Wait for the seconds in `Retry-After`.",
     "range_not_satisfiable": "Ask for rows or bytes within the tensor or file.",
     "service_unavailable": "Repeat after `Retry-After`; `GET /readyz?verbose` names the failed part.",
     "storage_full": "Delete sessions, run `actograph store gc`, or enlarge the disk.",

@@ -1,11 +1,14 @@
 """Queries about API keys. Only a key's sha256 and its first characters are stored."""
 
+import logging
 import secrets
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Unpack
 
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict
@@ -13,10 +16,12 @@ from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KEY_PREFIX, ApiKey, KeyUpdate, NewKey
 from storage.index import pages, row_locks
 from storage.index.clock import moment_of
-from storage.index.database import now
+from storage.index.database import Database, now
 from storage.index.ids import new_key_id
 from storage.index.pages import PageOptions
 from storage.tables.models import ApiKeyRow
+
+log = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 RANDOM_BYTES = 32
@@ -67,7 +72,6 @@ def create(session: Session, new: NewKey, *, needs_admin: bool = True) -> tuple[
         expires_at=None if new.expires_after is None else moment + new.expires_after.seconds,
         revoked_at=None,
         quota_bytes=new.quota_bytes,
-        requests_per_minute=new.requests_per_minute,
     )
     session.add(row)
     session.flush()
@@ -118,9 +122,10 @@ def revoke(session: Session, key_id: str, *, needs_admin: bool = True) -> ApiKey
     return row
 
 
-def by_digest(session: Session) -> dict[str, ApiKeyRow]:
-    """All keys by their sha256, revoked ones included."""
-    return {row.sha256: row for row in session.scalars(sa.select(ApiKeyRow))}
+def valid(session: Session, digest: str) -> ApiKeyRow | None:
+    """Find the key with this sha256; None if it is unknown, revoked or expired."""
+    found = sa.select(ApiKeyRow).where(ApiKeyRow.sha256 == digest, *_good(moment_of(session)))
+    return session.scalars(found).first()
 
 
 def exist(session: Session) -> bool:
@@ -128,15 +133,22 @@ def exist(session: Session) -> bool:
     return session.execute(sa.select(ApiKeyRow.id).limit(1)).first() is not None
 
 
-def touch(session: Session, key_ids: Collection[str]) -> None:
-    """Write the time of use of these keys, unless it was written recently."""
-    moment = now(session)
-    lately = sa.and_(ApiKeyRow.last_used_at.is_not(None), ApiKeyRow.last_used_at > moment - USED_SECONDS)
-    # a row locked by another transaction is being written anyway
-    due = sa.select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), ~lately).with_for_update(skip_locked=True)
-    session.execute(
-        sa.update(ApiKeyRow).where(ApiKeyRow.id.in_(session.scalars(due).all())).values(last_used_at=moment)
-    )
+def touch(database: Database, row: ApiKeyRow) -> None:
+    """Write the time of use of a key, at most once per `USED_SECONDS`. Errors of the database are logged."""
+    if row.last_used_at is not None and row.last_used_at > time.time() - USED_SECONDS:
+        return
+    try:
+        with database.write() as session:
+            # a row locked by another transaction is being written anyway
+            held = sa.select(ApiKeyRow.id).where(ApiKeyRow.id == row.id).with_for_update(skip_locked=True)
+            moment = now(session)
+            session.execute(
+                sa.update(ApiKeyRow)
+                .where(ApiKeyRow.id.in_(session.scalars(held).all()))
+                .values(last_used_at=moment)
+            )
+    except SQLAlchemyError as error:
+        log.warning("the last use of key %s was not stored: %s", row.id, type(error).__name__)
 
 
 def quotas(session: Session) -> dict[str, int]:
@@ -161,7 +173,6 @@ def resource(row: ApiKeyRow) -> ApiKey:
         expires_at=_seconds(row.expires_at),
         revoked_at=_seconds(row.revoked_at),
         quota_bytes=row.quota_bytes,
-        requests_per_minute=row.requests_per_minute,
     )
 
 

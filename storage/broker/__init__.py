@@ -1,1 +1,1 @@
-"""Redis: wake-ups through Celery, text of running samples, rate limits."""
+"""Redis: wake-ups through Celery, and text of running samples."""

@@ -31,7 +31,6 @@ from storage.tables.models import (
     SessionRow,
     SessionTagRow,
     VectorRow,
-    WebhookRow,
 )
 
 P = ParamSpec("P")
@@ -92,7 +91,7 @@ def _narrow(state: ORMExecuteState) -> None:
 #: tables with an `owner` column
 OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow, DeletionRow)
 #: tables whose rows belong to the owner of their job or session
-OF_JOB = (SampleRow, EventRow, JobTagRow, WebhookRow)
+OF_JOB = (SampleRow, EventRow, JobTagRow)
 OF_SESSION = (ArtifactRow, SessionTagRow)
 
 

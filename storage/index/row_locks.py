@@ -5,7 +5,7 @@ read. So a transaction locks the rows on which its writes depend. All take their
 prevents deadlocks:
 
 1. files, vectors and API keys to which a new job refers, or which are deleted
-2. jobs, by id, before a change of their samples, sessions, webhooks or batch
+2. jobs, by id, before a change of their samples, sessions or batch
 3. rows that belong to these jobs
 4. workers, by id
 5. counters, which `Database.write` writes last

@@ -1,1 +1,1 @@
-"""Jobs, their state changes, batches and webhooks."""
+"""Jobs, their state changes, and batches."""

@@ -22,14 +22,17 @@ from storage.index import pages, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_batch_id
 from storage.index.pages import PageOptions
-from storage.jobs import jobs, webhooks
+from storage.jobs import jobs
+from storage.jobs.request_keys import RequestKey
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, JobRow, SampleRow
 
 #: samples read at a time
 PAGE = 200
 
 
-def create(session: Session, request: BatchRequest, owner: str | None) -> BatchRow:
+def create(
+    session: Session, request: BatchRequest, owner: str | None, request_key: RequestKey | None = None
+) -> BatchRow:
     """Insert a batch. Its input file is validated later."""
     row = BatchRow(
         id=new_batch_id(),
@@ -39,6 +42,8 @@ def create(session: Session, request: BatchRequest, owner: str | None) -> BatchR
         created_at=now(session),
         owner=owner,
         moments={},
+        idempotency_key=request_key and request_key.key,
+        idempotency_sha256=request_key and request_key.sha256,
     )
     session.add(row)
     session.flush()
@@ -118,7 +123,6 @@ def cancel(session: Session, batch_id: str) -> BatchRow:
         ended = move(session, row, BatchStatus.CANCELLED, counts=RequestCounts().model_dump())
         if ended is None:
             raise Conflict(f"batch {batch_id} has just begun; cancel it again")
-        webhooks.plan_batch(session, ended, resource(session, ended))
         return ended
     held = jobs.lock_all(session, [row.job_id])
     if not held or held[0].finished_at is not None:

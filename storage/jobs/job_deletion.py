@@ -8,7 +8,7 @@ from actograph.contract.resources import JobStatus
 from storage.index import counters, deletions, row_locks
 from storage.index.database import now
 from storage.jobs import jobs, session_removal
-from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, SampleRow, SessionRow, WebhookRow
+from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, SampleRow, SessionRow
 
 #: samples, or events, that one transaction deletes
 SLICE = 500
@@ -37,8 +37,8 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
     counters.add_removed(session, "deleted", sessions=held[0], size=int(held[1]))
     # the foreign keys would do so with the last slice
     session.execute(sa.update(BatchRow).where(BatchRow.job_id == job_id).values(job_id=None))
-    session.execute(sa.delete(WebhookRow).where(WebhookRow.job_id == job_id))
     row.deleted_at = now(session)
+    row.idempotency_key = None
     if row.status == JobStatus.QUEUED:  # or a worker would begin it
         row.status, row.finished_at = JobStatus.CANCELLED, row.deleted_at
     session.flush()
@@ -50,7 +50,12 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
 def discard(session: Session, job_id: str) -> None:
     """Delete an incomplete job in the background. Does nothing if it was completed or deleted."""
     doomed = (JobRow.id == job_id, JobRow.status.in_(jobs.HIDDEN), JobRow.deleted_at.is_(None))
-    marked = sa.update(JobRow).where(*doomed).values(deleted_at=now(session)).returning(JobRow.owner)
+    marked = (
+        sa.update(JobRow)
+        .where(*doomed)
+        .values(deleted_at=now(session), idempotency_key=None)
+        .returning(JobRow.owner)
+    )
     for (owner,) in session.execute(marked).all():
         deletions.list_job(session, job_id, owner)
 

@@ -15,15 +15,13 @@ from storage.index.database import changed, now
 from storage.index.ids import new_job_id
 from storage.index.ownership import of_everyone
 from storage.index.pages import PageOptions
-from storage.jobs import webhooks
-from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
+from storage.jobs.request_keys import RequestKey
+from storage.tables.models import SUBMITTING, FileRow, JobRow, JobTagRow, SampleRow
 
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
-#: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
-SUBMITTING = "submitting"
 #: jobs that no reader sees; earlier versions had `discarded` ones
 HIDDEN = (SUBMITTING, "discarded")
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
@@ -40,10 +38,12 @@ def create(
     total: int | None,
     owner: str | None = None,
     pinned: PinnedModel | None = None,
+    request_key: RequestKey | None = None,
 ) -> JobRow:
     """Insert a queued job. The session does not track the returned row.
 
     Args:
+        request_key: see `storage.jobs.request_keys`.
         total: number of samples; None until a worker has read the dataset.
         pinned: None until the model's identity is known.
     """
@@ -68,6 +68,8 @@ def create(
         "failed_in_a_row": 0,
         "recent_samples": 0.0,
         "recent_seconds": 0.0,
+        "idempotency_key": request_key and request_key.key,
+        "idempotency_sha256": request_key and request_key.sha256,
     }
     connection = session.connection()
     connection.execute(_INSERT, values)
@@ -189,7 +191,6 @@ def fail(session: Session, job_id: str, error: ActographError) -> None:
     if changed(moved):
         _cancel_rest(session, job_id)
         events.append(session, job_id, "job.failed", {"error": error.as_record()})
-        webhooks.plan(session, lock(session, job_id))
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
@@ -224,8 +225,6 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
         else:
             row.status = JobStatus.COMPLETED
             events.append(session, job_id, "job.completed", counts_of(row))
-    if JobStatus(row.status).is_terminal():
-        webhooks.plan(session, row)
     session.flush()
     return JobStatus(row.status)
 

@@ -1,1 +1,1 @@
-"""Insertion of jobs: admission, idempotency, bulk inserts."""
+"""Insertion of jobs: admission and bulk inserts."""

@@ -19,9 +19,8 @@ from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.index.database import Database, changed, now
 from storage.jobs import job_deletion, jobs
-from storage.jobs.jobs import SUBMITTING
 from storage.samples import NewSample
-from storage.tables.models import JobRow
+from storage.tables.models import SUBMITTING, JobRow
 
 T = TypeVar("T")
 
@@ -39,14 +38,12 @@ def insert_job(
     *,
     create: Callable[[Session], JobRow],
     publish: Callable[[Session, JobRow], T],
-    renew: Callable[[Session], None] = lambda session: None,
 ) -> T:
     """Insert a job with its samples. Returns the result of `publish`.
 
     Args:
         create: inserts the job, in the first transaction.
         publish: runs in the transaction that makes the job visible, the only one of a small job.
-        renew: runs in each transaction before that one.
 
     Raises:
         ServiceUnavailable: it took so long that the job was deleted as abandoned.
@@ -70,7 +67,6 @@ def insert_job(
                 _require(session, row.id, served_at=now(session))
                 samples.insert(session, row.id, following, first=count)
                 count += len(following)
-                renew(session)
         with database.write() as session:
             published = publish(session, row)
             _require(session, row.id, status=JobStatus.QUEUED, served_at=None)

@@ -10,7 +10,6 @@ from storage.tables.service import (
     ApiKeyRow,
     CounterRow,
     DeletionRow,
-    IdempotencyRow,
     QueuePauseRow,
 )
 
@@ -20,10 +19,11 @@ __all__ = [
     "Base",
     "CounterRow",
     "DeletionRow",
-    "IdempotencyRow",
     "QueuePauseRow",
 ]
 
+#: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
+SUBMITTING = "submitting"
 _LEASED = "leased"
 _OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
@@ -36,6 +36,7 @@ class JobRow(Base):
         sa.Index("ix_jobs_owner_created_at_id", "owner", "created_at", "id"),
         sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
         sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
+        sa.Index("uq_jobs_owner_idempotency_key", "owner", "idempotency_key", unique=True),
         partial_index("ix_jobs_scoring", "scoring", where="scoring IS NOT NULL"),
     )
 
@@ -77,6 +78,9 @@ class JobRow(Base):
     #: the scoring being staged, and the one in force; see `storage.results.rescoring`
     staged_scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: see `storage.jobs.request_keys`
+    idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
+    idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
 
 
 class JobTagRow(Base):
@@ -321,6 +325,7 @@ class BatchRow(Base):
         sa.Index("ix_batches_created_at_id", "created_at", "id"),
         sa.Index("ix_batches_job_id", "job_id"),
         sa.Index("ix_batches_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("uq_batches_owner_idempotency_key", "owner", "idempotency_key", unique=True),
         partial_index("ix_batches_open", "created_at", "id", where=f"status IN {_OPEN_BATCHES}"),
     )
 
@@ -342,29 +347,9 @@ class BatchRow(Base):
     #: status -> time at which the batch reached it
     moments: Mapped[dict[str, Any]]
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-
-
-class WebhookRow(Base):
-    """A webhook to deliver. The row is deleted after the delivery, or after the last attempt."""
-
-    __tablename__ = "webhook_deliveries"
-    __table_args__ = (
-        sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at"),
-        # looked up when a job is deleted
-        sa.Index("ix_webhook_deliveries_job_id", "job_id"),
-    )
-
-    id: Mapped[str] = id_key()
-    #: job whose log records the attempts, if any
-    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
-    event: Mapped[str] = mapped_column(sa.String(32))
-    #: null for the URL of the settings
-    url: Mapped[str | None] = mapped_column(sa.String(2048))
-    #: the body, in the bytes that are signed
-    payload: Mapped[str]
-    #: attempts begun
-    attempts: Mapped[int] = mapped_column(default=0)
-    next_attempt_at: Mapped[float]
+    #: see `storage.jobs.request_keys`
+    idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
+    idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
 
 
 class DutyRow(Base):

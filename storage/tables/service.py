@@ -1,7 +1,5 @@
 """Tables of the service itself: keys, counters, pauses, and the state of the schema."""
 
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -33,20 +31,6 @@ class CounterRow(Base):
     value: Mapped[float]
 
 
-class IdempotencyRow(Base):
-    """Answer to a request with an Idempotency-Key; no answer yet means in flight."""
-
-    __tablename__ = "idempotency_keys"
-
-    #: sender of the request; two owners may use the same key
-    owner: Mapped[str] = mapped_column(sa.String(ID_LENGTH), primary_key=True)
-    key: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
-    digest: Mapped[str] = mapped_column(sa.String(64))
-    created_at: Mapped[float]
-    status_code: Mapped[int | None]
-    response: Mapped[dict[str, Any] | None]
-
-
 class ApiKeyRow(Base):
     """An API key, stored as its sha256.
 
@@ -70,7 +54,6 @@ class ApiKeyRow(Base):
     revoked_at: Mapped[float | None]
     #: bytes that its owner may store; null for the setting
     quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
-    requests_per_minute: Mapped[int | None]
 
 
 class DeletionRow(Base):

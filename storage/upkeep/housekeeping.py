@@ -21,7 +21,6 @@ from storage.index.database import Database
 from storage.jobs import retention
 from storage.results import rescoring
 from storage.sessions import changes
-from storage.submission import idempotency
 from storage.upkeep import duties
 from storage.upkeep.deletion_drain import drain_deletions
 from storage.upkeep.sweep import sweep_sessions
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 #: age of leftovers that certainly have no writer any more
 STAGING_SECONDS = 3600.0
 SWEEP_EVERY_SECONDS = 24 * 3600.0
-FORGET_KEYS_EVERY_SECONDS = 600.0
+FORGET_DELETIONS_EVERY_SECONDS = 600.0
 #: sessions that are deleted between two checks of the stop event
 EXPIRE_BATCH = 50
 #: largest share of the time for searches of old jobs
@@ -65,7 +64,7 @@ class Threads:
             with self._database.alone(f"duty-{name}") if self._database else nullcontext(True) as may_run:
                 if may_run:
                     # these write and free nothing
-                    uses_reserve = name not in ("batches", "webhooks", "rescoring")
+                    uses_reserve = name not in ("batches", "rescoring")
                     with disk_reserve.freeing() if uses_reserve else nullcontext():
                         work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
@@ -102,9 +101,8 @@ class Housekeeping:
             self._threads.start("rescoring", partial(self._settle, rescored))
         self._start_if_old("chats", self._settings.chat_retention_seconds)
         self._start_if_old("jobs", self._settings.job_retention_seconds)
-        if duties.take(self._database, "idempotency keys", FORGET_KEYS_EVERY_SECONDS):
+        if duties.take(self._database, "forget deletions", FORGET_DELETIONS_EVERY_SECONDS):
             with self._database.write() as session:
-                idempotency.forget(session)
                 deletions.forget(session)
         # lists the whole store
         if duties.take(self._database, "sweep", SWEEP_EVERY_SECONDS):

@@ -1,7 +1,7 @@
 """Clear the store page by page. A call works for some seconds and returns where the next one continues.
 
 It removes expired sessions, stored files of deleted sessions and uploads, files of superseded sessions,
-leftovers of killed writers (incomplete multipart uploads included), and old answers for an Idempotency-Key.
+and leftovers of killed writers (incomplete multipart uploads included).
 Files that the index does not have are listed and left alone, uploads included: no manifest names their owner.
 """
 
@@ -17,7 +17,6 @@ from storage.files import files
 from storage.index import deletions
 from storage.index.database import Database
 from storage.sessions import changes
-from storage.submission import idempotency
 from storage.tables.models import FileRow
 from storage.upkeep.deletion_drain import drain_deletions
 from storage.upkeep.sweep import ORPHAN_SECONDS, Sweep, old_batches, sweep_batch
@@ -53,8 +52,6 @@ def collect(
         database.give_back_log()
         values["expired_files"] = 0 if dry_run else files.expire(database)
         values["leftovers"] = store.sweep_staging(older_than_seconds, dry_run=dry_run)
-        with database.write() as session:
-            values["idempotency_keys"] = idempotency.forget(session, dry_run=dry_run)
     if phase in (START, EXPIRED):
         expired, done = _expired(database, store, deadline, dry_run=dry_run)
         values |= {"expired_sessions": expired.sessions, "expired_bytes": expired.bytes}

@@ -18,7 +18,7 @@ class Batches(Resource):
         Args:
             input_file_id: a file with the purpose `batch`.
             endpoint: `/v1/chat/completions` or `/v1/completions`.
-            options: `completion_window`, `metadata`, `priority`, `tags`, `webhook`.
+            options: `completion_window`, `metadata`, `priority`, `tags`.
         """
         body = {"input_file_id": input_file_id, "endpoint": endpoint} | options
         headers = {"Idempotency-Key": str(uuid.uuid4())}

@@ -174,8 +174,7 @@ class Jobs:
         Raises:
             ApiError: 409 if the job has not ended, or every sample is completed.
         """
-        headers = {"Idempotency-Key": str(uuid.uuid4())}
-        return self._job("POST", path_of(_PATH, job_id, "retry"), headers=headers)
+        return self._job("POST", path_of(_PATH, job_id, "retry"), repeatable=False)
 
     def delete(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
         """Delete an ended job with its samples and sessions.

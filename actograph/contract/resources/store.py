@@ -69,7 +69,6 @@ class StoreGc(Resource):
         default_factory=list, description="Objects that the index does not know; they are kept."
     )
     leftovers: int = Field(0, description="Temporary files and unfinished uploads of killed processes.")
-    idempotency_keys: int = Field(0, description="Stored answers that have expired.")
     next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
 
 

@@ -50,7 +50,6 @@ class Features(Resource):
     database: Literal["sqlite", "postgres"]
     artifacts: Literal["files", "s3"]
     authentication: bool = Field(description="True if clients need a key.")
-    webhooks: bool = Field(description="True if jobs may have a webhook.")
     model_switching: bool = Field(description="True if workers load other models for jobs.")
 
 

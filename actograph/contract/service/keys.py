@@ -33,7 +33,6 @@ class NewKey(Spec):
         le=MAX_QUOTA_BYTES,
         description="Quota of its owner; null uses ACTOGRAPH_OWNER_QUOTA_BYTES.",
     )
-    requests_per_minute: int | None = Field(None, ge=1, le=1_000_000, description="null is no limit.")
 
 
 class KeyUpdate(Spec):
@@ -41,7 +40,6 @@ class KeyUpdate(Spec):
 
     name: str | None = Field(None, min_length=1, max_length=64, pattern=_NAME_PATTERN)
     quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES)
-    requests_per_minute: int | None = Field(None, ge=1, le=1_000_000)
 
     @field_validator("name")
     @classmethod
@@ -70,7 +68,6 @@ class ApiKey(Resource):
     expires_at: int | None = None
     revoked_at: int | None = None
     quota_bytes: int | None = None
-    requests_per_minute: int | None = None
 
 
 class CreatedKey(ApiKey):

@@ -8,7 +8,6 @@ from actograph.contract.base import MAX_TAGS, Metadata, Spec, Tag
 from actograph.contract.interventions import InterventionList
 from actograph.contract.specs.capture import CaptureSpec
 from actograph.contract.specs.sampling import SamplingSpec
-from actograph.contract.webhooks import WebhookSpec
 
 MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 
@@ -52,11 +51,6 @@ class JobSpecBase(Spec):
         None, description="Expiry of its sessions; null uses the service's default."
     )
     metadata: Metadata = Field(default_factory=dict, description="Your own keys and values.")
-    webhook: WebhookSpec | None = Field(
-        None,
-        description="Receiver of a notice when it ends; null uses the service's default. See "
-        "docs/guides/webhooks.md.",
-    )
 
     @property
     def is_prefill(self) -> bool:

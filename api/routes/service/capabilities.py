@@ -4,11 +4,11 @@ from fastapi import Request
 
 from actograph import __version__
 from actograph.contract.service.capabilities import Capabilities, Features, Limits, of_contract
-from api.dependencies import RingDep, Services, ServicesDep
+from api.dependencies import Services, ServicesDep
 from api.routes.models import list_models
 from api.routing import READ, Routes
 from api.submission.expand import MAX_SAMPLES
-from storage.accounts import quotas
+from storage.accounts import api_keys, quotas
 
 router = Routes(tags=["models"])
 
@@ -17,14 +17,14 @@ OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/fi
 
 
 @router.add("GET", "/v1/capabilities", READ, "Features and limits of the service")
-def get_capabilities(services: ServicesDep, ring: RingDep, request: Request) -> Capabilities:
+def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
     """Job kinds, hook points, tasks, scorers, limits, served models and features of the service."""
     paths = request.app.openapi()["paths"]
     return Capabilities(
         version=__version__,
         models=list_models(services).data,
         limits=_limits(services),
-        features=_features(services, needs_key=ring.is_needed),
+        features=_features(services),
         openai_endpoints=[path for path in OPENAI_PATHS if path in paths],
         endpoints=[f"{method.upper()} {path}" for path, methods in paths.items() for method in methods],
         **of_contract(),
@@ -42,12 +42,13 @@ def _limits(services: Services) -> Limits:
     )
 
 
-def _features(services: Services, *, needs_key: bool) -> Features:
+def _features(services: Services) -> Features:
     settings = services.settings
+    with services.database.read() as session:
+        needs_key = bool(settings.api_keys) or api_keys.exist(session)
     return Features(
         database="sqlite" if services.database.is_sqlite else "postgres",
         artifacts="s3" if settings.effective_artifact_url.startswith("s3://") else "files",
         authentication=needs_key,
-        webhooks=bool(settings.webhook_secret and (settings.webhook_hosts or settings.webhook_url)),
         model_switching=settings.model_switching,
     )

@@ -2,7 +2,7 @@
 
 from actograph.contract.resources import ListPage
 from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
-from api.dependencies import KeyId, PageDep, RingDep, ServicesDep
+from api.dependencies import KeyId, PageDep, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import ADMIN, Body, Routes
@@ -14,20 +14,19 @@ router = Routes(prefix="/v1/keys", tags=["keys"])
 NEW = Body(
     NewKey,
     {
-        "for one person": {"name": "laptop", "role": "submit", "owner": "alice", "requests_per_minute": 600},
+        "for one person": {"name": "laptop", "role": "submit", "owner": "alice"},
     },
 )
-UPDATE = Body(KeyUpdate, {"another limit": {"requests_per_minute": 60, "quota_bytes": None}})
+UPDATE = Body(KeyUpdate, {"another quota": {"quota_bytes": 1 << 40}})
 
 
 @router.add("POST", "", ADMIN, "Create an API key, shown only here", errors=[409], body=NEW, status_code=201)
-def create_key(services: ServicesDep, ring: RingDep, body: JsonBody) -> CreatedKey:
+def create_key(services: ServicesDep, body: JsonBody) -> CreatedKey:
     """Create a key. The first key must be an admin's; from then on every request needs a key."""
     new = parse_body(NewKey, body)
     with services.database.write() as session:
         row, key = api_keys.create(session, new, needs_admin=not services.settings.api_keys)
         shown = CreatedKey.of(api_keys.resource(row), key)
-    ring.forget()
     return shown
 
 
@@ -45,23 +44,18 @@ def get_key(services: ServicesDep, key_id: KeyId) -> ApiKey:
 
 
 @router.add("PATCH", "/{key_id}", ADMIN, "Change the name or limits of a key", errors=[409], body=UPDATE)
-def update_key(services: ServicesDep, ring: RingDep, key_id: KeyId, body: JsonBody) -> ApiKey:
+def update_key(services: ServicesDep, key_id: KeyId, body: JsonBody) -> ApiKey:
     """Change a key. Its role and owner cannot change; create another key instead."""
     change = parse_body(KeyUpdate, body)
     with services.database.write() as session:
         shown = api_keys.resource(api_keys.update(session, key_id, change))
-    ring.forget()
     return shown
 
 
 @router.add("DELETE", "/{key_id}", ADMIN, "Revoke a key for good", errors=[409])
-def revoke_key(services: ServicesDep, ring: RingDep, key_id: KeyId) -> ApiKey:
-    """Revoke a key. This process refuses it at once, other processes within 3 seconds.
-
-    The data of its owner stays.
-    """
+def revoke_key(services: ServicesDep, key_id: KeyId) -> ApiKey:
+    """Revoke a key. The data of its owner stays."""
     with services.database.write() as session:
         row = api_keys.revoke(session, key_id, needs_admin=not services.settings.api_keys)
         shown = api_keys.resource(row)
-    ring.forget()
     return shown

@@ -1,7 +1,5 @@
 """/metrics, for Prometheus."""
 
-import os
-
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
@@ -16,9 +14,6 @@ EXAMPLE = (
     'actograph_jobs{status="queued"} 2.0\n'
 )
 
-#: prometheus_client's variable for the folder that several processes share
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-
 
 @router.add(
     "GET",
@@ -31,5 +26,4 @@ FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 )
 def get_metrics(services: AllServicesDep) -> Response:
     """All metrics of docs/operate/monitoring.md. They are sums over all owners and name none."""
-    found = metrics.render(services, os.environ.get(FOLDER_VARIABLE))
-    return Response(found, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(metrics.render(services), media_type=CONTENT_TYPE_PLAIN_0_0_4)

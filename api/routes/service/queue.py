@@ -6,11 +6,11 @@ from collections import Counter
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import ListPage, Queue, Worker, WorkerStatus
 from actograph.contract.specs import PauseRequest
+from api.auth import Caller
 from api.dependencies import Services, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import OptionalJsonBody
 from api.routing import ADMIN, READ, Body, Routes
-from api.security.auth import Caller
 from api.submission import pauses
 from storage.accounts import quotas
 from storage.index import pages

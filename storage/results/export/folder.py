@@ -160,8 +160,7 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
         "tags": job.tags,
         "metadata": job.metadata,
         "error": job.error.model_dump(exclude_none=True) if job.error else None,
-        # the URL of a webhook is often secret, and folders are shared
-        "spec": {name: value for name, value in job.spec.items() if name != "webhook"},
+        "spec": job.spec,
         "versions": {"actograph": __version__, **totals.origin.versions},
     }
 

@@ -102,7 +102,6 @@ def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Servi
     assert "POST /v1/jobs" in found["endpoints"]
     assert found["models"] == service.client.get("/v1/models").json()["data"]
     assert found["features"]["artifacts"] == "files"
-    assert found["features"]["webhooks"] is False
     assert found["limits"]["max_upload_bytes"] == service.services.settings.max_upload_bytes
     # what it names, the service accepts
     capture = found["capture"]

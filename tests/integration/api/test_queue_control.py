@@ -1,6 +1,5 @@
 """Holding the queue, taking jobs up again, and keys that make both safe to repeat."""
 
-import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -176,43 +175,6 @@ def test_a_stream_of_events_goes_on_over_a_retry(service: "Service") -> None:
     first_end = names.index("job.failed")
     assert names[first_end + 1] == "job.retried"
     assert names[-1] == "job.completed"
-
-
-def test_a_retry_with_a_key_is_done_once(service: "Service", problem: "Problem") -> None:
-    job_id, other = service.submit(), service.submit()
-    for found in (job_id, other):
-        fail(service, service.claim(found)[0])
-    key = {"Idempotency-Key": "again"}
-    problem(service.client.post("/v1/jobs/job_" + "0" * 32 + "/retry", headers=key), 404)
-    first = service.client.post(f"/v1/jobs/{job_id}/retry", headers=key)
-    fail(service, service.claim(job_id)[0])
-    second = service.client.post(f"/v1/jobs/{job_id}/retry", headers=key)
-    assert (second.status_code, second.json()) == (202, first.json())
-    assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed"
-    problem(service.client.post(f"/v1/jobs/{other}/retry", headers=key), 422, "idempotency_mismatch")
-
-
-def test_of_many_requests_with_one_key_one_makes_a_job(service: "Service") -> None:
-    body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x"}] * 50}
-    answers: list[Any] = []
-
-    def submit() -> None:
-        answers.append(service.client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "one"}))
-
-    threads = [threading.Thread(target=submit) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {answer.status_code for answer in answers} <= {202, 409}
-    accepted = {json.dumps(answer.json(), sort_keys=True) for answer in answers if answer.status_code == 202}
-    assert len(accepted) == 1
-    assert all(
-        answer.json()["error"]["code"] == "idempotency_in_flight"
-        for answer in answers
-        if answer.status_code == 409
-    )
-    assert service.queue_state()[0] == 1
 
 
 # Limits of a job

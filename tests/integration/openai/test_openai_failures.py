@@ -27,20 +27,6 @@ ASKED: dict[str, Any] = {
 Eventually = Callable[[Callable[[], bool]], None]
 
 
-def test_a_key_that_asked_too_often_is_told_when_to_come_back(service: Any) -> None:
-    with service.database.write() as session:
-        api_keys.create(session, NewKey(name="ops", role=Role.ADMIN))
-        _, key = api_keys.create(session, NewKey(name="ann", role=Role.SUBMIT, requests_per_minute=1))
-    with service.client(api_key=key) as client:
-        assert client.chat.completions.create(**ASKED).choices
-        for stream in (False, True):
-            with pytest.raises(openai.RateLimitError, match="1 requests per minute") as raised:
-                client.chat.completions.create(stream=stream, **ASKED)
-            assert raised.value.code == "rate_limit_exceeded"
-            assert 1 <= int(raised.value.response.headers["Retry-After"]) <= 60
-    assert len(service.jobs()) == 1
-
-
 def test_a_capture_beyond_its_owner_s_quota_is_refused_with_the_numbers(service: Any) -> None:
     with service.database.write() as session:
         api_keys.create(session, NewKey(name="ops", role=Role.ADMIN))

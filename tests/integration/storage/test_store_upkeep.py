@@ -9,7 +9,6 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from actograph.contract.resources import StoreGc, StoreVerification
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
@@ -26,8 +25,6 @@ from storage.sessions import changes, sessions
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows, session_prefix
-from storage.submission import idempotency
-from storage.tables.models import IdempotencyRow
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
 from tests.support.indexes import create_index
@@ -190,21 +187,18 @@ def test_clearing_takes_what_nothing_refers_to_and_what_has_expired(place: Place
     place.change(expired, expires_at=int(time.time()) - 5)
     place.change(pinned, expires_at=int(time.time()) - 5, pinned=True)
     lost, wanted = place.upload(b"lost", known=False), place.upload(b"rows")
-    with place.database.write() as session:
-        idempotency.begin(session, "local", "old", "digest")
-        session.execute(sa.update(IdempotencyRow).values(created_at=5.0))
     left = place.store.stage(session_prefix(new_session_id()))  # its writer is killed
     sessions_before = {superseded, kept, expired, pinned, unknown}
     dry = clear(place, dry_run=True)
     assert (place.stored(), place.stored("files")) == (sessions_before, {lost, wanted})
-    assert (dry.expired_sessions, dry.leftovers, dry.idempotency_keys) == (1, 1, 1)
+    assert (dry.expired_sessions, dry.leftovers) == (1, 1)
     assert [one.id for one in dry.orphans] == [superseded]
     assert {one.id for one in dry.unknown} == {unknown, lost}
     done = clear(place, dry_run=False)
     assert done.model_dump(exclude={"dry_run"}) == dry.model_dump(exclude={"dry_run"})
     assert (place.stored(), place.stored("files")) == ({kept, pinned, unknown}, {lost, wanted})
     again = clear(place, dry_run=False)
-    assert (again.orphans, again.expired_sessions, again.leftovers, again.idempotency_keys) == ([], 0, 0, 0)
+    assert (again.orphans, again.expired_sessions, again.leftovers) == ([], 0, 0)
     left.discard()
 
 

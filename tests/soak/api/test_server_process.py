@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -164,41 +163,6 @@ def test_a_large_upload_is_not_held_in_memory(run: Run, tmp_path: Path) -> None:
     assert peak() - before < size // 4
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_client_that_takes_nothing_is_disconnected(run: Run, tmp_path: Path, processes: int) -> None:
-    process, url = run(ACTOGRAPH_STALLED_CLIENT_SECONDS="1", ACTOGRAPH_API_PROCESSES=str(processes))
-    path = tmp_path / "large"
-    with path.open("wb") as out:
-        out.truncate(32 << 20)  # more than all buffers on the way hold
-    with path.open("rb") as stream:
-        made = httpx.post(f"{url}/v1/files", files={"file": stream}, trust_env=False, timeout=60).json()
-    target = f"/v1/files/{made['id']}/content"
-    api = httpx.URL(url)
-    with socket.create_connection((api.host, api.port or 80)) as silent:
-        silent.sendall(f"GET {target} HTTP/1.1\r\nHost: {api.host}:{api.port}\r\n\r\n".encode())
-        theirs = silent.getsockname()[1]
-
-        def is_connected() -> bool:
-            first = psutil.Process(process.pid)
-            return any(
-                connection.raddr and connection.raddr.port == theirs
-                for one in (first, *first.children(recursive=True))
-                if not has_ended(one)
-                for connection in one.net_connections("tcp")
-            )
-
-        until(is_connected)
-        until(lambda: not is_connected())
-    # one that is slow is served
-    taken = 0
-    with httpx.stream("GET", f"{url}{target}", trust_env=False, timeout=60) as answer:
-        for part in answer.iter_bytes(8 << 20):
-            taken += len(part)
-            time.sleep(0.6)
-    assert taken == 32 << 20
-
-
 SPEC = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x"}]}
 
 
@@ -230,10 +194,6 @@ def test_several_processes_answer_as_one(run: Run) -> None:
     made = httpx.post(f"{url}/v1/files", files={"file": ("rows.jsonl", content)}, trust_env=False).json()
     for _ in range(6):
         assert httpx.get(f"{url}/v1/files/{made['id']}/content", trust_env=False).content == content
-    # any of them tells what all have counted
-    told = {httpx.get(f"{url}/metrics", trust_env=False).text for _ in range(6)}
-    submits = 'actograph_http_requests_total{method="POST",route="/v1/jobs",status="202"} 12.0'
-    assert all(submits in text for text in told)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
 

@@ -20,7 +20,7 @@ CHOSEN = {
 }  # fmt: skip
 #: acts that nothing refuses
 DONE = {
-    "submit", "drain", "reconcile", "expire_sessions", "advance_batches", "deliver_webhooks", "lapse",
+    "submit", "drain", "reconcile", "expire_sessions", "advance_batches", "lapse",
     "lose_worker", "silence_workers", "say_waiting", "forget_chats", "clear_store",
 }  # fmt: skip
 

@@ -45,18 +45,15 @@ class Memory:
     #: jobs that were accepted, and those whose deletion was answered
     accepted: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
-    #: jobs that somebody began to retry
-    retried: set[str] = field(default_factory=set)
 
 
 class Client:
     """One thread's client; its choices come of its seed."""
 
-    def __init__(self, world: World, memory: Memory, number: int, *, webhook_url: str) -> None:
+    def __init__(self, world: World, memory: Memory, number: int) -> None:
         self._world = world
         self._memory = memory
         self._number = number
-        self._webhook_url = webhook_url
         self._random = random.Random(world.seed * 1000 + number)
         #: what is done comes of the seed alone, whatever is found when it is done
         self._choice = random.Random(world.seed * 1000 + number)
@@ -100,8 +97,6 @@ class Client:
         }
         if self._random.random() < 0.3:
             spec["expires_after"] = {"seconds": 3600}
-        if self._random.random() < 0.3:
-            spec["webhook"] = {"url": self._webhook_url}
         self._submit(spec | changes, key)
 
     def submit_once(self) -> None:
@@ -148,8 +143,7 @@ class Client:
             # an ended job holds neither file nor vector
             if stored_jobs.get(session, job_id).kind != "capture":
                 return
-        self._memory.retried.add(job_id)
-        jobs.retry_job(self._services, job_id, "me", self._random.choice([None, "retry"]))
+        jobs.retry_job(self._services, job_id)
 
     def rescore(self) -> None:
         body = json.dumps({"scorers": ["numeric"]}).encode()
@@ -263,11 +257,9 @@ class Client:
             api_keys.update(session, self._any("key"), KeyUpdate(name="other"))
 
     def touch_keys(self) -> None:
-        with self._memory.lock:
-            known = list(self._memory.ids["key"])
-        self._random.shuffle(known)
-        with self._services.database.write() as session:
-            api_keys.touch(session, known[:8])
+        with self._services.database.read() as session:
+            row = api_keys.get(session, self._any("key"))
+        api_keys.touch(self._services.database, row)
 
     def look(self) -> None:
         """Reads meet what is being written."""

@@ -21,7 +21,6 @@ from storage.tables.models import (
     JobTagRow,
     SampleRow,
     SessionRow,
-    WebhookRow,
 )
 from tests.support.races.client_acts import Memory
 from tests.support.races.world import World
@@ -38,7 +37,6 @@ def broken(world: World, memory: Memory) -> list[str]:
             *_sessions(session),
             *_counts(session),
             *_batches(session),
-            *_webhooks(session, memory),
             *_once(session, memory),
             *_accepted(session, memory),
         ]
@@ -148,17 +146,6 @@ def _batches(session: Session) -> Iterator[str]:
         for file_id in (row.output_file_id, row.error_file_id):
             if file_id is not None and session.get(FileRow, file_id) is None:
                 yield f"batch {row.id} names file {file_id}, which is not there"
-
-
-def _webhooks(session: Session, memory: Memory) -> Iterator[str]:
-    """One for each end; a job that was retried has several ends."""
-    ends = ("webhook.delivered", "webhook.failed")
-    told = Tally(session.scalars(sa.select(EventRow.job_id).where(EventRow.event.in_(ends))))
-    told.update(session.scalars(sa.select(WebhookRow.job_id).where(WebhookRow.job_id.is_not(None))))
-    for row in session.scalars(sa.select(JobRow).where(JobRow.kind == "capture")):
-        has_ended = JobStatus(row.status).is_terminal() and row.id not in memory.retried
-        if row.spec.get("webhook") and has_ended and told[row.id] != 1:
-            yield f"the end of {row.id} was told {told[row.id]} times"
 
 
 def _once(session: Session, memory: Memory) -> Iterator[str]:

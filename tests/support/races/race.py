@@ -2,14 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle, islice
 from pathlib import Path
 
-from storage.jobs import batches, webhooks
+from storage.jobs import batches
 from storage.queue import pause, waiting
 from tests.support.races.client_acts import Client, Memory
 from tests.support.races.invariants import broken
@@ -40,52 +38,21 @@ class Raced:
     refused: Mapping[str, int]
 
 
-class _Receiver(BaseHTTPRequestHandler):
-    """Takes webhooks, and refuses every fourth."""
-
-    taken = 0
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        type(self).taken += 1
-        self.send_response(500 if self.taken % 4 == 0 else 204)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
-
-
-@contextmanager
-def _receiver() -> Iterator[int]:
-    """The port of a receiver of webhooks."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Receiver) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
 def race(home: Path, database_url: str, *, seed: int, load: Load, hold_up_ms: float = 1.0) -> Raced:
     """Everything at once on an index at the newest schema."""
-    with _receiver() as port:
-        world = World(home, database_url, seed=seed, hold_up_ms=hold_up_ms, webhook_port=port)
-        with world:
-            memory = Memory()
-            clients = [
-                Client(world, memory, number, webhook_url=f"http://127.0.0.1:{port}/")
-                for number in range(load.clients)
-            ]
-            clients[0].prepare()
-            drains = [WorkerActs(world, number) for number in range(load.workers)]
-            tidiers = [ApiActs(world, number) for number in range(load.apis)]
-            _run(load, [client.act for client in clients], drains, tidiers)
-            _settle(world, drains, tidiers)
-            return Raced(
-                faults=[*world.faults.found, *broken(world, memory)],
-                done=world.faults.done,
-                refused=world.faults.refused,
-            )
+    with World(home, database_url, seed=seed, hold_up_ms=hold_up_ms) as world:
+        memory = Memory()
+        clients = [Client(world, memory, number) for number in range(load.clients)]
+        clients[0].prepare()
+        drains = [WorkerActs(world, number) for number in range(load.workers)]
+        tidiers = [ApiActs(world, number) for number in range(load.apis)]
+        _run(load, [client.act for client in clients], drains, tidiers)
+        _settle(world, drains, tidiers)
+        return Raced(
+            faults=[*world.faults.found, *broken(world, memory)],
+            done=world.faults.done,
+            refused=world.faults.refused,
+        )
 
 
 def _run(
@@ -137,7 +104,7 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
         for worker in islice(cycle(drains), slices + len(drains)):
             with world.faults.guard("drain"):
                 worker.drain()
-        for act in (tidiers[0].reconcile, tidiers[0].advance_batches, tidiers[0].deliver_webhooks):
+        for act in (tidiers[0].reconcile, tidiers[0].advance_batches):
             with world.faults.guard(act.__name__):
                 act()
         with database.read() as session:
@@ -146,6 +113,5 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
                 or waiting.claimable(session)
                 or waiting.unended(session)
                 or batches.unended(session)
-                or webhooks.is_any_due(session)
             ):
                 return

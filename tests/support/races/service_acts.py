@@ -7,7 +7,6 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from actograph.contract.resources import SampleStatus
-from api.background.webhooks import WebhookSender
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
 from storage import samples
@@ -18,7 +17,6 @@ from storage.jobs import jobs, retention
 from storage.queue import waiting, workers
 from storage.samples import LeasedSample
 from storage.sessions import changes
-from storage.submission import idempotency
 from storage.tables.models import SampleRow
 from storage.upkeep import store_gc
 from storage.upkeep.deletion_drain import drain_deletions
@@ -86,9 +84,9 @@ class ApiActs:
         self._round: list[Callable[[], object]] = []
         self._acts: list[tuple[Callable[[], object], int]] = [
             (self.reconcile, 3), (self.expire_sessions, 2), (self.advance_batches, 3),
-            (self.deliver_webhooks, 2), (self.forget_chats, 1), (self.clear_store, 1),
+            (self.forget_chats, 1), (self.clear_store, 1),
             (self.drain_deletions, 2),
-            (self.forget_keys, 1), (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
+            (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
             (self.silence_workers, 1), (self.give_back, 2), (self.sum_up, 1),
         ]  # fmt: skip
 
@@ -115,9 +113,6 @@ class ApiActs:
     def advance_batches(self) -> None:
         BatchKeeper(self._services).advance_all()
 
-    def deliver_webhooks(self) -> None:
-        WebhookSender(self._services.settings, self._services.database, self._services.stopping).deliver_due()
-
     def forget_chats(self) -> None:
         with self._services.database.read() as session:
             gone = retention.old(session, "chats", 0.2, limit=5)
@@ -129,10 +124,6 @@ class ApiActs:
 
     def clear_store(self) -> None:
         store_gc.collect(self._services.database, self._services.store, dry_run=False, seconds=0.1)
-
-    def forget_keys(self) -> None:
-        with self._services.database.write() as session:
-            idempotency.forget(session)
 
     def say_waiting(self) -> None:
         """As for jobs whose model nobody serves."""

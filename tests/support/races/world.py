@@ -208,13 +208,11 @@ class World:
         seed: int,
         apis: int = 2,
         hold_up_ms: float = 1.0,
-        webhook_port: int,
     ) -> None:
         """
         Args:
             database_url: an index at the newest schema.
             hold_up_ms: a statement waits a random time up to this.
-            webhook_port: where somebody takes webhooks.
         """
         self.seed = seed
         self.faults = Faults()
@@ -228,9 +226,6 @@ class World:
             lease_seconds=1.0,
             batch_size=3,
             reconcile_seconds=3600,
-            webhook_hosts=(f"127.0.0.1:{webhook_port}",),
-            webhook_secret="races",
-            webhook_retry_seconds=1,
         )
         self.broker = MemoryBroker(seed)
         self.stop = StopSignal(home / "stop")

@@ -12,10 +12,10 @@ from starlette.types import Message, Receive, Scope, Send
 from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import Event
 from actograph.settings import Settings
+from api.auth import is_loopback
 from api.reading import downloads, sse
 from api.reading.downloads import UnsatisfiableRange, parse_range
 from api.requests.body_limit import BodyLimit
-from api.security.auth import is_loopback
 from api.served_models import ServedModels
 from storage.artifacts.checked_files import CheckedFile
 

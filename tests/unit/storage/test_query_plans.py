@@ -14,7 +14,7 @@ from storage import samples
 from storage.files import files
 from storage.index import deletions, events
 from storage.index.database import Database
-from storage.jobs import batches, control, job_deletion, jobs, retention, webhooks
+from storage.jobs import batches, control, job_deletion, jobs, retention
 from storage.queue import chat_batches, forecast, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
@@ -54,7 +54,6 @@ OTHERS: dict[str, Query] = {
     "rate": events.last_progress,
     "forecast": lambda session, job: forecast.etas(session),
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
-    "due webhooks": lambda session, job: webhooks.is_any_due(session),
     "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
     "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),
     "end": jobs.end_if_done,

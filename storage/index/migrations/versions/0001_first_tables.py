@@ -23,7 +23,6 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.Column("quota_bytes", sa.BigInteger(), nullable=True),
-        sa.Column("requests_per_minute", sa.Integer(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
         sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
     )
@@ -80,16 +79,6 @@ def upgrade() -> None:
         batch_op.create_index("ix_files_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
 
     op.create_table(
-        "idempotency_keys",
-        sa.Column("owner", sa.String(length=64), nullable=False),
-        sa.Column("key", sa.String(length=255), nullable=False),
-        sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("status_code", sa.Integer(), nullable=True),
-        sa.Column("response", sa.JSON(none_as_null=True), nullable=True),
-        sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotency_keys")),
-    )
-    op.create_table(
         "jobs",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=32), nullable=False),
@@ -116,6 +105,8 @@ def upgrade() -> None:
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("staged_scoring", sa.String(length=64), nullable=True),
         sa.Column("scoring", sa.String(length=64), nullable=True),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
@@ -133,6 +124,7 @@ def upgrade() -> None:
         batch_op.create_index(
             "ix_jobs_status_priority_created_at", ["status", "priority", "created_at"], unique=False
         )
+        batch_op.create_index("uq_jobs_owner_idempotency_key", ["owner", "idempotency_key"], unique=True)
 
     op.create_table(
         "model_tokenizers",
@@ -206,6 +198,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("moments", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name=op.f("fk_batches_job_id_jobs"), ondelete="SET NULL"
         ),
@@ -222,6 +216,7 @@ def upgrade() -> None:
             postgresql_where=sa.text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
         )
         batch_op.create_index("ix_batches_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
+        batch_op.create_index("uq_batches_owner_idempotency_key", ["owner", "idempotency_key"], unique=True)
 
     op.create_table(
         "events",
@@ -306,24 +301,6 @@ def upgrade() -> None:
             sqlite_where=sa.text("status = 'leased'"),
             postgresql_where=sa.text("status = 'leased'"),
         )
-
-    op.create_table(
-        "webhook_deliveries",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("job_id", sa.String(length=64), nullable=True),
-        sa.Column("event", sa.String(length=32), nullable=False),
-        sa.Column("url", sa.String(length=2048), nullable=True),
-        sa.Column("payload", sa.String(), nullable=False),
-        sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("next_attempt_at", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.id"], name=op.f("fk_webhook_deliveries_job_id_jobs"), ondelete="CASCADE"
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_deliveries")),
-    )
-    with op.batch_alter_table("webhook_deliveries", schema=None) as batch_op:
-        batch_op.create_index("ix_webhook_deliveries_job_id", ["job_id"], unique=False)
-        batch_op.create_index("ix_webhook_deliveries_next_attempt_at", ["next_attempt_at"], unique=False)
 
     op.create_table(
         "sessions",

@@ -12,11 +12,9 @@ from storage.tables.models import (
     Base,
     CounterRow,
     DutyRow,
-    IdempotencyRow,
     ModelRow,
     ModelTokenizerRow,
     QueuePauseRow,
-    WebhookRow,
     WorkerRow,
 )
 
@@ -29,10 +27,10 @@ pytestmark = pytest.mark.integration
 ADMIN_ONLY = {"get_key", "update_key", "revoke_key", "delete_key"}
 #: tables whose rows are nobody's, or whose queries name the owner themselves
 SHARED_BY_ALL: set[type[Any]] = {
-    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow, DutyRow,
+    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, ApiKeyRow, DutyRow,
 }  # fmt: skip
 #: rows that requests of anybody change
-CHANGING = {"api_keys", "counters", "duties", "workers", "idempotency_keys"}
+CHANGING = {"api_keys", "counters", "duties", "workers"}
 
 
 def writing_routes(keyed: "Keyed") -> list[tuple[str, str, dict[str, Any]]]:
@@ -99,9 +97,6 @@ def test_nothing_of_anybody_else_changes_whatever_is_sent(keyed: "Keyed", things
 
 def test_bulk_statements_about_foreign_ids_touch_nothing(keyed: "Keyed", things: "Things") -> None:
     """Statements of every table that hangs on an owned row, as of a route that does not look first."""
-    with keyed.database.write() as session:
-        hook = {"id": "wh_1", "job_id": things.ids["job_id"], "event": "job.completed", "payload": "{}"}
-        session.add(WebhookRow(**hook, next_attempt_at=2.0**40))
     things.make_batch()
     rows, _ = state(keyed)
     owned = {mapper.class_ for mapper in Base.registry.mappers} - SHARED_BY_ALL

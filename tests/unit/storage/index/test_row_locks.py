@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import Conflict, IdempotencyInFlight, NotFound
+from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.interventions import NewVector
 from actograph.contract.models.model_loads import ModelLoadOptions
 from actograph.contract.service.key_roles import Role
@@ -18,7 +18,6 @@ from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
 from storage.queue import model_loads, workers
 from storage.sessions import vectors
-from storage.submission import idempotency
 from storage.tables.models import FileRow, JobRow
 
 AtOnce = Callable[[Callable[[Session], object], Callable[[Session], object]], None]
@@ -92,21 +91,6 @@ def test_one_of_two_workers_loads_a_model(database: Database, at_once: AtOnce, l
 
     at_once(begin("one"), begin("two"))
     assert begun == [True, False]
-
-
-def test_of_two_first_requests_with_one_key_the_second_is_told_so(
-    database: Database, at_once: AtOnce
-) -> None:
-    told: list[str] = []
-
-    def begin(session: Session) -> None:
-        try:
-            idempotency.begin(session, "me", "key", "digest")
-        except IdempotencyInFlight as error:
-            told.append(error.code)
-
-    at_once(begin, begin)
-    assert told == ["idempotency_in_flight"]
 
 
 def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(

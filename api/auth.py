@@ -1,44 +1,104 @@
-"""Authentication of requests by API key.
+"""Authentication by API key, and roles.
 
 A service without keys serves only clients on the same machine.
 """
 
 import ipaddress
-import math
+import logging
+from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from actograph.contract.errors import ActographError, Forbidden, RateLimited, Unauthorized
+from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
 from actograph.contract.service.key_roles import Role
-from api.problems.errors import actograph_problem
+from actograph.settings import Settings
+from api.problems.errors import NO_DATABASE, actograph_problem
 from api.routing import OPEN_PATHS, rule_of
-from api.security.key_ring import Access, KeyRing
-from storage.broker.rate_limits import RateLimits
+from storage.accounts import api_keys
+from storage.index.database import Database
+
+log = logging.getLogger(__name__)
+
+#: headers of forwarding proxies, beside X-Forwarded-*
+_OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """Caller of a request, with role and owner."""
+
+    #: owner of the caller's jobs, sessions and files
+    owner: str
+    role: Role
+
+    @property
+    def sees_only(self) -> str | None:
+        """Owner whose items are visible; None for all owners."""
+        return None if self.role is Role.ADMIN else self.owner
+
 
 #: the caller of a service without keys
 LOCAL = Access(owner="local", role=Role.ADMIN)
-#: headers of forwarding proxies, beside X-Forwarded-*
-_OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 #: the caller of an open path, without any data
 NOBODY = Access(owner="", role=Role.READ)
+
+
+class Keys:
+    """The keys of the settings, and those of the index. Keys are looked up by their sha256."""
+
+    def __init__(self, settings: Settings) -> None:
+        # the supervisor's key does not make the service require keys
+        self._has_fixed = bool(settings.api_keys)
+        digests = [api_keys.digest_of(key) for key in (*settings.api_keys, settings.supervisor_key) if key]
+        self._fixed = {
+            digest: Access(owner=api_keys.owner_of_digest(digest), role=Role.ADMIN) for digest in digests
+        }
+
+    def find(self, database: Database, key: str) -> Access | None:
+        """Find the access of a key; None if the service has no keys at all.
+
+        Raises:
+            Unauthorized: the key is missing, unknown, revoked or expired.
+            ServiceUnavailable: the database does not answer.
+        """
+        digest = api_keys.digest_of(key)
+        # a service whose last key was revoked still needs one
+        if self._has_fixed and (digest in self._fixed or not key):
+            return self._of_settings(digest)
+        try:
+            with database.read() as session:
+                row = api_keys.valid(session, digest) if key else None
+                if row is None and not self._has_fixed and not api_keys.exist(session):
+                    return None
+        except SQLAlchemyError as error:
+            log.warning("API keys cannot be read, the database failed: %s", type(error).__name__)
+            raise ServiceUnavailable(NO_DATABASE) from error
+        if row is None:
+            return self._of_settings(digest)
+        api_keys.touch(database, row)
+        return Access(owner=row.owner, role=Role(row.role))
+
+    def _of_settings(self, digest: str) -> Access:
+        access = self._fixed.get(digest)
+        if access is None:
+            raise Unauthorized
+        return access
 
 
 class Authentication:
     """ASGI middleware that authenticates before the request body is read."""
 
-    def __init__(
-        self, app: ASGIApp, ring: KeyRing, limits: RateLimits, *, metrics_open: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._ring = ring
-        self._limits = limits
-        self._open = OPEN_PATHS | {"/metrics"} if metrics_open else OPEN_PATHS
+        self._keys = Keys(settings)
+        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -46,7 +106,6 @@ class Authentication:
             try:
                 if scope["path"] not in self._open:
                     access = await self._admit(scope)
-                    await self._count(access)
                     _require_role(access, scope)
             except ActographError as error:
                 await actograph_problem(error, scope["path"])(scope, receive, send)
@@ -64,27 +123,9 @@ class Authentication:
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
-        if not self._ring.is_fresh(key):
-            await run_in_threadpool(self._ring.refresh, scope["app"].state.services.database, key)
-        if not self._ring.is_needed:
-            return _neighbour(scope, headers)
-        access = self._ring.find(key)
-        if access is None:
-            raise Unauthorized
-        return access
-
-    async def _count(self, access: Access) -> None:
-        """Raises RateLimited if the key is over its limit. Refused requests count too."""
-        if access.key_id is None or access.requests_per_minute is None:
-            return
-        take = self._limits.take
-        wait = await run_in_threadpool(take, access.key_id, access.requests_per_minute)
-        if wait > 0:
-            raise RateLimited(
-                f"this API key may send {access.requests_per_minute} requests per minute; repeat this one in "
-                f"{math.ceil(wait)} s",
-                retry_after_seconds=math.ceil(wait),
-            )
+        database = scope["app"].state.services.database
+        access = await run_in_threadpool(self._keys.find, database, key)
+        return access if access is not None else _neighbour(scope, headers)
 
 
 def _neighbour(scope: Scope, headers: Headers) -> Access:
