@@ -5,8 +5,9 @@ around it and nothing else. A smaller file is its own chunk: its sha256 is enoug
 """
 
 import hashlib
+import io
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +17,7 @@ from storage.artifacts.store import STREAM_CHUNK, ArtifactStore
 #: A slice of ten rows reads one or two chunks, and hashing them costs a fraction of a millisecond.
 SESSION_CHUNK_BYTES = 128 << 10
 UPLOAD_CHUNK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 class ChunkDigests(BaseModel):
@@ -143,6 +145,10 @@ class CheckedFile:
         self._verify(low, data)
         return data if len(data) == length else data[start - low : start - low + length]
 
+    def open(self) -> BinaryIO:
+        """The file as a seekable stream."""
+        return io.BufferedReader(_Ranges(self), _BLOCK_BYTES)
+
     def stream(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes [start, stop) in pieces. A damaged piece is never returned.
 
@@ -209,6 +215,30 @@ class CheckedFile:
             yield from self._store.stream(self.key, start, stop, chunk)
         except (NotFound, RangeNotSatisfiable) as error:
             raise self.damage(error.message) from error
+
+
+class _Ranges(io.RawIOBase):
+    """Reads of a stored file by ranges."""
+
+    def __init__(self, file: CheckedFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = max(0, min(len(buffer), self._file.size - self._at))
+        buffer[:count] = self._file.read(self._at, count)
+        self._at += count
+        return count
 
 
 def hash_file(file: Any, chunk_bytes: int) -> FileHasher:

@@ -1,20 +1,14 @@
 """Attacks with datasets, uploads and stored files, and what other clients notice of them."""
 
-import io
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from tests.support.attack import AttackedService
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
-
-SIZE = 47_000_000
 
 
 def upload(client: httpx.Client, content: bytes, name: str = "rows.jsonl") -> str:
@@ -35,61 +29,6 @@ def in_turns(client: httpx.Client, spec: dict[str, Any], times: int) -> list[int
 
     with ThreadPoolExecutor(times) as pool:
         return list(pool.map(send, range(times)))
-
-
-def submit(client: httpx.Client, file_id: str) -> int:
-    return client.post("/v1/jobs", json=evaluation(file_id)).status_code
-
-
-def rows_with_junk(values: int) -> bytes:
-    row = json.dumps({"question": "q", "answer": "#### 1", "junk": [[]] * values}).encode() + b"\n"
-    return row * (SIZE // len(row))
-
-
-@pytest.mark.parametrize("values", [5_000, 120_000])
-def test_columns_that_no_task_reads(attacked: AttackedService, values: int) -> None:
-    with attacked.client("mallory") as mallory:
-        file_ids = [upload(mallory, rows_with_junk(values)) for _ in range(4)]
-        mallory.timeout = httpx.Timeout(300)
-        with attacked.under_attack() as attack, ThreadPoolExecutor(4) as pool:
-            statuses = list(pool.map(lambda file_id: submit(mallory, file_id), file_ids))
-        assert set(statuses) <= {202, 503}
-        assert 202 in statuses
-        clear(mallory)
-    attack.require_withstood()
-
-
-def test_blank_lines(attacked: AttackedService) -> None:
-    with attacked.client("mallory") as mallory:
-        for name in ("rows.jsonl", "rows.csv"):
-            file_id = upload(mallory, b"\n" * 48_000_000, name)
-            with attacked.under_attack() as attack:
-                assert in_turns(mallory, evaluation(file_id), 4) == [422] * 4
-            attack.require_withstood()
-        clear(mallory)
-
-
-def one_page() -> bytes:
-    column = pyarrow.array(["\0" * (400 << 20)])
-    file = io.BytesIO()
-    parquet.write_table(
-        pyarrow.table({"question": column, "answer": ["#### 1"]}), file, compression="zstd",
-        use_dictionary=False, write_statistics=False,
-    )  # fmt: skip
-    return file.getvalue()
-
-
-def test_small_parquet_files_that_stand_for_gigabytes(attacked: AttackedService) -> None:
-    data = one_page()
-    assert len(data) < 100_000
-    with attacked.client("mallory") as mallory:
-        file_id = upload(mallory, data, "rows.parquet")
-        with attacked.under_attack() as attack:
-            statuses = in_turns(mallory, evaluation(file_id), 4)
-        assert set(statuses) <= {422, 503}
-        assert 422 in statuses
-        clear(mallory)
-    attack.require_withstood()
 
 
 def test_flipped_bytes_are_never_served(attacked: AttackedService) -> None:
