@@ -19,7 +19,7 @@ from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
 from storage.jobs import control, job_deletion, jobs, view
-from storage.queue import forecast, job_view, routing
+from storage.queue import job_view, routing
 from storage.results import rescoring, summary
 from storage.submission.idempotency import StoredAnswer
 from storage.tables.models import JobRow
@@ -153,8 +153,7 @@ def submit_job(
 
 
 def _shown_at_once(session: Session, row: JobRow) -> dict[str, Any]:
-    """The job without a forecast, which is too slow for a write transaction."""
-    return job_view.resource(session, row, etas={}).model_dump(mode="json")
+    return job_view.resource(session, row).model_dump(mode="json")
 
 
 def _accepted(answer: StoredAnswer) -> JSONResponse:
@@ -176,13 +175,12 @@ def list_jobs(
         rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
         active = any(row.status in jobs.ACTIVE for row in rows)
         limits = quotas.read(session, services.settings)
-        etas = forecast.etas(session) if active else {}
         served = routing.served_models(session) if active else None
         return pages.page(
             rows,
             has_more,
             lambda row: job_view.resource(
-                session, row, limits, etas, broker_trouble=services.broker.trouble, served=served
+                session, row, limits, broker_trouble=services.broker.trouble, served=served
             ),
         )
 

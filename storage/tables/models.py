@@ -69,9 +69,6 @@ class JobRow(Base):
     served_at: Mapped[float | None]
     #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
-    #: samples of its recent batches and their worker-seconds; older batches weigh less
-    recent_samples: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
-    recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
     #: begin of its deletion; its rows are deleted in the background, see `storage.index.deletions`
     deleted_at: Mapped[float | None]
     #: the scoring being staged, and the one in force; see `storage.results.rescoring`
@@ -254,17 +251,6 @@ class ModelRow(Base):
     name: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
     structure: Mapped[dict[str, Any]]
     loaded_at: Mapped[float]
-
-
-class ModelTokenizerRow(Base):
-    """The tokenizer and chat template of a model, from the last worker that loaded it."""
-
-    __tablename__ = "model_tokenizers"
-
-    model: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
-    sha256: Mapped[str] = mapped_column(sa.String(64))
-    #: JSON, compressed with zlib
-    definition: Mapped[bytes] = mapped_column(sa.LargeBinary)
 
 
 class FileRow(Base):

@@ -111,8 +111,6 @@ def upgrade() -> None:
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("served_at", sa.Double(), nullable=True),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
-        sa.Column("recent_samples", sa.Double(), server_default=sa.text("0"), nullable=False),
-        sa.Column("recent_seconds", sa.Double(), server_default=sa.text("0"), nullable=False),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("staged_scoring", sa.String(length=64), nullable=True),
         sa.Column("scoring", sa.String(length=64), nullable=True),
@@ -134,13 +132,6 @@ def upgrade() -> None:
             "ix_jobs_status_priority_created_at", ["status", "priority", "created_at"], unique=False
         )
 
-    op.create_table(
-        "model_tokenizers",
-        sa.Column("model", sa.String(length=1024), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.Column("definition", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("model", name=op.f("pk_model_tokenizers")),
-    )
     op.create_table(
         "models",
         sa.Column("name", sa.String(length=1024), nullable=False),

@@ -14,7 +14,6 @@ from storage.tables.models import (
     DutyRow,
     IdempotencyRow,
     ModelRow,
-    ModelTokenizerRow,
     QueuePauseRow,
     WebhookRow,
     WorkerRow,
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.integration
 ADMIN_ONLY = {"get_key", "update_key", "revoke_key", "delete_key"}
 #: tables whose rows are nobody's, or whose queries name the owner themselves
 SHARED_BY_ALL: set[type[Any]] = {
-    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow, DutyRow,
+    WorkerRow, ModelRow, QueuePauseRow, CounterRow, IdempotencyRow, ApiKeyRow, DutyRow,
 }  # fmt: skip
 #: rows that requests of anybody change
 CHANGING = {"api_keys", "counters", "duties", "workers", "idempotency_keys"}
