@@ -41,11 +41,10 @@ class Uploads:
         try:
             with self.database.read() as session:
                 row = files.get(session, file_id)
-                chunks = files.chunks_of(session, file_id)
             self.store.size(f"files/{file_id}")
         except NotFound as error:
             raise missing from error
-        file = files.stored(row, self.store, chunks)
+        file = files.stored(row, self.store)
         file.check_whole()
         return file.open()
 

@@ -271,8 +271,6 @@ class FileRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
-    #: digests of its chunks, see `storage.artifacts.checked_files`; null for one chunk or an earlier version
-    chunks: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
 
 
 class VectorRow(Base):

@@ -71,7 +71,6 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("expires_at", sa.Double(), nullable=True),
-        sa.Column("chunks", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
     )
     with op.batch_alter_table("files", schema=None) as batch_op:
