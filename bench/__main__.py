@@ -79,7 +79,6 @@ PROGRAMS = (
         minutes=8,
         limit_minutes=30,
     ),
-    Program(module="eta", quick=("--unit-seconds", "0.1", "--within", "10"), minutes=1, limit_minutes=10),
     Program(
         module="drain",
         arguments=(*_DEMO, "--limit", "200"),

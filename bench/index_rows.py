@@ -129,7 +129,6 @@ def _jobs(series: str, ids: "_Ids", *, first: int, status: str, count: int) -> s
         "model": "'example/usual'", "spec": f"'{json.dumps(_SPEC)}'", "priority": "5", "total": str(PER_JOB),
         "completed": str(count), "failed": "0", "created_at": created,
         "finished_at": f"{created} + 100" if count else "NULL", "owner": "'key:0000000' || (i % 4)",
-        "recent_samples": "50" if count else "0", "recent_seconds": "5" if count else "0",
     }  # fmt: skip
     return f"INSERT INTO jobs ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {series}"
 

@@ -9,6 +9,7 @@ from actograph.contract.tasks import TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, text_fault
 from actograph.tasks.templates import RowTemplate
 
+#: of lists and mappings in a column
 MAX_DEPTH = 64
 
 

@@ -21,7 +21,6 @@ from api.dependencies import Services
 from api.openai import batch_input, batch_output
 from api.openai.batch_lines import InvalidBatch
 from api.submission import submit
-from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkDigests, ChunkHasher
 from storage.files import files
 from storage.index import deletions, ids
 from storage.jobs import batches, jobs
@@ -167,7 +166,6 @@ class BatchKeeper:
                         sha256=stored.sha256,
                         owner=row.owner,
                         expires_after=None if expiry is None else expiry.seconds,
-                        chunks=stored.chunks,
                     )
         log.info("batch %s is %s: %s", row.id, end, json.dumps(written.counts.model_dump()))
 
@@ -178,12 +176,10 @@ class BatchKeeper:
         if first is None:
             return None
         file_id = ids.file_id_of(f"{row.id} {name}")
-        hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
-        pieces = hasher.passing(chain([first], chunks))
         with self._services.database.write() as session:  # should this process die, the bytes go
             deletions.begin_storing(session, file_id, row.owner, 0)
-        size, sha256 = self._services.store.put_stream(f"files/{file_id}", pieces)
-        return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256, hasher.chunks)
+        size, sha256 = self._services.store.put_stream(f"files/{file_id}", chain([first], chunks))
+        return _Stored(file_id, f"{row.id}_{name}.jsonl", size, sha256)
 
 
 class _Taken(Exception):
@@ -205,4 +201,3 @@ class _Stored:
     filename: str
     size: int
     sha256: str
-    chunks: ChunkDigests | None

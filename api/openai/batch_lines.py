@@ -51,8 +51,7 @@ def numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, b
     most = services.settings.batch_max_requests
     with services.database.read() as session:
         row = files.get(session, request.input_file_id)
-        chunks = files.chunks_of(session, request.input_file_id)
-    stored = files.stored(row, services.store, chunks)
+    stored = files.stored(row, services.store)
     found = 0
     for number, text in enumerate(_pieces(stored.stream()), 1):
         if services.stopping.is_set():

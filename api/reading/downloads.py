@@ -1,29 +1,18 @@
 """Downloads of stored files: a redirect to the store, or byte ranges and entity tags as in RFC 9110.
 
-Bytes are verified before they are sent. Damage in the first piece gives a 500. Later damage closes the
-connection before the announced length, so no client takes the download for complete. Starlette's
-`FileResponse` cannot do this: it sends a local file unverified.
+The ETag is the file's sha256, by which clients verify what they received.
 """
 
-import logging
 import re
-from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
-from starlette.types import Send
 
-from actograph.contract.errors import RangeNotSatisfiable, StoreDamaged
+from actograph.contract.errors import RangeNotSatisfiable
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
-from storage.index.database import Database
-from storage.sessions import damage
-
-log = logging.getLogger(__name__)
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -72,36 +61,11 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
-class CheckedResponse(StreamingResponse):
-    """A download that records damaged bytes and stops before them."""
-
-    def __init__(
-        self,
-        pieces: Iterator[bytes],
-        status: int,
-        headers: dict[str, str],
-        media_type: str,
-        database: Database | None,
-    ) -> None:
-        super().__init__(pieces, status, headers, media_type)
-        self._database = database
-
-    async def stream_response(self, send: Send) -> None:
-        try:
-            await super().stream_response(send)
-        except StoreDamaged as error:
-            # the server closes the connection if announced bytes are missing
-            log.error("a download broke off: %s", error.message)
-            if self._database is not None:
-                await run_in_threadpool(damage.record, self._database, error)
-
-
 def serve(
     request: Request,
     store: ArtifactStore,
     file: CheckedFile,
     *,
-    sha256: str,
     media_type: str,
     filename: str,
     redirects: bool,
@@ -113,9 +77,9 @@ def serve(
 
     Raises:
         UnsatisfiableRange: see `parse_range`.
-        StoreDamaged: the file is missing, has another size, or its first bytes are damaged.
+        StoreDamaged: the file is missing or has another size.
     """
-    etag = f'"{sha256}"'
+    etag = f'"{file.sha256}"'
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
@@ -139,9 +103,7 @@ def serve(
     status = 206 if wanted else 200
     if request.method == "HEAD" or start == stop:
         return Response(status_code=status, headers=headers, media_type=media_type)
-    pieces = file.stream(start, stop)
-    verified = chain([next(pieces)], pieces)
-    return CheckedResponse(verified, status, headers, media_type, request.app.state.services.database)
+    return StreamingResponse(file.pieces(start, stop), status, headers, media_type)
 
 
 def _matches(header: str | None, etag: str) -> bool:

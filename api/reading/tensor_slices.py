@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from actograph import tensor_files
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable, ServiceBusy
-from api.reading.downloads import CheckedResponse
-from storage.index.database import Database
 from storage.sessions.reader import SessionReader, TensorSlice
 
 Format = Literal["safetensors", "npy", "json"]
@@ -66,20 +64,15 @@ class _Slice:
             yield self.read(low, min(low + at_once, self.shape[0]))
 
 
-def answer(
-    reader: SessionReader, name: str, rows: str | None, form: Format, database: Database | None = None
-) -> Response:
+def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> Response:
     """Answer with rows `a:b` of the tensor of hook `name`; all rows by default.
-
-    Args:
-        database: records damage found after the answer has started.
 
     Raises:
         NotFound: the session has no such tensor.
         RangeNotSatisfiable: the tensor does not have these rows.
         InvalidRequest: `rows` cannot be read, or has more values than JSON may have.
         ServiceBusy: too many large slices are being sent.
-        StoreDamaged: the stored files are missing, cut off or changed.
+        StoreDamaged: the stored files are missing or cut off, or contradict the manifest.
     """
     found = _find(reader, name, rows)
     if form == "json":
@@ -100,14 +93,14 @@ def answer(
         )
     try:
         pieces = _encoded(found, form, piece_bytes)
-        verified = chain([next(pieces), next(pieces)], pieces)  # the header, and the first rows
-        return _StreamedSlice(verified, 200, headers, media_type, database)
+        begun = chain([next(pieces), next(pieces)], pieces)  # the header, and the first rows
+        return _StreamedSlice(begun, 200, headers, media_type)
     except BaseException:
         _streamed.release()
         raise
 
 
-class _StreamedSlice(CheckedResponse):
+class _StreamedSlice(StreamingResponse):
     """An answer in pieces that releases its place at the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

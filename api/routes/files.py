@@ -16,7 +16,6 @@ from api.dependencies import After, FileId, NewestFirst, ServicesDep
 from api.reading import downloads
 from api.routing import READ, SUBMIT, Routes
 from storage.accounts import quotas
-from storage.artifacts.checked_files import UPLOAD_CHUNK_BYTES, ChunkHasher
 from storage.files import files
 from storage.index import deletions, ids, pages
 from storage.queue import pause
@@ -68,8 +67,7 @@ def upload_file(
     with services.database.read() as session:
         quotas.read(session, settings).require(by, size, "the file", param="file")
     file_id = ids.new_file_id()
-    hasher = ChunkHasher(UPLOAD_CHUNK_BYTES)
-    pieces = hasher.passing(iter(partial(file.file.read, CHUNK), b""))
+    pieces = iter(partial(file.file.read, CHUNK), b"")
     with services.database.write() as session:  # a crash must not leave the bytes
         deletions.begin_storing(session, file_id, by, size)
     try:
@@ -85,7 +83,6 @@ def upload_file(
                 sha256=sha256,
                 owner=by,
                 expires_after=expires,
-                chunks=hasher.chunks,
             )
     except BaseException:
         with suppress(SQLAlchemyError), services.database.write() as session:
@@ -124,12 +121,11 @@ def get_file(services: ServicesDep, file_id: FileId) -> File:
 )
 def get_file_content(services: ServicesDep, request: Request, file_id: FileId) -> Response:
     with services.database.read() as session:
-        row, chunks = files.get(session, file_id), files.chunks_of(session, file_id)
+        row = files.get(session, file_id)
     return downloads.serve(
         request,
         services.store,
-        files.stored(row, services.store, chunks),
-        sha256=row.sha256,
+        files.stored(row, services.store),
         media_type="application/octet-stream",
         filename=row.filename,
         redirects=services.settings.downloads == "redirect",

@@ -26,7 +26,7 @@ from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
 from storage.jobs import control, job_deletion, jobs, request_keys, view
-from storage.queue import forecast, job_view, routing
+from storage.queue import job_view, routing
 from storage.results import rescoring, summary
 from storage.tables.models import JobRow
 
@@ -182,13 +182,12 @@ def list_jobs(
         rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
         active = any(row.status in jobs.ACTIVE for row in rows)
         limits = quotas.read(session, services.settings)
-        etas = forecast.etas(session) if active else {}
         served = routing.served_models(session) if active else None
         return pages.page(
             rows,
             has_more,
             lambda row: job_view.resource(
-                session, row, limits, etas, broker_trouble=services.broker.trouble, served=served
+                session, row, limits, broker_trouble=services.broker.trouble, served=served
             ),
         )
 
@@ -236,8 +235,7 @@ def retry_job(services: ServicesDep, job_id: JobId) -> JSONResponse:
     """
     with services.database.write() as session:
         row = control.retry(session, job_id)
-        # a forecast is too slow for a write transaction
-        job = job_view.resource(session, row, etas={})
+        job = job_view.resource(session, row)
     services.broker.wake(row.model)
     return _job_answer(202, job)
 

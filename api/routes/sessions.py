@@ -25,7 +25,7 @@ from api.reading.tensor_slices import Format, answer
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from storage.accounts import quotas
-from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, CheckedFile
+from storage.artifacts.checked_files import CheckedFile
 from storage.index import pages
 from storage.sessions import changes, sessions
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
@@ -188,7 +188,7 @@ def get_session_tensor(
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
     """Read rows of `hook`: a tensor, an alias of one, `token_ids` or `row_positions`."""
-    return answer(_reader(services, session_id), hook, rows, form, services.database)
+    return answer(_reader(services, session_id), hook, rows, form)
 
 
 @router.add("HEAD", "/sessions/{session_id}/files/{name}", READ, "", include_in_schema=False)
@@ -208,8 +208,9 @@ def get_session_file(services: ServicesDep, request: Request, session_id: Sessio
             return downloads.serve(
                 request,
                 services.store,
-                _checked_file(services, session_id, file),
-                sha256=file.sha256,
+                CheckedFile(
+                    services.store, f"sessions/{session_id}/{name}", size=file.bytes, sha256=file.sha256
+                ),
                 media_type="application/json" if name.endswith(".json") else "application/octet-stream",
                 filename=file.name,
                 redirects=services.settings.downloads == "redirect",
@@ -260,11 +261,3 @@ def _reader(services: Services, session_id: SessionId, *, anew: bool = False) ->
         message = f"session {session_id} has no {MANIFEST_NAME} in the store"
         raise StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME) from None
     return reader
-
-
-def _checked_file(services: Services, session_id: SessionId, file: resources.SessionFile) -> CheckedFile:
-    """A file of a session, with chunk digests if its manifest has them."""
-    if file.bytes <= SESSION_CHUNK_BYTES or file.name == MANIFEST_NAME:
-        key = f"sessions/{session_id}/{file.name}"
-        return CheckedFile(services.store, key, size=file.bytes, sha256=file.sha256)
-    return _reader(services, session_id).file(file.name)

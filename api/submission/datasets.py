@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.specs import FileDataset, HubDataset, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath
-from actograph.datasets.dataset_formats import format_of
+from actograph.datasets.readers import format_of
 from actograph.tasks.files import MAX_FILE_BYTES
 from api.dependencies import Services
 from storage.files import dataset_sources, files
@@ -77,4 +77,4 @@ def task_file(services: Services, task: TaskFile | TaskPath) -> bytes:
         file = Uploads(services.database, services.store).open(task.file_id)
     except InvalidDataset as error:
         raise InvalidRequest(error.message, param="task.file_id") from None
-    return file.read(0, min(file.size, MAX_FILE_BYTES + 1))
+    return file.read(MAX_FILE_BYTES + 1)

@@ -1,7 +1,7 @@
 """Estimates of checked jobs, and admission by memory, disk and quotas.
 
-An estimate tokenizes a sample of the job's prompts, or counts their characters. A refusal must be certain: it
-counts each prompt with the fewest tokens that its characters allow, and never refuses by an unknown number.
+An estimate guesses prompt lengths from characters. A refusal must be certain: it counts each prompt with the
+fewest tokens that its characters allow, and never refuses by an unknown number.
 """
 
 import math
@@ -15,7 +15,7 @@ from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.resources.estimates import PromptTokensSource
 from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from api.dependencies import Services
-from api.submission import measured_prompts, prompt_tokens
+from api.submission import prompt_tokens
 from api.submission.prompt_tokens import MOST_CHARACTERS_PER_TOKEN, PromptTokens
 from api.submission.submit import Submission
 from storage.queue import pause
@@ -28,7 +28,7 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         length: length of every prompt in tokens, if the client knows it.
     """
     disk_bytes = _disk_left(services, submission)
-    lengths, source, how = _prompt_lengths(services, submission, length)
+    lengths, source, how = _prompt_lengths(submission, length)
     assumptions = [how]
     if isinstance(submission.spec, EvaluationSpec) and submission.spec.uses_tools:
         assumptions.append("one turn per sample: tools' descriptions and further turns are not counted")
@@ -48,7 +48,7 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
 
 
 def _prompt_lengths(
-    services: Services, submission: Submission, length: int | None
+    submission: Submission, length: int | None
 ) -> tuple[PromptTokens | None, PromptTokensSource | None, str]:
     """Expected prompt lengths, their source, and the source in words."""
     if length is not None:
@@ -56,13 +56,10 @@ def _prompt_lengths(
         return lengths, "request", f"every prompt has {length} tokens, as requested"
     if submission.total is None:
         return None, None, "only the worker can read the dataset; send ?prompt_tokens= for an estimate"
-    measured = measured_prompts.measure(services, submission)
-    if not isinstance(measured, str):
-        return measured[0], "measured_prompts", measured[1]
     usual = prompt_tokens.USUAL_CHARACTERS_PER_TOKEN
     how = (
-        f"a token is {usual:.0f} characters long (usual for English) and a chat template adds none, "
-        f"because {measured}"
+        f"prompt lengths are guessed: a token is {usual:.0f} characters long (usual for English) and a chat "
+        "template adds none; send ?prompt_tokens= if you know better"
     )
     return prompt_tokens.of_characters(submission, usual), "characters", how
 

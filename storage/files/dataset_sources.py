@@ -3,29 +3,24 @@
 Only workers read Hub datasets, with the `datasets` library.
 """
 
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.datasets.dataset_formats import csv_records, format_of
-from actograph.datasets.dataset_lines import Lines
 from actograph.datasets.dataset_rows import (
     GSM8K_COLUMNS,
     DatasetRow,
-    JsonRecords,
     RowReader,
     TextRow,
     stream_rows,
     stream_texts,
 )
-from actograph.datasets.parquet_process import ParquetProcess
-from storage.artifacts.checked_files import CheckedFile
-from storage.artifacts.store import STREAM_CHUNK, ArtifactStore
+from actograph.datasets.readers import format_of, records_of
+from storage.artifacts.store import ArtifactStore
 from storage.files import files
 from storage.index.database import Database
 from storage.index.ids import is_id
@@ -38,21 +33,20 @@ class Uploads:
     database: Database
     store: ArtifactStore
 
-    def open(self, file_id: str) -> CheckedFile:
-        """The bytes of a file; reads are verified. Raises InvalidDataset if there is no such file."""
+    def open(self, file_id: str) -> BinaryIO:
+        """The bytes of a file, verified. Raises InvalidDataset if there is no such file."""
         missing = InvalidDataset(f"no file {file_id}", param="dataset.file_id")
         if not is_id(file_id, "file"):
             raise missing
         try:
             with self.database.read() as session:
                 row = files.get(session, file_id)
-                chunks = files.chunks_of(session, file_id)
             self.store.size(f"files/{file_id}")
         except NotFound as error:
             raise missing from error
-        file = files.stored(row, self.store, chunks)
+        file = files.stored(row, self.store)
         file.check_whole()
-        return file
+        return file.open()
 
 
 def read(
@@ -70,10 +64,10 @@ def read(
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
         StoreDamaged: an upload is not what was uploaded.
-        ServiceBusy: other readers use all memory for decoding.
     """
     columns, required = (GSM8K_COLUMNS, GSM8K_COLUMNS) if reader is None else (reader.columns, ())
-    with _records(ref, uploads, data_roots, columns, required) as records:
+    with _opened(ref, uploads, data_roots) as (file, written):
+        records = records_of(file, written, start=offset, columns=columns, required=required)
         yield from stream_rows(records, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
 
 
@@ -87,60 +81,21 @@ def read_text_rows(
     offset: int = 0,
 ) -> Iterator[TextRow]:
     """`field` of rows `offset` to `offset + limit` of the dataset; otherwise like `read`."""
-    with _records(ref, uploads, data_roots, (field,), (field,)) as records:
-        yield from stream_texts(records, field, limit=limit, offset=offset)
-
-
-@contextmanager
-def _records(
-    ref: FileDataset | PathDataset,
-    uploads: Uploads,
-    data_roots: Sequence[str],
-    columns: Collection[str],
-    required: Collection[str],
-) -> Iterator[Iterable[object]]:
-    """The records of a dataset. Only `columns` of a Parquet file are decoded."""
     with _opened(ref, uploads, data_roots) as (file, written):
-        if written == "parquet":
-            yield ParquetProcess(file, columns, required)
-        elif written == "csv":
-            yield csv_records(Lines(file.stream()), required)
-        else:
-            yield JsonRecords(Lines(file.stream()))
+        records = records_of(file, written, start=offset, columns=(field,), required=(field,))
+        yield from stream_texts(records, field, limit=limit, offset=offset)
 
 
 @contextmanager
 def _opened(
     ref: FileDataset | PathDataset, uploads: Uploads, data_roots: Sequence[str]
-) -> Iterator[tuple["CheckedFile | LocalFile", str]]:
+) -> Iterator[tuple[BinaryIO, str]]:
+    """The bytes of a dataset, and its format."""
     if isinstance(ref, FileDataset):
         yield uploads.open(ref.file_id), ref.format or "jsonl"
         return
-    with closing(LocalFile(allowed_path(ref.path, data_roots).open("rb"))) as file:
+    with allowed_path(ref.path, data_roots).open("rb") as file:
         yield file, ref.format or format_of(ref.path)
-
-
-class LocalFile:
-    """A file under a data root, for reads of ranges or of the whole stream."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.size = os.fstat(file.fileno()).st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        """`length` bytes from `start`. Raises InvalidDataset if the file has become shorter."""
-        self._file.seek(start)
-        data = self._file.read(length)
-        if len(data) != length:
-            raise InvalidDataset("the file became shorter while it was read", param="dataset.path")
-        return data
-
-    def stream(self) -> Iterator[bytes]:
-        while chunk := self._file.read(STREAM_CHUNK):
-            yield chunk
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def allowed_path(path: str, data_roots: Sequence[str]) -> Path:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
-from storage.artifacts.checked_files import CheckedFile, ChunkDigests
+from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
 from storage.index import deletions, pages, row_locks
 from storage.index.database import Database, now
@@ -27,13 +27,8 @@ def insert(
     sha256: str,
     owner: str | None = None,
     expires_after: float | None = None,
-    chunks: ChunkDigests | None = None,
 ) -> FileRow:
-    """Insert a stored file. It expires after `expires_after` seconds; None keeps it.
-
-    Args:
-        chunks: digests of the file's chunks; None for a file of one chunk.
-    """
+    """Insert a stored file. It expires after `expires_after` seconds; None keeps it."""
     moment = now(session)
     row = FileRow(
         id=file_id,
@@ -44,7 +39,6 @@ def insert(
         created_at=moment,
         owner=owner,
         expires_at=None if expires_after is None else moment + expires_after,
-        chunks=None if chunks is None else chunks.model_dump(),
     )
     session.add(row)
     session.flush()
@@ -56,15 +50,9 @@ def get(session: Session, file_id: str) -> FileRow:
     return row_locks.one([session.get(FileRow, file_id)], f"file {file_id}")
 
 
-def chunks_of(session: Session, file_id: str) -> ChunkDigests | None:
-    """Digests of the file's chunks; None for a file of one chunk, or from an earlier version."""
-    found = session.scalar(sa.select(FileRow.chunks).where(FileRow.id == file_id))
-    return None if found is None else ChunkDigests.model_validate(found)
-
-
-def stored(row: FileRow, store: ArtifactStore, chunks: ChunkDigests | None) -> CheckedFile:
-    """The bytes of a file; reads are verified."""
-    return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256, chunks=chunks)
+def stored(row: FileRow, store: ArtifactStore) -> CheckedFile:
+    """The bytes of a file."""
+    return CheckedFile(store, f"files/{row.id}", size=row.bytes, sha256=row.sha256)
 
 
 def keep(session: Session, file_id: str) -> FileRow:

@@ -66,8 +66,6 @@ def create(
         "pinned": None if pinned is None else pinned.model_dump(mode="json"),
         "identity_sha256": None if pinned is None else pinned.identity.sha256,
         "failed_in_a_row": 0,
-        "recent_samples": 0.0,
-        "recent_seconds": 0.0,
         "idempotency_key": request_key and request_key.key,
         "idempotency_sha256": request_key and request_key.sha256,
     }

@@ -1,6 +1,6 @@
 """The resource of a job with its live fields: place, rate, ETA, and reasons to wait."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from sqlalchemy.orm import Session
 
@@ -10,7 +10,7 @@ from storage.accounts.quotas import Quotas
 from storage.index import events
 from storage.jobs import jobs, view
 from storage.jobs.jobs import ACTIVE
-from storage.queue import forecast, routing, waiting
+from storage.queue import pause, routing, waiting
 from storage.tables.models import JobRow
 
 #: period of the shown rate
@@ -40,7 +40,6 @@ def resource(
     session: Session,
     row: JobRow,
     quotas: Quotas | None = None,
-    etas: Mapping[str, float] | None = None,
     *,
     broker_trouble: str | None = None,
     served: Collection[str] | None = None,
@@ -48,22 +47,22 @@ def resource(
     """The resource of a job.
 
     Args:
-        etas, served: read once by callers that show many jobs, see `forecast.etas` and
-            `routing.served_models`.
+        served: read once by callers that show many jobs, see `routing.served_models`.
         quotas: if given, the resource says whether a quota pauses the job.
         broker_trouble: why workers are not woken.
     """
     paused = _paused(row, quotas)
-    if paused is not None or row.status not in ACTIVE:
-        etas = {}
-    elif etas is None:
-        etas = forecast.etas(session)
+    waiting_reason = _waiting_reason(session, row, broker_trouble, served)
+    per_second = rate(session, row)
+    eta_seconds = None
+    if per_second and row.total is not None and not (paused or waiting_reason or pause.holds(session)):
+        eta_seconds = (row.total - row.completed - row.failed) / per_second
     return view.of_row(
         row,
         queue_position=waiting.place(session, row),
-        waiting_reason=_waiting_reason(session, row, broker_trouble, served),
-        samples_per_second=rate(session, row),
-        eta_seconds=etas.get(row.id),
+        waiting_reason=waiting_reason,
+        samples_per_second=per_second,
+        eta_seconds=eta_seconds,
         paused_reason=paused,
     )
 

@@ -8,7 +8,6 @@ from actograph.contract.errors import StoreDamaged
 from actograph.contract.models.model_identity import ModelIdentity
 from actograph.contract.resources import SessionFile
 from actograph.tensor_files import itemsize
-from storage.artifacts.checked_files import ChunkDigests
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -137,10 +136,6 @@ class SessionManifest(ManifestPart):
         None, description="Where the tokens of chosen rows are; null where all rows are consecutive."
     )
     files: list[SessionFile] = Field(default_factory=list, description="All but the manifest; set on write.")
-    chunks: dict[str, ChunkDigests] = Field(
-        default_factory=dict,
-        description="Digests of the chunks of each file that is larger than one chunk; set on write.",
-    )
 
     @property
     def num_tokens(self) -> int:

@@ -5,17 +5,17 @@ sample ends. Rows that wait for it would fill the memory, so the file begins wit
 `seal` fills it.
 """
 
+import hashlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actograph import tensor_files
 from actograph.contract.resources import SessionFile
-from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, ChunkDigests, hash_file
 from storage.artifacts.store import StagedPrefix
 from storage.sessions.manifest import TensorPart
 
@@ -50,8 +50,6 @@ class SealedShard:
 
     file: SessionFile
     parts: Mapping[str, TensorPart]
-    #: digests of the file's chunks; None if it fits into one
-    chunks: ChunkDigests | None
 
 
 class ShardFile:
@@ -131,6 +129,6 @@ class ShardFile:
         return data_start + -(data_start + self._data_bytes) % tensor_files.ALIGNMENT
 
     def _sealed(self, file: BinaryIO, parts: Mapping[str, TensorPart]) -> SealedShard:
-        hashed = hash_file(file, SESSION_CHUNK_BYTES)
-        described = SessionFile(name=self._name, bytes=hashed.size, sha256=hashed.sha256)
-        return SealedShard(described, parts, hashed.chunks)
+        file.seek(0)
+        sha256 = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+        return SealedShard(SessionFile(name=self._name, bytes=file.tell(), sha256=sha256), parts)

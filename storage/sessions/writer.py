@@ -7,6 +7,7 @@ in the last shard, and an index JSON has the form of sharded models on the Huggi
 is written last.
 """
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from typing_extensions import Buffer
 from actograph import tensor_files
 from actograph.contract.errors import CaptureFailed, ServiceUnavailable, StorageFull
 from actograph.contract.resources import SessionFile
-from storage.artifacts.checked_files import SESSION_CHUNK_BYTES, ChunkDigests, FileHasher
 from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.sessions.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
@@ -88,7 +88,6 @@ class SessionWriter:
         self._hooks: dict[str, _Hook] = {}
         self._current: ShardFile | None = None  # written, but for its header
         self._sealed: list[SealedShard] = []
-        self._chunks: dict[str, ChunkDigests] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +164,6 @@ class SessionWriter:
                     "token_ids": parts[TOKEN_IDS][0],
                     "row_positions": parts[ROW_POSITIONS][0] if ROW_POSITIONS in numbers else None,
                     "files": list(files),
-                    "chunks": dict(self._chunks),
                 }
             )
             files.append(self._write_text(MANIFEST_NAME, self.manifest.encode()))
@@ -305,8 +303,6 @@ class SessionWriter:
             name = SINGLE_FILE if count == 1 else f"activations-{number:05d}-of-{count:05d}.safetensors"
             self._stage.rename(shard.file.name, name)
             files.append(shard.file.model_copy(update={"name": name}))
-            if shard.chunks is not None:
-                self._chunks[name] = shard.chunks
             for hook, part in shard.parts.items():
                 parts.setdefault(hook, []).append(part.model_copy(update={"file": name}))
         return files, parts
@@ -315,11 +311,7 @@ class SessionWriter:
         data = text.encode()
         with self._stage.create(name) as file:
             file.write(data)
-        hasher = FileHasher(SESSION_CHUNK_BYTES)
-        hasher.update(data)
-        if hasher.chunks is not None and name != MANIFEST_NAME:
-            self._chunks[name] = hasher.chunks
-        return SessionFile(name=name, bytes=hasher.size, sha256=hasher.sha256)
+        return SessionFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:

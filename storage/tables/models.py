@@ -70,9 +70,6 @@ class JobRow(Base):
     served_at: Mapped[float | None]
     #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
-    #: samples of its recent batches and their worker-seconds; older batches weigh less
-    recent_samples: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
-    recent_seconds: Mapped[float] = mapped_column(default=0.0, server_default=sa.text("0"))
     #: begin of its deletion; its rows are deleted in the background, see `storage.index.deletions`
     deleted_at: Mapped[float | None]
     #: the scoring being staged, and the one in force; see `storage.results.rescoring`
@@ -260,17 +257,6 @@ class ModelRow(Base):
     loaded_at: Mapped[float]
 
 
-class ModelTokenizerRow(Base):
-    """The tokenizer and chat template of a model, from the last worker that loaded it."""
-
-    __tablename__ = "model_tokenizers"
-
-    model: Mapped[str] = mapped_column(sa.String(1024), primary_key=True)
-    sha256: Mapped[str] = mapped_column(sa.String(64))
-    #: JSON, compressed with zlib
-    definition: Mapped[bytes] = mapped_column(sa.LargeBinary)
-
-
 class FileRow(Base):
     __tablename__ = "files"
     __table_args__ = (
@@ -289,8 +275,6 @@ class FileRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
-    #: digests of its chunks, see `storage.artifacts.checked_files`; null for one chunk or an earlier version
-    chunks: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
 
 
 class VectorRow(Base):

@@ -38,10 +38,6 @@ class NullHolder:
             self._on_loaded(self.engine.structure)
         return self.engine
 
-    @property
-    def tokenizer_definition(self) -> None:
-        return None
-
     def memory(self) -> dict[str, int]:
         return {}
 

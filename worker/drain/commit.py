@@ -15,7 +15,7 @@ from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
-from storage.queue import forecast, workers
+from storage.queue import workers
 from storage.samples import SampleResult
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
@@ -114,18 +114,12 @@ def commit_batch(
     A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
 
     Args:
-        seconds: duration of the batch, for the forecast of its jobs.
+        seconds: duration of the batch.
         worker_id: worker whose counters increase.
     """
     samples.lock_jobs(session, [o.lease for o in outcomes])
     done = [
-        _commit_of_job(
-            session,
-            job_id,
-            own := [o for o in outcomes if o.lease.job_id == job_id],
-            provenance,
-            seconds * len(own) / len(outcomes),
-        )
+        _commit_of_job(session, job_id, [o for o in outcomes if o.lease.job_id == job_id], provenance)
         for job_id in sorted({o.lease.job_id for o in outcomes})
     ]
     kept = [outcome for part in done for outcome in part.kept]
@@ -141,7 +135,7 @@ def commit_batch(
 
 
 def _commit_of_job(
-    session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None, seconds: float
+    session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None
 ) -> Committed:
     away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded | Interrupted)]
     samples.release(session, [o.lease for o in away])
@@ -155,7 +149,6 @@ def _commit_of_job(
     kept = [o for o in ended if o not in lost]
     if kept:
         failed = sum(o.error is not None for o in kept)
-        forecast.measure(session, job_id, samples=len(kept), seconds=seconds)
         jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
         control.follow_failures(session, job_id, [o.error for o in kept])
     is_end = False

@@ -4,7 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -157,11 +157,6 @@ class ModelHolder:
             engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
         )
         return engine
-
-    @property
-    def tokenizer_definition(self) -> dict[str, Any] | None:
-        """The tokenizer of the loaded model, for the index; None if it cannot be stored."""
-        return chat_template.exported(self.engine.model.tokenizer) if self.engine is not None else None
 
     def memory(self) -> dict[str, int]:
         """Memory in use, and memory that a batch may use. The heartbeat sends it; the API plans with it."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import CaptureJobSpec, DatasetRef, EvaluationSpec, HubDataset
-from actograph.datasets.dataset_rows import DatasetRow, TextRow, check_rows, check_texts
+from actograph.datasets.dataset_rows import DatasetRow, TextRow, stream_rows, stream_texts
+from actograph.datasets.readers import from_row
 from actograph.tasks.rows import row_form
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
@@ -27,7 +28,8 @@ class DatasetReader:
         """Rows as read by `task` of the job's spec."""
         reader = row_form(task)
         if isinstance(ref, HubDataset):
-            return check_rows(hub_split(ref), limit=limit, offset=offset, reader=reader)
+            records = from_row(hub_split(ref), offset)
+            return list(stream_rows(records, limit=limit, offset=offset, reader=reader))
         return list(
             dataset_sources.read(
                 ref, self._uploads, self._data_roots, limit=limit, offset=offset, reader=reader
@@ -39,7 +41,8 @@ class DatasetReader:
         ref, field, limit, offset = spec.dataset, spec.text_field, spec.limit, spec.offset
         assert ref is not None
         if isinstance(ref, HubDataset):
-            return check_texts(hub_split(ref), field, limit=limit, offset=offset)
+            records = from_row(hub_split(ref), offset)
+            return list(stream_texts(records, field, limit=limit, offset=offset))
         return list(
             dataset_sources.read_text_rows(
                 ref, field, self._uploads, self._data_roots, limit=limit, offset=offset

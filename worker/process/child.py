@@ -21,7 +21,7 @@ from storage.broker.broker import Broker
 from storage.index import deployment
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
-from storage.queue import model_loads, model_tokenizers, workers
+from storage.queue import model_loads, workers
 from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
@@ -135,21 +135,11 @@ class WorkerProcess:
 
     def _loaded(self, structure: ModelStructure) -> None:
         def show(session: Session) -> None:
-            is_as_pinned = self._models.is_as_pinned
-            workers.set_ready(session, self.worker_id, structure, is_as_pinned=is_as_pinned)
-            if not is_as_pinned:  # the index keeps the tokenizer for new jobs
-                self._show_tokenizer(session, structure.model)
+            workers.set_ready(session, self.worker_id, structure, is_as_pinned=self._models.is_as_pinned)
             # plans need the memory before the first heartbeat
             workers.heartbeat(session, self.worker_id, self._models.memory())
 
         self._database.insist(show, give_up=self._stop.is_set)
-
-    def _show_tokenizer(self, session: Session, model: str) -> None:
-        tokenizer = self._models.tokenizer_definition
-        if tokenizer is not None:
-            model_tokenizers.keep(session, model, tokenizer)
-        else:
-            model_tokenizers.drop(session, model)
 
 
 def _is_alive(pid: int) -> bool:

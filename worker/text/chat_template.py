@@ -78,25 +78,6 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: boo
     return ids
 
 
-def exported(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
-    """Data for counting prompts, see `storage.queue.model_tokenizers`.
-
-    Returns None if the tokenizer is not one of the tokenizers library.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return None
-    special = {
-        name: [str(one) for one in token] if isinstance(token, list | tuple) else str(token)
-        for name, token in tokenizer.special_tokens_map.items()
-    }
-    return {
-        "tokenizer": backend.to_str(),
-        "chat_template": tokenizer.chat_template or None,
-        "special_tokens": special,
-    }
-
-
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """sha256 (hex) of the chat template; None if there is none."""
     if not has_chat_template(tokenizer):

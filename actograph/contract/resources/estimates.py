@@ -6,7 +6,7 @@ from pydantic import Field
 
 from actograph.contract.base import Resource
 
-PromptTokensSource = Literal["request", "measured_prompts", "characters"]
+PromptTokensSource = Literal["request", "characters"]
 
 
 class Need(Resource):
@@ -30,8 +30,7 @@ class Estimate(Resource):
     prompt_tokens_longest: int | None = None
     prompt_tokens_source: PromptTokensSource | None = Field(
         None,
-        description="measured_prompts: some of the job's prompts were tokenized; characters: four characters "
-        "per token, since the tokenizer is unknown; request: ?prompt_tokens=.",
+        description="characters: a guess of four characters per token; request: ?prompt_tokens=.",
     )
     generated_tokens: int = Field(description="Maximum per sample (max_tokens); 0 if prompts are only read.")
     bytes_per_token: int | None = Field(

@@ -49,7 +49,7 @@ class Job(Resource):
         None, description="Mean over the last minute, including the time spent on other jobs."
     )
     eta_seconds: float | None = Field(
-        None, description="Time until it ends, including jobs before and beside it; null if unknown."
+        None, description="Remaining samples by `samples_per_second`; null if it does not run."
     )
     error: ErrorRecord | None = None
     priority: int

@@ -88,7 +88,7 @@ def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities
         conditions = None
         if len(row.spec.get("conditions") or []) > 1:
             conditions = comparisons.read(session, row, baseline=None)
-        job = job_view.resource(session, row, etas={})
+        job = job_view.resource(session, row)
         results = summary.of_job(session, row)
         etag, exported_at = _etag(session, row, detail, len(positions)), int(now(session))
     return ExportPlan(

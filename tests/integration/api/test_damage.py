@@ -1,23 +1,19 @@
 """A flipped byte in the store is never served: not in a file, a range, a slice or a manifest."""
 
-import http.client
 import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from actograph import tensor_files
 from api.openai.batch_keeper import BatchKeeper
 from storage.index import counters, events
 from storage.index.counters import Counter
 from storage.sessions.writer import TensorRows
-from storage.tables.models import ArtifactRow, FileRow
 from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
@@ -60,61 +56,21 @@ def recorded(service: "Service", session_id: str) -> tuple[float, list[dict[str,
     return count, [event.data for event in log if event.event == "session.damaged"]
 
 
-def test_the_first_chunk_is_checked_before_the_first_byte(
+def test_a_file_that_was_cut_off_is_not_served(
     service: "Service", session_id: str, problem: "Problem"
 ) -> None:
-    flip(path_of(service, session_id), 9)
-    answer = service.client.get(f"{BASE}/{session_id}/files/{NAME}")
-    body = problem(answer, 500, "store_damaged", says=session_id)
-    assert NAME in body["detail"]
+    path = path_of(service, session_id)
+    path.write_bytes(path.read_bytes()[:-300])
+    for tail in (f"files/{NAME}", "tensors/resid_post.1?rows=5:6"):
+        body = problem(
+            service.client.get(f"{BASE}/{session_id}/{tail}"), 500, "store_damaged", says=session_id
+        )
+        assert NAME in body["detail"]
     count, log = recorded(service, session_id)
-    assert count == 1
-    assert [(entry["session_id"], entry["file"]) for entry in log] == [(session_id, NAME)]
-    problem(service.client.get(f"{BASE}/{session_id}/files/{NAME}"), 500, "store_damaged")
-    assert recorded(service, session_id) == (2, log), "each read counts, each session is told once"
+    assert count == 2
+    assert [(entry["session_id"], entry["file"]) for entry in log] == [(session_id, NAME)], "told once"
     assert "actograph_damaged_reads_total 2.0" in service.client.get("/metrics").text
-
-
-def test_a_download_breaks_off_before_a_flipped_byte(service: "Service", session_id: str, url: str) -> None:
-    size = path_of(service, session_id).stat().st_size
-    flip(path_of(service, session_id), size - 300)
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
-    connection.request("GET", f"{BASE}/{session_id}/files/{NAME}")
-    answer = connection.getresponse()
-    assert answer.status == 200
-    assert answer.headers["Content-Length"] == str(size)
-    with pytest.raises(http.client.IncompleteRead) as caught:
-        answer.read()
-    connection.close()
-    assert len(caught.value.partial) < size - 300
-    assert recorded(service, session_id)[0] == 1
-
-
-def test_ranges_are_checked_and_others_go_on(service: "Service", session_id: str, problem: "Problem") -> None:
-    path = path_of(service, session_id)
-    data = path.read_bytes()
-    at = len(data) - 300
-    flip(path, at)
-    for low, high in ((at, at), (at - 50, at - 40), (len(data) - 1, len(data) - 1)):
-        ranged = {"Range": f"bytes={low}-{high}"}
-        answer = service.client.get(f"{BASE}/{session_id}/files/{NAME}", headers=ranged)
-        problem(answer, 500, "store_damaged", says=session_id)
-    sound = service.client.get(f"{BASE}/{session_id}/files/{NAME}", headers={"Range": "bytes=5-2000000"})
-    assert (sound.status_code, sound.content) == (206, data[5:2000001])
-
-
-def test_slices_are_checked_and_others_go_on(service: "Service", session_id: str, problem: "Problem") -> None:
-    path = path_of(service, session_id)
-    flip(path, path.stat().st_size - 300)
-    tensor = f"{BASE}/{session_id}/tensors/resid_post.1"
-    problem(service.client.get(tensor, params={"rows": "5:6"}), 500, "store_damaged", says=session_id)
-    sound = service.client.get(tensor, params={"rows": "1:2"}).content
-    header = tensor_files.read_header(lambda at, n: sound[at : at + n], len(sound))
-    assert sound[slice(*(header.entry("resid_post.1").start, header.entry("resid_post.1").stop))] == (
-        VALUES[1].tobytes()
-    )
-    assert len(recorded(service, session_id)[1]) == 1
+    assert service.client.get(f"{BASE}/{session_id}/tensors/resid_post.1?rows=1:2").status_code == 200
 
 
 def test_a_changed_manifest_is_not_served(service: "Service", session_id: str, problem: "Problem") -> None:
@@ -122,47 +78,10 @@ def test_a_changed_manifest_is_not_served(service: "Service", session_id: str, p
     text = path.read_text()
     path.write_text(text.replace('"seed": ', '"seed":1', 1))
     assert len(path.read_text()) == len(text)
-    for tail in ("manifest", "files/manifest.json", "tensors/resid_post.1?rows=0:1"):
+    for tail in ("manifest", "tensors/resid_post.1?rows=0:1"):
         answer = service.client.get(f"{BASE}/{session_id}/{tail}")
         problem(answer, 500, "store_damaged", says=session_id)
-    assert recorded(service, session_id)[0] == 3
-
-
-def test_an_export_records_damage(service: "Service", session_id: str) -> None:
-    path = path_of(service, session_id)
-    flip(path, path.stat().st_size - 300)
-    job_id = service.client.get(f"{BASE}/{session_id}").json()["job_id"]
-    answer = service.client.get(f"/v1/jobs/{job_id}/export", params={"activations": "sampled"})
-    assert answer.status_code == 200
-    count, log = recorded(service, session_id)
-    assert (count, [event["session_id"] for event in log]) == (1, [session_id])
-
-
-def test_a_session_of_an_earlier_version_is_served_and_checked_whole(
-    service: "Service", session_id: str, url: str
-) -> None:
-    """Its manifest has no digests of chunks: ranges are served as before, a whole file is checked."""
-    manifest, path = path_of(service, session_id, "manifest.json"), path_of(service, session_id)
-    fields = json.loads(manifest.read_text())
-    assert len(fields.pop("chunks")[NAME]["sha256"]) > 30
-    manifest.write_text(json.dumps(fields))
-    from hashlib import sha256
-
-    with service.database.write() as session:
-        row = session.get(ArtifactRow, (session_id, "manifest.json"))
-        assert row is not None
-        row.bytes, row.sha256 = manifest.stat().st_size, sha256(manifest.read_bytes()).hexdigest()
-    data = path.read_bytes()
-    assert service.client.get(f"{BASE}/{session_id}/files/{NAME}").content == data
-    flip(path, len(data) - 300)
-    part = service.client.get(f"{BASE}/{session_id}/files/{NAME}", headers={"Range": "bytes=0-99"})
-    assert (part.status_code, part.content) == (206, data[:100])
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
-    connection.request("GET", f"{BASE}/{session_id}/files/{NAME}")
-    with pytest.raises(http.client.IncompleteRead):
-        connection.getresponse().read()
-    connection.close()
+    assert recorded(service, session_id)[0] == 2
 
 
 def upload(service: "Service", name: str, content: bytes, purpose: str = "dataset") -> str:
@@ -198,8 +117,7 @@ def test_a_job_on_a_tampered_upload_is_refused(
     for route in ("/v1/jobs", "/v1/estimate"):
         problem(service.client.post(route, json=spec), 500, "store_damaged", says=file_id)
     assert service.queue_state() == (0, 0, [])
-    problem(service.client.get(f"/v1/files/{file_id}/content"), 500, "store_damaged", says=file_id)
-    assert "actograph_damaged_reads_total 3.0" in service.client.get("/metrics").text
+    assert "actograph_damaged_reads_total 2.0" in service.client.get("/metrics").text
 
 
 def test_a_tampered_task_file_and_batch_are_refused(service: "Service", problem: "Problem") -> None:
@@ -221,18 +139,3 @@ def test_a_tampered_task_file_and_batch_are_refused(service: "Service", problem:
     assert failed["status"] == "failed"
     assert failed["errors"]["data"][0]["code"] == "store_damaged"
     assert file_id in failed["errors"]["data"][0]["message"]
-
-
-def test_an_upload_of_an_earlier_version_is_checked_whole(service: "Service", problem: "Problem") -> None:
-    """It has no digests of chunks: the byte that changed lies far behind the rows of the job."""
-    content = b'{"question": "q", "answer": "#### 1"}\n' * 100_000
-    file_id = upload(service, "rows.jsonl", content)
-    with service.database.write() as session:
-        row = session.get(FileRow, file_id)
-        assert row is not None
-        assert row.chunks is not None
-        row.chunks = None
-    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}, "limit": 1}
-    assert service.client.post("/v1/estimate", json=spec).status_code == 200
-    tampered(service, file_id, len(content) - 5)
-    problem(service.client.post("/v1/jobs", json=spec), 500, "store_damaged", says=file_id)

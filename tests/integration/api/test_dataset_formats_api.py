@@ -80,9 +80,18 @@ def test_a_format_that_is_named_wins_over_the_name(service: "Service", problem: 
     assert "row 0: not JSON" in refused.json()["detail"]
 
 
+def large_row_group() -> bytes:
+    """Two values of 200 MB in one row group of a small file."""
+    file = io.BytesIO()
+    table = {"question": ["x" * (200 << 20), "y" * (200 << 20)], "answer": ["#### 1"] * 2}
+    parquet.write_table(pyarrow.table(table), file, compression="zstd", use_dictionary=False)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
+        ("a.parquet", large_row_group(), "write the file in smaller row groups"),
         ("a.csv", b"question,gold\nq,1\n", "no column answer; the file has question, gold"),
         ("a.csv", b"question,answer\nq,#### 1\nq,x\n", "row 1: answer does not end with a gold number"),
         ("a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
@@ -121,6 +130,14 @@ def test_tasks_and_examples_at_fault_are_refused(service: "Service", problem: "P
 
     missing = "file_" + "0" * 32
     assert missing in refused({"file_id": missing}, "/task/file_id")
+    aliases = upload(service, "task.yaml", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n")
+    assert "uses the alias *a" in refused({"file_id": aliases}, "/task")
+    loops = "{% for a in story %}" * 4 + "x" + "{% endfor %}" * 4
+    endless = {"name": "sums", "prompt": loops, "target": "{{a}}"}
+    long = {"file_id": upload(service, "long.jsonl", written([{"story": "s" * 1000, "a": 1}], "a.jsonl"))}
+    answer = service.client.post("/v1/jobs", json=evaluation(long, task=endless))
+    problem(answer, 422, pointer="/dataset")
+    assert "take more than 100000 steps" in answer.json()["detail"]
     junk = upload(service, "task.yaml", b"- a\n- b\n")
     assert "not a mapping" in refused({"file_id": junk}, "/task")
     lacking = TASK | {"fewshot": {"samples": [{"story": "1+2?", "a": 1}]}}

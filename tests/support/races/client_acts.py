@@ -24,7 +24,7 @@ from api.routes import batches, files, interventions, jobs, models
 from storage.accounts import api_keys
 from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
-from storage.queue import forecast, pause
+from storage.queue import pause
 from storage.sessions import changes, sessions, vectors
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
@@ -269,7 +269,6 @@ class Client:
         with self._services.database.read() as session:
             rows, _ = sessions.find(session, SessionFilter(), limit=20)
             sessions.resources_of(session, rows)
-            forecast.etas(session)
 
     # what is known
 

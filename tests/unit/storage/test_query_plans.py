@@ -15,7 +15,7 @@ from storage.files import files
 from storage.index import deletions, events
 from storage.index.database import Database
 from storage.jobs import batches, control, job_deletion, jobs, retention
-from storage.queue import chat_batches, forecast, waiting, workers
+from storage.queue import chat_batches, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow
@@ -52,7 +52,6 @@ OTHERS: dict[str, Query] = {
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: waiting.open_samples(session),
     "rate": events.last_progress,
-    "forecast": lambda session, job: forecast.etas(session),
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
     "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
     "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),

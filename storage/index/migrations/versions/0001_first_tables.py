@@ -70,7 +70,6 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("expires_at", sa.Double(), nullable=True),
-        sa.Column("chunks", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
     )
     with op.batch_alter_table("files", schema=None) as batch_op:
@@ -100,8 +99,6 @@ def upgrade() -> None:
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("served_at", sa.Double(), nullable=True),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
-        sa.Column("recent_samples", sa.Double(), server_default=sa.text("0"), nullable=False),
-        sa.Column("recent_seconds", sa.Double(), server_default=sa.text("0"), nullable=False),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("staged_scoring", sa.String(length=64), nullable=True),
         sa.Column("scoring", sa.String(length=64), nullable=True),
@@ -126,13 +123,6 @@ def upgrade() -> None:
         )
         batch_op.create_index("uq_jobs_owner_idempotency_key", ["owner", "idempotency_key"], unique=True)
 
-    op.create_table(
-        "model_tokenizers",
-        sa.Column("model", sa.String(length=1024), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.Column("definition", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("model", name=op.f("pk_model_tokenizers")),
-    )
     op.create_table(
         "models",
         sa.Column("name", sa.String(length=1024), nullable=False),

@@ -13,7 +13,6 @@ from storage.tables.models import (
     CounterRow,
     DutyRow,
     ModelRow,
-    ModelTokenizerRow,
     QueuePauseRow,
     WorkerRow,
 )
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.integration
 ADMIN_ONLY = {"get_key", "update_key", "revoke_key", "delete_key"}
 #: tables whose rows are nobody's, or whose queries name the owner themselves
 SHARED_BY_ALL: set[type[Any]] = {
-    WorkerRow, ModelRow, ModelTokenizerRow, QueuePauseRow, CounterRow, ApiKeyRow, DutyRow,
+    WorkerRow, ModelRow, QueuePauseRow, CounterRow, ApiKeyRow, DutyRow,
 }  # fmt: skip
 #: rows that requests of anybody change
 CHANGING = {"api_keys", "counters", "duties", "workers"}

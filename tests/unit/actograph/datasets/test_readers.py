@@ -1,6 +1,7 @@
 """CSV and Parquet rows: what is taken, what is refused, and which row the refusal names."""
 
 import csv
+import datetime
 import io
 import json
 import re
@@ -15,18 +16,31 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from actograph.contract.errors import InvalidDataset
-from actograph.datasets import dataset_rows, parquet_rows
-from actograph.datasets.dataset_formats import csv_records, format_of
-from actograph.datasets.dataset_lines import MAX_LINE_BYTES, Lines
-from actograph.datasets.dataset_rows import GSM8K_COLUMNS, check_rows, check_texts, read_rows
-from actograph.datasets.parquet_rows import ParquetRecords
+from actograph.datasets import readers
+from actograph.datasets.dataset_rows import GSM8K_COLUMNS, DatasetRow, read_rows, stream_rows, stream_texts
+from actograph.datasets.readers import (
+    MAX_LINE_BYTES,
+    bounded_lines,
+    csv_records,
+    format_of,
+    parquet_records,
+    records_of,
+)
 
 HEAD = b"question,answer\n"
 GOOD = b"How many?,#### 3\n"
 
 
 def lines(content: bytes) -> Iterable[bytes]:
-    return Lines([content])
+    return bounded_lines(io.BytesIO(content))
+
+
+def check_rows(records: Iterable[object], **options: Any) -> list[DatasetRow]:
+    return list(stream_rows(records, **options))
+
+
+def check_texts(records: Iterable[object], field: str) -> list[str]:
+    return [row.text for row in stream_texts(records, field)]
 
 
 def refusal(content: bytes, **options: Any) -> str:
@@ -56,8 +70,9 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
     table["id"] = list(range(len(records)))
     for row_group in (None, 100):
         file = in_parquet(table, row_group_size=row_group, compression="zstd")
-        assert check_rows(ParquetRecords(file, GSM8K_COLUMNS, required=GSM8K_COLUMNS)) == expected
-    assert check_rows(ParquetRecords(file, GSM8K_COLUMNS), limit=3, offset=700) == expected[700:703]
+        assert check_rows(parquet_records(file, columns=GSM8K_COLUMNS, required=GSM8K_COLUMNS)) == expected
+    records = parquet_records(file, start=700, columns=GSM8K_COLUMNS)
+    assert check_rows(records, limit=3, offset=700) == expected[700:703]
 
 
 @given(
@@ -126,7 +141,7 @@ def test_long_fields_are_read() -> None:
 def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(file: io.BytesIO) -> str:
         with pytest.raises(InvalidDataset) as caught:
-            check_rows(ParquetRecords(file, GSM8K_COLUMNS, required=GSM8K_COLUMNS))
+            check_rows(parquet_records(file, columns=GSM8K_COLUMNS, required=GSM8K_COLUMNS))
         return caught.value.message
 
     good: dict[str, list[Any]] = {"question": ["q", "r"], "answer": ["#### 1", "#### 2"]}
@@ -139,19 +154,21 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "row 1: answer is not a string" in refused(in_parquet({**good, "answer": ["#### 1", None]}))
     assert "row 0: answer is not a string" in refused(in_parquet({**good, "answer": [1, 2]}))
-    monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(readers, "MAX_ROW_GROUP_BYTES", 1000)
     big = in_parquet({**good, "unused": ["x" * 4000, "y" * 4000]}, use_dictionary=False)
-    assert len(check_rows(ParquetRecords(big, GSM8K_COLUMNS))) == 2
+    assert len(check_rows(parquet_records(big, columns=GSM8K_COLUMNS))) == 2
     message = refused(in_parquet({"question": ["x" * 4000], "answer": ["#### 1"]}))
-    assert re.search(r"row group 0 takes \d+ bytes, at most 1000", message)
+    assert re.search(r"row group 0 has \d+ bytes in the columns that are read, at most 1000", message)
+    monkeypatch.setattr(readers, "MAX_ROW_GROUP_ROWS", 1)
+    assert "row group 0 has 2 rows, at most 1 are allowed" in refused(in_parquet(good))
 
 
 def test_texts_of_a_column() -> None:
     table: dict[str, list[Any]] = {"body": [f"text {i}" for i in range(600)], "n": list(range(600))}
-    found = check_texts(ParquetRecords(in_parquet(table), ("body",)), "body", limit=2, offset=400)
-    assert [(row.index, row.text) for row in found] == [(400, "text 400"), (401, "text 401")]
-    found = check_texts(csv_records(lines(b"n,body\n1,one\n"), ("body",)), "body")
-    assert [row.text for row in found] == ["one"]
+    records = records_of(in_parquet(table, row_group_size=100), "parquet", start=431, columns=["body"])
+    found = list(stream_texts(records, "body", limit=2, offset=431))
+    assert [(row.index, row.text) for row in found] == [(431, "text 431"), (432, "text 432")]
+    assert check_texts(csv_records(lines(b"n,body\n1,one\n"), ("body",)), "body") == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -162,27 +179,23 @@ def test_formats_by_name(name: str, found: str) -> None:
     assert format_of(name) == found
 
 
-def test_row_groups_before_the_first_row_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = in_parquet({"question": [f"q{i}" for i in range(100)]}, row_group_size=10)
-    # a row takes about 12 bytes: room for the nine before it in its group, not for those of the groups before
-    monkeypatch.setattr(parquet_rows, "MAX_DECODED_BYTES", 200)
-    records = ParquetRecords(file, ["question"])
-    assert next(records.from_row(59)) == {"question": "q59"}
-    assert list(records.from_row(98)) == [{"question": "q98"}, {"question": "q99"}]
-    assert list(records.from_row(100)) == list(records.from_row(10**9)) == []
-    with pytest.raises(InvalidDataset, match="take more than 200 bytes once they are decoded"):
-        list(records)
+def test_a_parquet_row_that_has_no_json_or_no_text() -> None:
+    (record,) = parquet_records(in_parquet({"at": [datetime.datetime(2024, 1, 2)], "raw": [b"\xff"]}))
+    assert isinstance(record, dict)
+    assert str(record["at"]) == "2024-01-02 00:00:00"
+    with pytest.raises(InvalidDataset, match="row 0: raw is not a string"):
+        check_texts([record], "raw")
 
 
-def test_few_bytes_that_stand_for_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 3000, "int32"), ["x" * 100_000])
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": rows}), file, compression="zstd")
-    assert file.tell() < 20_000
-    monkeypatch.setattr(dataset_rows, "MAX_HELD_CHARS", 5_000_000)
-    assert len(check_texts(ParquetRecords(file), "text", limit=50)) == 50
-    with pytest.raises(InvalidDataset, match="more than 5000000 characters together"):
-        check_texts(ParquetRecords(file), "text")
-    monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP_ROWS", 2999)
-    with pytest.raises(InvalidDataset, match="row group 0 has 3000 rows, at most 2999"):
-        ParquetRecords(file)
+def test_rows_start_anywhere(subtests: pytest.Subtests) -> None:
+    rows = [{"n": str(i)} for i in range(100)]
+    csv_file = "n\n" + "".join(f"{i}\n" for i in range(100))
+    json_file = "".join(json.dumps(row) + "\n" for row in rows)
+    for written, content in [
+        ("csv", csv_file.encode()),
+        ("jsonl", json_file.encode()),
+        ("parquet", in_parquet({"n": [row["n"] for row in rows]}, row_group_size=10).getvalue()),
+    ]:
+        with subtests.test(written):
+            for start in (0, 59, 98, 100, 10**30):
+                assert list(records_of(io.BytesIO(content), written, start=start)) == rows[start:]

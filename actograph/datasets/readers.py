@@ -1,0 +1,246 @@
+"""Records of dataset files: JSONL, CSV and Parquet, read one at a time.
+
+A record is a mapping, or an `InvalidDataset` for a row that cannot be read; `stream_rows` and `stream_texts`
+add the row's number.
+"""
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, TypeVar
+
+from actograph.contract.errors import InvalidDataset
+from actograph.contract.specs import DatasetFormat
+
+MAX_LINE_BYTES = 4_000_000
+#: limits of a Parquet row group: all rows, and the decompressed columns that are read
+MAX_ROW_GROUP_ROWS = 1 << 21
+MAX_ROW_GROUP_BYTES = 256 << 20
+#: a dictionary can expand rows further, so few are decoded at a time
+_BATCH_ROWS = 64
+_READ_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+
+T = TypeVar("T")
+
+# a limit for the whole process; the default is 131,072 characters
+csv.field_size_limit(MAX_LINE_BYTES)
+
+
+def format_of(filename: str) -> DatasetFormat:
+    """The format by file name: .csv, .parquet, otherwise JSONL."""
+    match PurePosixPath(filename).suffix.lower():
+        case ".csv":
+            return "csv"
+        case ".parquet":
+            return "parquet"
+    return "jsonl"
+
+
+def records_of(
+    file: BinaryIO,
+    written: str,
+    *,
+    start: int = 0,
+    columns: Collection[str] | None = None,
+    required: Collection[str] = (),
+) -> Iterator[object]:
+    """The records of a file from row `start` on.
+
+    Args:
+        written: the format.
+        columns: the columns of a Parquet file to decode, if it has them; None decodes all.
+        required: columns that a CSV or Parquet file must have.
+
+    Raises:
+        InvalidDataset: the file is damaged, has not the format or a required column, or exceeds a limit.
+    """
+    if written == "parquet":
+        return parquet_records(file, start=start, columns=columns, required=required)
+    if written == "csv":
+        return from_row(csv_records(bounded_lines(file), required), start)
+    return json_records(bounded_lines(file), start=start)
+
+
+def from_row(records: Iterable[T], start: int) -> Iterator[T]:
+    """Skip the records before row `start`, which may be any number."""
+    return islice(records, min(start, sys.maxsize), None)
+
+
+def bounded_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines with their ends. A line above the limit is cut to one byte more, so that readers refuse it."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES + 1)
+
+
+def json_records(lines: Iterable[bytes], *, start: int = 0) -> Iterator[object]:
+    """The values of lines of JSON. Blank lines and a UTF-8 byte order mark are skipped."""
+    texts = (line if number else line.removeprefix(_BOM) for number, line in enumerate(lines))
+    return map(
+        _parsed, from_row((text for text in texts if len(text) > MAX_LINE_BYTES or text.strip()), start)
+    )
+
+
+def _parsed(line: bytes) -> object:
+    if len(line) > MAX_LINE_BYTES:
+        return InvalidDataset(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return InvalidDataset(f"not UTF-8 (byte {error.start})")
+    except json.JSONDecodeError as error:
+        return InvalidDataset(f"not JSON: {error.msg} (column {error.colno})")
+    except (ValueError, RecursionError):
+        # a number with thousands of digits, or too many nested brackets
+        return InvalidDataset("not valid JSON here: a number is too long, or the nesting too deep")
+
+
+def csv_records(lines: Iterable[bytes], required: Collection[str] = ()) -> Iterator[object]:
+    """Rows of a CSV file (RFC 4180, UTF-8) with the column names of its first line; all values are texts.
+
+    Blank lines are skipped. Reading ends at a broken quote.
+
+    Raises:
+        InvalidDataset: the first line cannot be read, does not name each column once, or lacks one.
+    """
+    text = _Text(lines)
+    reader = csv.reader(text, strict=True)
+    names: list[str] | None = None
+    while True:
+        text.room = MAX_LINE_BYTES
+        try:
+            values = next(reader, None)
+        except (csv.Error, InvalidDataset) as error:
+            reason = error.message if isinstance(error, InvalidDataset) else f"not CSV: {error}"
+            broken = InvalidDataset(f"{reason} (line {text.line})", param="dataset")
+            if names is None:
+                raise broken from None
+            yield broken
+            return
+        if values is None:
+            return
+        if not values:
+            continue
+        if names is None:
+            names = _column_names(values)
+            _require_columns(required, names)
+        elif len(values) != len(names):
+            yield InvalidDataset(
+                f"has {len(values)} values, but the first line names {len(names)} columns (line {text.line})"
+            )
+        else:
+            yield dict(zip(names, values, strict=True))
+
+
+def _column_names(values: list[str]) -> list[str]:
+    names = [name.strip() for name in values]
+    if "" in names:
+        raise InvalidDataset(f"column {names.index('') + 1} has no name in the first line", param="dataset")
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise InvalidDataset(f"the first line names {twice[0]} twice", param="dataset")
+    return names
+
+
+class _Text:
+    """Lines as text. The bytes of a record are limited, since a quote may never be closed."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = iter(lines)
+        self.room = MAX_LINE_BYTES
+        self.line = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.line += 1
+        self.room -= len(line)
+        if self.room < 0:
+            raise InvalidDataset(f"the row is longer than {MAX_LINE_BYTES} bytes; is a quote not closed?")
+        try:
+            return line.decode("utf-8-sig" if self.line == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidDataset(f"not UTF-8 (byte {error.start})") from None
+
+
+def parquet_records(
+    file: BinaryIO,
+    *,
+    start: int = 0,
+    columns: Collection[str] | None = None,
+    required: Collection[str] = (),
+) -> Iterator[object]:
+    """Rows of a Parquet file from `start` on; see `records_of`. Earlier row groups are not decoded."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InvalidDataset(
+            "Parquet files need pyarrow, which is not installed here; send the rows as JSONL or CSV",
+            param="dataset",
+        ) from error
+    with _parquet_errors():
+        # read compressed bytes in small pieces, not whole columns of a row group
+        opened: Any = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
+        present = opened.schema_arrow.names
+        _require_columns(required, present)
+        chosen = [name for name in present if columns is None or name in columns]
+        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+        for number, group in enumerate(groups):
+            _check_row_group(number, group, chosen)
+        first = 0
+        while first < len(groups) and start >= groups[first].num_rows:
+            start -= groups[first].num_rows
+            first += 1
+        batches = opened.iter_batches(
+            _BATCH_ROWS, row_groups=range(first, len(groups)), columns=chosen, use_threads=False
+        )
+        for batch in batches:
+            yield from batch.slice(start).to_pylist()
+            start = max(0, start - batch.num_rows)
+
+
+def _check_row_group(number: int, group: Any, columns: Collection[str]) -> None:
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    size = sum(
+        chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
+    )
+    for found, most, unit in [
+        (group.num_rows, MAX_ROW_GROUP_ROWS, "rows"),
+        (size, MAX_ROW_GROUP_BYTES, "bytes in the columns that are read"),
+    ]:
+        if found > most:
+            raise InvalidDataset(
+                f"row group {number} has {found} {unit}, at most {most} are allowed; write the file in "
+                "smaller row groups",
+                param="dataset",
+            )
+
+
+@contextmanager
+def _parquet_errors() -> Iterator[None]:
+    """Turn errors of pyarrow into InvalidDataset."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk; pyarrow's errors about damaged files have no number
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidDataset(f"not a Parquet file that can be read: {reason}", param="dataset") from error
+
+
+def _require_columns(columns: Collection[str], present: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in present]
+    if missing:
+        known = ", ".join(present[:20]) or "none"
+        raise InvalidDataset(f"no column {', '.join(missing)}; the file has {known}", param="dataset")
