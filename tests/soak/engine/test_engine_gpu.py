@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from actograph.contract.interventions import TokenRange
+from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine.batches import sparing
 from worker.engine.engine import Engine

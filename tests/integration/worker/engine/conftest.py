@@ -17,6 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model, wrap_model
@@ -25,7 +26,6 @@ from worker.engine.requests import (
     EarlierRows,
     Generation,
     GenerationRequest,
-    Positions,
     RowChunk,
     RowShaping,
     TokenLogprobs,
@@ -71,7 +71,7 @@ class Way:
 
     sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(max_tokens=14))
     hooks: Sequence[str] = ("resid_post.0", "mlp_in.1", "attn_out.1", "logits")
-    positions: Positions = "all"
+    positions: NamedPositions = "all"
     shaping: RowShaping = field(default_factory=RowShaping)
     options: BufferOptions = field(default_factory=BufferOptions)
     dtype: Any = "model"

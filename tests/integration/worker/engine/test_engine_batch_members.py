@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from actograph.contract.interventions import TokenRange
+from actograph.contract.row_selection import NamedPositions, TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
@@ -19,7 +19,6 @@ from worker.engine.requests import (
     Edit,
     Generation,
     GenerationRequest,
-    Positions,
     RowShaping,
     StatisticsOptions,
     TextEnd,
@@ -263,7 +262,7 @@ def test_each_counts_in_the_earlier_rows_that_are_its_own(
 @pytest.mark.parametrize("positions", ["all", "prompt", "last_prompt"])
 def test_texts_that_are_only_read_differ_in_length_and_edits(
     name: str,
-    positions: Positions,
+    positions: NamedPositions,
     engine_of: EngineOf,
     way: "type[Way]",
     keeping_sink: "type[KeepingSink]",

@@ -11,12 +11,13 @@ import torch
 
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
+from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import SamplingSpec
 from worker.engine import batches
 from worker.engine.engine import Engine
 from worker.engine.model import memory
 from worker.engine.model.memory import LearnedLimit
-from worker.engine.requests import BufferOptions, GenerationRequest, Positions
+from worker.engine.requests import BufferOptions, GenerationRequest
 from worker.engine.rows.rows import RowStream
 
 pytestmark = pytest.mark.integration
@@ -188,7 +189,7 @@ def test_stop_strings(engine_of: EngineOf, requests_for: Any, keeping_sink: Any)
 
 @pytest.mark.parametrize("positions", ["prompt", "generated", "last", "last_prompt"])
 def test_positions_are_slices_of_all(
-    positions: Positions, engine_of: EngineOf, keeping_sink: Any, requests_for: Any
+    positions: NamedPositions, engine_of: EngineOf, keeping_sink: Any, requests_for: Any
 ) -> None:
     engine = engine_of("tiny-qwen3")
     requests = requests_for(engine, PROMPTS)

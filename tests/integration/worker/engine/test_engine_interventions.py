@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, LogitsProcessorList
 
 from actograph.contract.errors import InterventionFailed, InvalidRequest, UnknownHook
-from actograph.contract.interventions import TokenRange
+from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine

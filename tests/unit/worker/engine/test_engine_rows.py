@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from actograph.contract.errors import CaptureFailed
+from actograph.contract.row_selection import NamedPositions
 from worker.engine.locations import Point
-from worker.engine.requests import BufferOptions, Positions, Reduce, RowChunk, RowShaping, StatisticsOptions
+from worker.engine.requests import BufferOptions, Reduce, RowChunk, RowShaping, StatisticsOptions
 from worker.engine.rows.row_writer import expected_rows
 from worker.engine.rows.rows import RowStream
 
@@ -69,7 +70,7 @@ def value(point: int, sample: int, row: int) -> torch.Tensor:
 def run(
     sink: Chunks,
     *,
-    positions: Positions = "all",
+    positions: NamedPositions = "all",
     options: BufferOptions = SMALL,
     dtype: torch.dtype | None = None,
     source: torch.dtype = torch.float32,
@@ -120,7 +121,7 @@ def run(
 
 def check(
     sink: Chunks,
-    positions: Positions = "all",
+    positions: NamedPositions = "all",
     *,
     generated: Sequence[int] = GENERATED,
     dtype: torch.dtype = torch.float32,
@@ -146,7 +147,7 @@ def check(
 
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
 @pytest.mark.parametrize("options", [SMALL, BufferOptions()])
-def test_every_row_arrives_once_and_in_order(positions: Positions, options: BufferOptions) -> None:
+def test_every_row_arrives_once_and_in_order(positions: NamedPositions, options: BufferOptions) -> None:
     sink = Chunks()
     stream = run(sink, positions=positions, options=options)
     assert not stream.errors
@@ -154,7 +155,7 @@ def test_every_row_arrives_once_and_in_order(positions: Positions, options: Buff
 
 
 @pytest.mark.parametrize("positions", ["all", "generated", "last"])
-def test_samples_that_end_with_their_first_token(positions: Positions) -> None:
+def test_samples_that_end_with_their_first_token(positions: NamedPositions) -> None:
     sink = Chunks()
     run(sink, positions=positions, generated=(1, 1, 1))
     check(sink, positions, generated=(1, 1, 1))
@@ -431,7 +432,7 @@ def test_close_is_safe_at_any_time() -> None:
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
 @pytest.mark.parametrize("columns", [slice(3), (3, 0)])
 def test_chosen_columns_are_those_columns_of_all_rows(
-    positions: Positions, columns: slice | tuple[int, ...]
+    positions: NamedPositions, columns: slice | tuple[int, ...]
 ) -> None:
     whole, part = Chunks(), Chunks()
     run(whole, positions=positions)
@@ -461,7 +462,7 @@ def test_integers_are_stored_as_they_are_whatever_the_dtype() -> None:
 @pytest.mark.parametrize("reduce", ["mean", "max", "last"])
 @pytest.mark.parametrize("options", [SMALL, BufferOptions()])
 def test_a_reduced_row_is_that_of_all_rows(
-    positions: Positions, reduce: Reduce, options: BufferOptions
+    positions: NamedPositions, reduce: Reduce, options: BufferOptions
 ) -> None:
     whole, part = Chunks(), Chunks()
     run(whole, positions=positions, generated=(9, 1, 14))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.interventions import Op, TokenRange
+from actograph.contract.interventions import Op
+from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.locations import place_of
