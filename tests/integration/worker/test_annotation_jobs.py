@@ -197,7 +197,7 @@ def test_another_result_is_what_the_model_goes_on_with(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = replace(CALCULATOR, run=lambda arguments: "99")
-    monkeypatch.setattr("worker.runners.annotation_turns.TOOLS", {"calculator": wrong})
+    monkeypatch.setattr("worker.runners.annotation_turns.CALCULATOR", wrong)
     for sample in run(bench, **ANNOTATED, capture={"hooks": HOOKS[:1], "reduce": "mean"}):
         assert sample.completion is not None
         assert "=99" in sample.completion

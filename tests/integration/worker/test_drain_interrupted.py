@@ -23,7 +23,7 @@ DRAWN = {"temperature": 1.0, "seed": 3}
 @pytest.fixture
 def job_id(bench: "Bench", slow: list[float]) -> str:
     """A job of two samples that run together: the first ends at a stop string, the second goes on."""
-    plain = bench.submit(inputs=[{"prompt": "one two"}], sampling={"max_tokens": 12, **DRAWN})
+    plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **DRAWN})
     bench.drain().run_slice(plain)
     slow.clear()
     return bench.submit(
