@@ -71,10 +71,6 @@ def require_priority(services: Services, priority: int) -> None:
 
 ServicesDep = Annotated[Services, Depends(_services)]
 
-MixedIdentitiesQuery = Annotated[
-    bool, Query(description="Combine sessions that were recorded with different models.")
-]
-
 
 async def _ring(connection: HTTPConnection) -> KeyRing:
     ring: KeyRing = connection.app.state.key_ring

@@ -19,7 +19,6 @@ new_file_id = partial(_new, "file")
 new_worker_id = partial(_new, "wrk")
 new_vector_id = partial(_new, "vec")
 new_webhook_id = partial(_new, "evt")
-new_scoring_id = partial(_new, "scoring")
 new_batch_id = partial(_new, "batch")
 new_key_id = partial(_new, "key")
 

@@ -12,7 +12,7 @@ from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, Sampl
 
 #: samples, or events, that one transaction deletes
 SLICE = 500
-_BUSY = (JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING)
+_BUSY = (JobStatus.IN_PROGRESS, JobStatus.CANCELLING)
 
 
 def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> None:

@@ -24,8 +24,8 @@ ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
 #: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
 SUBMITTING = "submitting"
-#: jobs that no reader sees; earlier versions had `discarded` ones
-HIDDEN = (SUBMITTING, "discarded")
+#: jobs that no reader sees
+HIDDEN = (SUBMITTING,)
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 

@@ -14,7 +14,6 @@ from actograph.contract.resources.tool_use import ToolTotals
 class JobStatus(StrEnum):
     QUEUED = "queued"  # accepted; no sample has been claimed
     IN_PROGRESS = "in_progress"  # samples are running
-    FINALIZING = "finalizing"  # in stores of older versions; all samples have ended
     COMPLETED = "completed"  # ended, at least one sample completed
     FAILED = "failed"  # ended without a completed sample, or stopped by an error
     CANCELLING = "cancelling"  # cancelled; a worker still runs samples

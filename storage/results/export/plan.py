@@ -17,7 +17,7 @@ from actograph.contract.resources import SampleStatus
 from actograph.contract.specs import JOB_KINDS
 from storage.index.database import Database, now
 from storage.jobs import jobs
-from storage.queue import job_view, pins
+from storage.queue import job_view
 from storage.results import comparisons, summary
 from storage.results.comparisons import Bootstrap
 from storage.results.export.activations import Detail
@@ -62,20 +62,17 @@ class ExportPlan:
         return SampleNames(self.task, conditions=len(self.conditions), epochs=epochs)
 
 
-def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities: bool = False) -> ExportPlan:
+def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
     """Plan the export of a job.
 
     Raises:
         NotFound: no such job.
         InvalidRequest: the job has no samples, such as a model's load.
-        MixedIdentities: its sessions are of different models, and `mixed_identities` is False.
     """
     with database.snapshot() as session:
         row = jobs.get(session, job_id)
         if row.kind not in JOB_KINDS:
             raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
-        if not mixed_identities:
-            pins.require_one_identity(session, job_id)
         statement = (
             sa.select(SampleRow.position)
             .where(

@@ -257,7 +257,7 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(database: Database, su
             jobs.get(session, gone)
 
 
-@pytest.mark.parametrize("state", [JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.CANCELLING])
+@pytest.mark.parametrize("state", [JobStatus.IN_PROGRESS, JobStatus.CANCELLING])
 def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit, state: JobStatus) -> None:
     job_id = submit()
     with database.write() as session:
@@ -308,7 +308,7 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
     claim(database, running, 2)
     with database.read() as session:
         assert waiting.counts(session) == {
-            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.FINALIZING: 0, JobStatus.CANCELLING: 0,
+            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.CANCELLING: 0,
         }  # fmt: skip
         assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
         assert waiting.queued(session, 10) == [urgent, first]
