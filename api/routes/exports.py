@@ -11,7 +11,7 @@ from actograph.contract.errors import ExportChanged
 from api.dependencies import JobId, ServicesDep
 from api.routing import READ, Routes
 from storage.results.export import folder, plan
-from storage.results.export.activations import Detail
+from storage.results.export.sample import Detail
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
 
