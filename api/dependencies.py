@@ -90,11 +90,6 @@ def request_key(key: str | None, body: BaseModel) -> RequestKey | None:
     return RequestKey(key=key, sha256=sha256(body.model_dump_json().encode()).hexdigest())
 
 
-MixedIdentitiesQuery = Annotated[
-    bool, Query(description="Combine sessions that were recorded with different models.")
-]
-
-
 _FREEING_PATHS = frozenset({"/v1/store/gc"})
 
 

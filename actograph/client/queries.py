@@ -58,8 +58,6 @@ class MatrixOptions(SessionChoice, total=False):
     max_bytes: int
     #: show a bar with rate and ETA on stderr, or lines if stderr is no terminal
     progress: bool
-    #: allow sessions that were recorded with different models
-    mixed_identities: bool
 
 
 class ComparisonOptions(TypedDict, total=False):
@@ -75,8 +73,6 @@ class ComparisonOptions(TypedDict, total=False):
     limit: int | None
     #: store each hook's mean difference as a vector of this name
     store_as: str | None
-    #: allow sessions that were recorded with different models
-    mixed_identities: bool
 
 
 class PullOptions(TypedDict, total=False):
@@ -88,8 +84,6 @@ class PullOptions(TypedDict, total=False):
     on_progress: OnProgress | None
     #: sessions fetched at once; default 4
     parallel: int
-    #: allow sessions that were recorded with different models
-    mixed_identities: bool
 
 
 def query_params(filters: SessionQuery) -> dict[str, Any]:

@@ -67,7 +67,6 @@ class ActivationComparisonRequest(Spec):
     )
     positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
     limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
-    mixed_identities: bool = Field(False, description="Also compare sessions recorded with different models.")
     store_as: Name | None = Field(
         None, description="Store each hook's mean difference as a vector of this name."
     )

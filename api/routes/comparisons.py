@@ -16,12 +16,11 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.auth import Caller
-from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
+from api.dependencies import JobId, ServicesDep
 from api.problems.validation import parse_body
 from api.requests.request_body import JsonBody
 from api.routing import READ, SUBMIT, Body, Routes
 from storage.jobs import jobs
-from storage.queue import pins
 from storage.results import comparisons
 from storage.sessions import sessions, vectors
 from storage.sessions.pooled_activations import Direction, PairedActivations
@@ -62,13 +61,10 @@ def get_job_comparison(
     level: Annotated[float, Query(gt=0, lt=1, description="Coverage of the intervals.")] = DEFAULT_LEVEL,
     resamples: Annotated[int, Query(ge=100, le=10_000)] = DEFAULT_RESAMPLES,
     seed: Annotated[int, Query(ge=0, le=2**31 - 1, description="Seed of the bootstrap.")] = 0,
-    mixed_identities: MixedIdentitiesQuery = False,
 ) -> JobComparison:
     """Accuracy, McNemar's exact test, bootstrap intervals over problems, and lengths in tokens."""
     bootstrap = comparisons.Bootstrap(level=level, resamples=resamples, seed=seed)
     with services.database.read() as session:
-        if not mixed_identities:
-            pins.require_one_identity(session, job_id)
         conditions = comparisons.read(session, jobs.get(session, job_id), baseline=baseline)
     return conditions.compare(bootstrap)
 
@@ -94,8 +90,6 @@ def compare_job_activations(
     wanted = parse_body(ActivationComparisonRequest, body)
     with services.database.read() as session:
         row = jobs.get(session, job_id)
-        if not wanted.mixed_identities:
-            pins.require_one_identity(session, job_id)
         names = comparisons.condition_names(row)
         baseline = comparisons.baseline_of(names, wanted.baseline)
         condition = comparisons.require_condition(names, wanted.condition, "condition")

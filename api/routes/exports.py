@@ -8,10 +8,10 @@ from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import ExportChanged
-from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
+from api.dependencies import JobId, ServicesDep
 from api.routing import READ, Routes
 from storage.results.export import folder, plan
-from storage.results.export.activations import Detail
+from storage.results.export.sample import Detail
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
 
@@ -42,7 +42,6 @@ def export_job(
         Detail,
         Query(description="meta: shapes and sizes; sampled: the first 50 features of every row."),
     ] = "meta",
-    mixed_identities: MixedIdentitiesQuery = False,
     skip: Annotated[int, Query(ge=0, le=2**31 - 1, description="Samples to leave out; with If-Match.")] = 0,
     if_match: Annotated[str | None, Header(max_length=256, description="ETag of an export.")] = None,
 ) -> Response:
@@ -51,7 +50,7 @@ def export_job(
     To resume a broken download, send the number of files received under `samples/` as `skip`, and the ETag
     as `If-Match`. The answer is 412 if the export has changed.
     """
-    wanted = plan.prepare(services.database, job_id, activations, mixed_identities=mixed_identities)
+    wanted = plan.prepare(services.database, job_id, activations)
     etag = f'"{wanted.etag}"'
     if if_match is not None and if_match.strip() not in ("*", etag):
         raise ExportChanged

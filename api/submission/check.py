@@ -58,7 +58,7 @@ def check_hooks(
         hook = resolve_hook(one.hook, structure, f"{param}.hook")
         known = structure.tensor_of(hook)
         if known is None:
-            continue  # a structure of an older version: the worker knows the width
+            continue  # only the worker knows the width
         if vector is not None:
             check_width(hook, vector.width, known.width, f"{param}.vector_id")
         elif one.vector is not None:

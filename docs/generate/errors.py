@@ -38,7 +38,7 @@ CURES = {
     "cuda_out_of_memory": "A single sample does not fit: capture less, shorten it, or use a larger device.",
     "model_refused": "The message names the failed check; correct the checkpoint or the load options.",
     "model_changed": "Put the former weights back and retry the job, or submit it again.",
-    "mixed_identities": "Filter to one model, or pass `mixed_identities`.",
+    "mixed_identities": "Choose sessions of one model by the filters.",
     "worker_lost": "Retry the job. If the sample ends the worker again, look into the worker's log.",
     "worker_stalled": "The device hung. Check it, or raise `ACTOGRAPH_STALL_SECONDS` for slow models.",
     "device_lost": "Check the device and its driver, then retry the job.",

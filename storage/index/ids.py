@@ -18,7 +18,6 @@ new_session_id = partial(_new, "ses")
 new_file_id = partial(_new, "file")
 new_worker_id = partial(_new, "wrk")
 new_vector_id = partial(_new, "vec")
-new_scoring_id = partial(_new, "scoring")
 new_batch_id = partial(_new, "batch")
 new_key_id = partial(_new, "key")
 

@@ -22,8 +22,8 @@ from storage.tables.models import SUBMITTING, FileRow, JobRow, JobTagRow, Sample
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
-#: jobs that no reader sees; earlier versions had `discarded` ones
-HIDDEN = (SUBMITTING, "discarded")
+#: jobs that no reader sees
+HIDDEN = (SUBMITTING,)
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 

@@ -3,14 +3,13 @@
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import MixedIdentities
-from actograph.contract.models.model_identity import PinnedModel, short
+from actograph.contract.models.model_identity import PinnedModel
 from actograph.contract.resources import ModelStructure
 from storage.index import events
 from storage.index.database import changed
 from storage.jobs import jobs
 from storage.queue.workers import LIVE
-from storage.tables.models import JobRow, SessionRow, WorkerRow
+from storage.tables.models import JobRow, WorkerRow
 
 
 def of_structure(structure: ModelStructure | None) -> PinnedModel | None:
@@ -49,27 +48,6 @@ def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences:
     if jobs.keep(session, [job_id]):
         data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
         events.append(session, job_id, "model.reloaded", data)
-
-
-def require_one_identity(session: Session, job_id: str) -> None:
-    """Check that all sessions of a job are of one model. Only jobs of an older version may have several.
-
-    Raises:
-        MixedIdentities: with the counts.
-    """
-    statement = (
-        sa.select(SessionRow.identity_sha256, sa.func.count())
-        .where(SessionRow.job_id == job_id)
-        .group_by(SessionRow.identity_sha256)
-    )
-    found = session.execute(statement).all()
-    if len(found) > 1:
-        counts = ", ".join(f"{count} with identity {short(identity)}" for identity, count in found)
-        raise MixedIdentities(
-            f"the sessions of job {job_id} were recorded with different models: {counts}; say "
-            "mixed_identities=true to take them together",
-            param="mixed_identities",
-        )
 
 
 def another_holds(session: Session, worker_id: str, pinned: PinnedModel) -> bool:

@@ -48,7 +48,7 @@ def complete(session: Session, lease: LeasedSample, result: SampleResult) -> Non
             finish_reason=result.finish_reason,
             prompt_tokens=result.prompt_tokens,
             generated_tokens=result.generated_tokens,
-            stored_scores={key: score.model_dump() for key, score in result.scores.items()},
+            scores={key: score.model_dump() for key, score in result.scores.items()},
             tool_use=result.tool_use.model_dump() if result.tool_use else None,
             messages=[message.model_dump() for message in result.messages] or None,
             logprobs=None if result.logprobs is None else list(result.logprobs),

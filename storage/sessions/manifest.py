@@ -105,9 +105,7 @@ class SessionManifest(ManifestPart):
     revision: str | None = None
     tokenizer_sha256: str | None = None
     template_sha256: str | None = None
-    identity_sha256: str | None = Field(
-        None, description="Digest of the identity of the model; null in sessions of older versions."
-    )
+    identity_sha256: str | None = Field(None, description="Digest of the identity of the model.")
     identity: ModelIdentity | None = Field(None, description="Everything that the numbers depend on.")
     resolved_hooks: dict[str, str] = Field(
         default_factory=dict, description="Each name in `capture.hooks` -> hook point or module location."

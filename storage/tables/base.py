@@ -14,8 +14,6 @@ NAMING = {
 }
 
 ID_LENGTH = 64
-#: type of the columns of scores; an expression needs it before SQLAlchemy reads the annotations
-SCORES = sa.JSON(none_as_null=True)
 
 
 class Base(DeclarativeBase):
@@ -36,8 +34,3 @@ def partial_index(name: str, *columns: str, where: str) -> sa.Index:
     """An index of some rows alone. A query uses it if it repeats the condition with literal values."""
     condition = sa.text(where)
     return sa.Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
-
-
-def scoring_of(jobs: sa.FromClause, job_id: Any) -> sa.ScalarSelect[str | None]:
-    """The scoring in force of a sample's job. Takes a table: ownership applies to the statement around it."""
-    return sa.select(jobs.c.scoring).where(jobs.c.id == job_id).correlate_except(jobs).scalar_subquery()

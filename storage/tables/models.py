@@ -3,9 +3,9 @@
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Mapped, column_property, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.tables.base import ID_LENGTH, SCORES, Base, id_key, partial_index, scoring_of
+from storage.tables.base import ID_LENGTH, Base, id_key, partial_index
 from storage.tables.service import (
     ApiKeyRow,
     CounterRow,
@@ -37,7 +37,6 @@ class JobRow(Base):
         sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
         sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
         sa.Index("uq_jobs_owner_idempotency_key", "owner", "idempotency_key", unique=True),
-        partial_index("ix_jobs_scoring", "scoring", where="scoring IS NOT NULL"),
     )
 
     id: Mapped[str] = id_key()
@@ -72,9 +71,6 @@ class JobRow(Base):
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
     #: begin of its deletion; its rows are deleted in the background, see `storage.index.deletions`
     deleted_at: Mapped[float | None]
-    #: the scoring being staged, and the one in force; see `storage.results.rescoring`
-    staged_scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: see `storage.jobs.request_keys`
     idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
     idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
@@ -117,11 +113,8 @@ class SampleRow(Base):
     prompt_tokens: Mapped[int | None]
     generated_tokens: Mapped[int | None]
     seed: Mapped[int | None] = mapped_column(sa.BigInteger)
-    #: metric key -> {value, answer}; read `scores`
-    stored_scores: Mapped[dict[str, Any] | None] = mapped_column("scores", SCORES)
-    #: id of the scoring of `staged_scores`; they replace the stored scores once the job has this scoring
-    scoring: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    staged_scores: Mapped[dict[str, Any] | None] = mapped_column(SCORES, deferred=True)
+    #: metric key -> {value, answer}
+    scores: Mapped[dict[str, Any] | None]
     #: tool use, and the turns after the prompt; null without tools
     tool_use: Mapped[dict[str, Any] | None]
     messages: Mapped[list[dict[str, Any]] | None]
@@ -131,14 +124,6 @@ class SampleRow(Base):
     session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
-
-    #: the scores in force
-    scores: Mapped[dict[str, Any] | None] = column_property(
-        sa.case(
-            (sa.and_(scoring.is_not(None), scoring == scoring_of(JobRow.__table__, job_id)), staged_scores),
-            else_=stored_scores,
-        )
-    )
 
 
 class SessionRow(Base):
@@ -179,7 +164,7 @@ class SessionRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
-    #: digest of its model's identity; null in sessions of older versions
+    #: digest of its model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     #: expiry and bulk deletions leave a pinned session out
     pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())

@@ -6,7 +6,7 @@ Healing does not wait for them: each runs in a thread of its own, in one process
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -19,7 +19,6 @@ from storage.files import files
 from storage.index import deletions, disk_reserve
 from storage.index.database import Database
 from storage.jobs import retention
-from storage.results import rescoring
 from storage.sessions import changes
 from storage.upkeep import duties
 from storage.upkeep.deletion_drain import drain_deletions
@@ -64,7 +63,7 @@ class Threads:
             with self._database.alone(f"duty-{name}") if self._database else nullcontext(True) as may_run:
                 if may_run:
                     # these write and free nothing
-                    uses_reserve = name not in ("batches", "rescoring")
+                    uses_reserve = name != "batches"
                     with disk_reserve.freeing() if uses_reserve else nullcontext():
                         work()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
@@ -92,13 +91,10 @@ class Housekeeping:
         with self._database.read() as session:
             due = changes.expired(session).sessions or files.is_any_expired(session)
             has_deletions = deletions.is_any_due(session)
-            rescored = rescoring.unsettled(session)
         if due:
             self._threads.start("expiry", self._expire)
         if has_deletions:
             self._threads.start("deletions", self._delete)
-        if rescored:
-            self._threads.start("rescoring", partial(self._settle, rescored))
         self._start_if_old("chats", self._settings.chat_retention_seconds)
         self._start_if_old("jobs", self._settings.job_retention_seconds)
         if duties.take(self._database, "forget deletions", FORGET_DELETIONS_EVERY_SECONDS):
@@ -128,10 +124,6 @@ class Housekeeping:
         gone = drain_deletions(self._database, self._store, self._stop)
         if gone.count:
             log.info("removed the files of %d deleted object(s), %d bytes", gone.count, gone.bytes)
-
-    def _settle(self, job_ids: Sequence[str]) -> None:
-        for job_id in job_ids:
-            rescoring.settle(self._database, job_id)
 
     def _start_if_old(self, kind: retention.Kind, seconds: int) -> None:
         """Remove jobs that ended so long ago; 0 keeps them."""

@@ -17,9 +17,6 @@ FormatOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
 NoTruncOption = Annotated[bool, typer.Option("--no-trunc", help="Print ids in full.")]
-MixedIdentitiesOption = Annotated[
-    bool, typer.Option("--mixed-identities", help="Allow sessions of different models.")
-]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report only, change nothing.")]
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="List all entries.")]

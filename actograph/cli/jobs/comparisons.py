@@ -8,7 +8,7 @@ import typer
 from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import JobArgument
 from actograph.cli.flags.job_flags import names
-from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
+from actograph.cli.flags.options import FormatOption, client_of
 from actograph.cli.output.output import Format, emit
 from actograph.contract.errors import InvalidRequest
 
@@ -36,7 +36,6 @@ def compare(
     store_as: Annotated[
         str | None, typer.Option(metavar="NAME", help="Store the mean differences as vectors.")
     ] = None,
-    mixed_identities: MixedIdentitiesOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare a job's conditions problem by problem: scores and lengths, or activations."""
@@ -48,9 +47,7 @@ def compare(
         if activations is None:
             if hooks or store_as or limit:
                 raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
-            found = client.jobs.comparison(
-                job_id, baseline=baseline, level=level, mixed_identities=mixed_identities
-            )
+            found = client.jobs.comparison(job_id, baseline=baseline, level=level)
             table = comparison_tables.render(found)
         else:
             found = client.jobs.compare_activations(
@@ -61,7 +58,6 @@ def compare(
                 positions=positions,
                 limit=limit,
                 store_as=store_as,
-                mixed_identities=mixed_identities,
             )
             table = comparison_tables.render_activations(found)
     emit(found.model_dump_json() if output is Format.JSON else table)

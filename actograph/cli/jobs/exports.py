@@ -11,7 +11,7 @@ import typer
 from actograph.cli import exit_codes
 from actograph.cli.flags import identifiers
 from actograph.cli.flags.arguments import JobArgument
-from actograph.cli.flags.options import FormatOption, MixedIdentitiesOption, client_of
+from actograph.cli.flags.options import FormatOption, client_of
 from actograph.cli.output.output import Format, emit, note
 
 
@@ -34,7 +34,6 @@ def export(
         Activations,
         typer.Option(help="meta: shapes and sizes; sampled: 50 features of each row; all: every file."),
     ] = Activations.META,
-    mixed_identities: MixedIdentitiesOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Download a job's results folder. Resumes an interrupted download, and works while the job runs."""
@@ -50,7 +49,6 @@ def export(
                     folder,
                     activations=activations.value,
                     on_progress=update,
-                    mixed_identities=mixed_identities,
                 )
             except KeyboardInterrupt:
                 note(f"interrupted; run the same command again to continue in {folder}")

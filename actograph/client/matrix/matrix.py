@@ -80,7 +80,6 @@ class Gathered:
 
     hook: str
     max_bytes: int
-    mixed_identities: bool = False
     skipped: list[Skipped] = field(default_factory=list)
     _pieces: deque[Piece] = field(default_factory=deque)
     _bytes: int = 0
@@ -90,7 +89,7 @@ class Gathered:
 
         Raises:
             InvalidRequest: `max_bytes` is exceeded, or the width differs from earlier sessions.
-            MixedIdentities: the model differs from earlier sessions, unless `mixed_identities`.
+            MixedIdentities: the model differs from earlier sessions.
         """
         if isinstance(piece, Skipped):
             self.skipped.append(piece)
@@ -111,15 +110,14 @@ class Gathered:
         self._pieces.append(piece)
 
     def _check_identity(self, session: Session) -> None:
-        if self.mixed_identities or not self._pieces:
+        if not self._pieces:
             return
         first = self._pieces[0].session
         if session.identity_sha256 != first.identity_sha256:
             raise MixedIdentities(
                 f"sessions {first.id} and {session.id} were recorded with different models (identities "
-                f"{short(first.identity_sha256)} and {short(session.identity_sha256)}); pass "
-                "mixed_identities=True to take them together, or choose sessions of one by the filters",
-                param="mixed_identities",
+                f"{short(first.identity_sha256)} and {short(session.identity_sha256)}); "
+                "choose sessions of one model by the filters"
             )
 
     def matrix(self, labels: Sequence[float]) -> Matrix:

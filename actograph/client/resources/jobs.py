@@ -90,13 +90,9 @@ class JobHandle(resources.Job):
         """Return scores per condition of the finished samples."""
         return self._jobs.results(self.id)
 
-    def comparison(
-        self, *, baseline: str | None = None, level: float | None = None, mixed_identities: bool = False
-    ) -> JobComparison:
+    def comparison(self, *, baseline: str | None = None, level: float | None = None) -> JobComparison:
         """Compare every condition with a baseline; see `Jobs.comparison`."""
-        return self._jobs.comparison(
-            self.id, baseline=baseline, level=level, mixed_identities=mixed_identities
-        )
+        return self._jobs.comparison(self.id, baseline=baseline, level=level)
 
     def compare_activations(
         self, condition: str, **options: Unpack[ComparisonOptions]
@@ -273,18 +269,14 @@ class Jobs:
         *,
         baseline: str | None = None,
         level: float | None = None,
-        mixed_identities: bool = False,
     ) -> JobComparison:
         """Compare every condition of a job with a baseline, problem by problem.
 
         Args:
             baseline: by default the first condition.
             level: coverage of the intervals.
-            mixed_identities: allow sessions that were recorded with different models.
         """
-        params: Params = {
-            "baseline": baseline, "level": level, "mixed_identities": mixed_identities or None,
-        }  # fmt: skip
+        params: Params = {"baseline": baseline, "level": level}
         return self._transport.call(JobComparison, "GET", path_of(_PATH, job_id, "comparison"), params=params)
 
     def compare_activations(
@@ -295,8 +287,7 @@ class Jobs:
         The service reads every session for it.
 
         Args:
-            options: `positions`, `hooks`, `baseline`, `limit`, `store_as` and `mixed_identities`, see
-                `ComparisonOptions`.
+            options: `positions`, `hooks`, `baseline`, `limit` and `store_as`, see `ComparisonOptions`.
         """
         return self._transport.call(
             ActivationComparison, "POST", path_of(_PATH, job_id, "comparison", "activations"),
@@ -310,7 +301,7 @@ class Jobs:
         results of the job is updated.
 
         Args:
-            options: `activations`, `on_progress`, `parallel` and `mixed_identities`, see `PullOptions`.
+            options: `activations`, `on_progress` and `parallel`, see `PullOptions`.
 
         Raises:
             InvalidRequest: the folder contains something else.
@@ -325,13 +316,13 @@ class Jobs:
 
         Args:
             hook: a hook point, an alias, or a module path of the job's model.
-            options: `positions`, `reduce`, `label`, `limit`, `parallel`, `max_bytes`, `progress` and
-                `mixed_identities`, see `MatrixOptions`; and the filters of `SessionChoice`.
+            options: `positions`, `reduce`, `label`, `limit`, `parallel`, `max_bytes` and `progress`, see
+                `MatrixOptions`; and the filters of `SessionChoice`.
 
         Raises:
             NotFound: no session has such rows; the message contains the first reason.
             InvalidRequest: the rows cannot be read (a tensor stored as a mean), or exceed `max_bytes`.
-            MixedIdentities: sessions were recorded with different models, unless `mixed_identities`.
+            MixedIdentities: sessions were recorded with different models.
         """
         return read_matrix(self._transport, self.sessions, job, hook, **options)
 

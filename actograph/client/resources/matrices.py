@@ -42,7 +42,6 @@ def read_matrix(
     parallel: int = 8,
     max_bytes: int = 4 << 30,
     progress: bool = False,
-    mixed_identities: bool = False,
     **filters: Unpack[SessionChoice],
 ) -> Matrix:
     """Read rows of one hook over a job's sessions; see `Jobs.matrix`."""
@@ -50,7 +49,7 @@ def read_matrix(
     if parallel < 1 or (limit is not None and limit < 1):
         raise InvalidRequest("parallel and limit must be at least 1")
     reader = _Reader(transport, hook, selected, reduction)
-    gathered, done = Gathered(hook, max_bytes, mixed_identities), 0
+    gathered, done = Gathered(hook, max_bytes), 0
     total = (sessions.stats(job=job, **filters)).sessions if progress else 0
     listed = reader.prepared(sessions.list(order="asc", job=job, **filters), limit)
     total = min(total, limit or total)

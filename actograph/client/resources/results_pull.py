@@ -26,7 +26,6 @@ def pull(
     activations: Activations = "meta",
     on_progress: OnProgress | None = None,
     parallel: int = 4,
-    mixed_identities: bool = False,
 ) -> PulledResults:
     """Download a job's results folder; see `Jobs.pull_results`."""
     job = transport.call(Job, "GET", path_of("/v1/jobs", job_id))
@@ -39,7 +38,7 @@ def pull(
     detail = "meta" if activations == "all" else activations
     results = ResultsFolder(folder, job.id, detail, on_sample)
     on_sample(results.state.samples)
-    _fetch_archive(transport, results, mixed_identities)
+    _fetch_archive(transport, results)
     fetched = 0
     if activations == "all":
         sessions = results.sessions()
@@ -54,12 +53,12 @@ def pull(
     return results.end(fetched)
 
 
-def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
+def _fetch_archive(transport: Transport, results: ResultsFolder) -> None:
     def read() -> None:
         while True:
             results.begin()
             try:
-                _read_archive(transport, results, mixed_identities)
+                _read_archive(transport, results)
                 return
             except ApiError as error:
                 if error.code != ExportChanged.code:
@@ -71,7 +70,7 @@ def _fetch_archive(transport: Transport, results: ResultsFolder, mixed_identitie
     transport.resume(read, lambda: results.state.samples)
 
 
-def _read_archive(transport: Transport, results: ResultsFolder, mixed_identities: bool) -> None:
+def _read_archive(transport: Transport, results: ResultsFolder) -> None:
     """Send one request, from the first missing sample.
 
     Raises:
@@ -80,8 +79,6 @@ def _read_archive(transport: Transport, results: ResultsFolder, mixed_identities
     """
     state = results.state
     query: dict[str, str | int] = {"activations": state.activations, "skip": state.samples}
-    if mixed_identities:
-        query["mixed_identities"] = "true"
     path = f"{path_of('/v1/jobs', state.job_id, 'export')}?{urlencode(query)}"
     headers = {"Accept-Encoding": "identity"}
     if state.etag is not None:

@@ -60,7 +60,7 @@ class PinnedModel(Resource):
 
 
 def short(identity_sha256: str | None) -> str:
-    """The start of an identity's digest, for display; sessions of older versions have none."""
+    """The start of an identity's digest, for display."""
     return "unknown" if identity_sha256 is None else identity_sha256[:_SHORT]
 
 

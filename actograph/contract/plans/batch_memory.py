@@ -129,7 +129,7 @@ def attention_bytes(structure: ModelStructure, *, prompt_tokens: int, samples: i
     One prompt alone is not padded and has no mask.
     """
     mask = structure.mask_bytes_per_pair
-    if mask is None:  # a structure of an older version: a boolean mask, converted twice
+    if mask is None:  # not measured: a boolean mask, converted twice
         mask = 1 + 2 * item_bytes(structure.dtype)
     pair = structure.scores_bytes_per_pair + (mask if samples > 1 else 0)
     return samples * prompt_tokens**2 * pair

@@ -96,10 +96,7 @@ class ModelStructure(Resource):
         return {name: info.location for name, info in self.hooks.items()}
 
     def tensor_of(self, hook: str) -> LocationInfo | None:
-        """The tensor of a hook point or module location. Returns None if it is unknown.
-
-        Structures stored by older versions have the tensors of hook points only.
-        """
+        """The tensor of a hook point or module location. Returns None if it is unknown."""
         info = self.hooks.get(hook)
         found = self.module_tensors.get(hook if info is None else info.location)
         if found is None and info is not None:

@@ -54,9 +54,7 @@ class Session(Resource):
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
     owner: str | None = Field(None, description="Owner of its job: `local`, or `key:...`.")
     expires_at: int | None = Field(None, description="Time after which it is deleted; null keeps it.")
-    identity_sha256: str | None = Field(
-        None, description="Digest of its model's identity; null in sessions of older versions."
-    )
+    identity_sha256: str | None = Field(None, description="Digest of its model's identity.")
     pinned: bool = Field(False, description="Pinned sessions survive expiry and bulk deletions.")
 
 

@@ -10,9 +10,7 @@ from actograph.contract.base import Resource
 class Usage(Resource):
     """Storage used by one owner."""
 
-    owner: str | None = Field(
-        description="`local`, `key:...`, or null for data without an owner (older versions)."
-    )
+    owner: str | None = Field(description="`local`, `key:...`, or null for data without an owner.")
     sessions: int = 0
     session_bytes: int = 0
     files: int = Field(0, description="Uploaded files.")

@@ -1,34 +1,27 @@
 """The results folder of a job as a stream of tar.gz; docs/guides/results.md describes the files."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 import sqlalchemy as sa
 
 from actograph import __version__
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, NotFound, StoreDamaged
+from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.resources import Sample, SampleStatus
 from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
-from storage.results.export import activations
 from storage.results.export.archive import TarGz, new_spool
 from storage.results.export.inspect_log import InspectLog
 from storage.results.export.lm_eval_files import LmEvalFiles
 from storage.results.export.of_condition import Origin, runs
 from storage.results.export.plan import ExportPlan
-from storage.results.export.records import full, json_file, json_line, line
-from storage.results.export.trajectories import turns
+from storage.results.export.sample import Held, json_file, json_line, line, write
 from storage.sessions import damage, sessions
-from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
-from storage.sessions.reader import SessionReader
 from storage.tables.models import SampleRow
-
-log = logging.getLogger(__name__)
 
 #: samples in memory at once; each may have a megabyte of text
 PAGE = 32
@@ -50,7 +43,7 @@ class Totals:
     #: of the first session
     origin: Origin = field(default_factory=Origin)
 
-    def count(self, sample: Sample, held: "Held") -> None:
+    def count(self, sample: Sample, held: Held) -> None:
         self.samples += 1
         self.failed += sample.status == SampleStatus.FAILED
         self.prompt_tokens += sample.prompt_tokens or 0
@@ -58,21 +51,11 @@ class Totals:
         if held.session is not None:
             self.sessions += 1
             self.session_bytes += held.session.bytes
-        if held.error is not None and held.session is not None:
-            self.unreadable_sessions[held.session.id] = held.error.message
+            if held.error is not None:
+                self.unreadable_sessions[held.session.id] = held.error.message
         if held.manifest is not None and not self.origin.versions:
             first = held.manifest
             self.origin = Origin(first.revision, first.template_sha256, first.versions)
-
-
-@dataclass(kw_only=True)
-class Held:
-    """Stored data of one sample."""
-
-    session: resources.Session | None = None
-    reader: SessionReader | None = None
-    manifest: SessionManifest | None = None
-    error: ActographError | None = None
 
 
 def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: int = 0) -> Iterator[bytes]:
@@ -87,31 +70,30 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
         ServiceUnavailable: the store is unavailable.
     """
     totals = Totals()
-    names = plan.names
     with ExitStack() as spools:
         tar = TarGz(plan.job.id, plan.exported_at, spools)
         dataset = spools.enter_context(new_spool())
-        of_conditions = runs(plan.job, plan.results.conditions)
-        lm_eval = {name: LmEvalFiles(run, spools) for name, run in of_conditions.items()}
-        inspect = {name: InspectLog(run, spools) for name, run in of_conditions.items()}
+        conditions = {
+            name: (LmEvalFiles(run, spools), InspectLog(run, spools))
+            for name, run in runs(plan.job, plan.results.conditions).items()
+        }
         for number, (sample, session) in enumerate(_samples(plan, database)):
-            name = names(sample.index, sample.condition, sample.epoch)
-            held = _held(store, session, read=plan.detail != "none")
+            name = plan.name_of(sample.index, sample.condition, sample.epoch)
+            held = Held.of(store, session, plan.detail)
             dataset.write(json_line(line(sample, name)))
-            if sample.condition in of_conditions:
-                lm_eval[sample.condition].add(sample)
-                inspect[sample.condition].add(sample)
+            for framework in conditions.get(sample.condition or "", ()):
+                framework.add(sample)
             if number >= skip:
-                yield from _sample_files(tar, plan, sample, name, held)
+                yield from write(tar, sample, held, name=name, task=plan.task, detail=plan.detail)
                 yield from tar.flush()
             totals.count(sample, held)
             if isinstance(held.error, StoreDamaged):
                 damage.record(database, held.error)
         yield from tar.add("dataset.jsonl", dataset)
-        for name in of_conditions:
-            for file in lm_eval[name].files(totals.origin, plan.exported_at):
-                yield from tar.add(*file)
-            yield from tar.add(*inspect[name].file(totals.origin, plan.exported_at))
+        for frameworks in conditions.values():
+            for framework in frameworks:
+                for file in framework.files(totals.origin, plan.exported_at):
+                    yield from tar.add(*file)
         if plan.comparison is not None:
             yield from tar.add("comparison.json", json_file(plan.comparison.model_dump(mode="json")))
         # last: a reader that has it has all other files
@@ -125,7 +107,7 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
     seconds = None
     if job.started_at is not None:
         seconds = (job.finished_at or plan.exported_at) - job.started_at
-    counts: dict[str, Any] = {
+    counts = {
         "total": job.progress.total,
         "completed": totals.samples - totals.failed,
         "failed": totals.failed,
@@ -138,7 +120,7 @@ def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:
     return {
         "object": "job.export",
         "format_version": FORMAT_VERSION,
-        "complete": plan.complete,
+        "complete": job.status.is_terminal(),
         "job_id": job.id,
         "kind": job.kind,
         "status": job.status,
@@ -190,70 +172,3 @@ def _samples(plan: ExportPlan, database: Database) -> Iterator[tuple[Sample, res
             held = {item.id: item for item in sessions.resources_of(session, rows)}
         for sample in found:
             yield sample, held.get(sample.session_id or "")
-
-
-def _held(store: ArtifactStore, session: resources.Session | None, *, read: bool) -> Held:
-    if session is None or not read:
-        return Held(session=session)
-    recorded = next((file for file in session.files if file.name == MANIFEST_NAME), None)
-    reader = SessionReader(store, session.id, recorded=recorded)
-    try:
-        return Held(session=session, reader=reader, manifest=reader.manifest)
-    except (NotFound, StoreDamaged) as error:
-        log.warning("the export leaves session %s out: %s", session.id, error)
-        return Held(session=session, error=error)
-
-
-def _sample_files(tar: TarGz, plan: ExportPlan, sample: Sample, name: str, held: Held) -> Iterator[bytes]:
-    with new_spool() as spool:
-        _write_sample(spool, plan, sample, name, held)
-        if held.session is not None and plan.detail != "none":
-            yield from tar.add(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
-        lines = b"".join(json_line(turn) for turn in turns(sample, held.manifest))
-        yield from tar.add(f"trajectories/{name}.jsonl", lines)
-        # last: a reader that has it has this sample
-        yield from tar.add(f"samples/{name}.json", spool)
-
-
-def _write_sample(spool: IO[bytes], plan: ExportPlan, sample: Sample, name: str, held: Held) -> None:
-    """Write the file of a sample. An error of unreadable rows is stored in `held`."""
-    record = full(sample, name, plan.task)
-    tensors = held.session.hooks if held.session is not None else {}
-    if plan.detail == "sampled" and held.reader is not None and held.error is None:
-        try:
-            spool.write(json_file(record).removesuffix(b"\n}\n") + b',\n "activations": ')
-            for chunk in activations.sampled(held.reader, tensors):
-                spool.write(chunk)
-            spool.write(b"\n}\n")
-        except (NotFound, StoreDamaged) as error:
-            log.warning("the export leaves activations of %s out: %s", held.reader.session_id, error)
-            held.error = error
-            spool.seek(0)
-            spool.truncate()
-        else:
-            return
-    if plan.detail != "none":
-        record["activations"] = activations.described(tensors) if held.error is None else {}
-    if held.error is not None:
-        record["activations_error"] = held.error.as_record()
-    spool.write(json_file(record))
-
-
-def _agent_state(session: resources.Session, held: Held) -> dict[str, Any]:
-    """Contents of a session: hooks, files, and its origin from the manifest."""
-    state: dict[str, Any] = {
-        "session_id": session.id,
-        "prompt_tokens": session.prompt_tokens,
-        "generated_tokens": session.generated_tokens,
-        "rows": session.rows,
-        "bytes": session.bytes,
-        "dtype": session.dtype,
-        "hooks": activations.described(session.hooks),
-        "files": [file.model_dump() for file in session.files],
-    }
-    if held.error is not None:
-        return state | {"error": held.error.as_record()}
-    if held.manifest is not None:
-        made = ("revision", "capture", "sampling", "interventions", "turns", "segments", "versions")
-        state |= held.manifest.model_dump(mode="json", include=set(made))
-    return state

@@ -1,9 +1,8 @@
 """A log that `inspect view` and `inspect_ai.log.read_eval_log` open, one for each condition.
 
-An `.eval` file is a zip of JSON: `header.json`, `summaries.json`, `samples/<id>_epoch_<n>.json`, and the
-begin of the log under `_journal` (https://inspect.aisi.org.uk/eval-logs.html and inspect_ai's log/_log.py,
-log schema 2). A score has the name of its scorer's filter (`strict-match`), or of its metric without a
-filter.
+An `.eval` file is a zip of JSON: `header.json`, `summaries.json` and `samples/<id>_epoch_<n>.json`
+(https://inspect.aisi.org.uk/eval-logs.html and inspect_ai's log/_log.py, log schema 2). A score has the name
+of its scorer's filter (`strict-match`), or of its metric without a filter.
 """
 
 import json
@@ -20,8 +19,8 @@ from actograph import __version__
 from actograph.contract.chat.tool_calls import MalformedCall, ToolCall, recorded_calls, text_before_calls
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage.results.export.archive import CHUNK, new_spool
-from storage.results.export.names import safe_part
-from storage.results.export.of_condition import ConditionRun, Origin, dataset_name
+from storage.results.export.of_condition import ConditionRun, Origin, dataset_name, safe_part
+from storage.results.export.sample import messages_of
 
 SCHEMA_VERSION = 2
 _STATUS = {
@@ -63,13 +62,13 @@ class InspectLog:
         for name, count in _usage(sample.prompt_tokens, sample.generated_tokens).items():
             self._usage[name] += count
 
-    def file(self, origin: Origin, exported_at: int) -> tuple[str, IO[bytes]]:
+    def files(self, origin: Origin, _exported_at: int) -> Iterator[tuple[str, IO[bytes]]]:
         """The path of the log and its content."""
-        start = {"version": SCHEMA_VERSION, "eval": self._spec(origin), "plan": self._plan()}
         header = {
             "version": SCHEMA_VERSION,
             "status": _STATUS.get(self._run.job.status, "started"),
-            **{name: start[name] for name in ("eval", "plan")},
+            "eval": self._spec(origin),
+            "plan": self._plan(),
             "results": self._results(),
             "stats": self._stats(),
         }
@@ -77,13 +76,12 @@ class InspectLog:
             error = self._run.job.error
             header["error"] = _error(error.message if error else "the job failed")
         self._summaries.write(b"]" if self._logged else b"[]")
-        self._write("_journal/start.json", start)
         with self._zip.open(self._entry("summaries.json"), "w") as out:
             self._summaries.seek(0)
             shutil.copyfileobj(self._summaries, out, CHUNK)
         self._write("header.json", header)
         self._zip.close()
-        return self._path(), self._spool
+        yield self._path(), self._spool
 
     def _path(self) -> str:
         """`<time>_<task>_<id>.eval`, as Inspect expects it: no part has an underscore."""
@@ -246,23 +244,24 @@ def _messages(sample: Sample, model: str) -> Iterator[dict[str, Any]]:
     """The rendered prompt, then the turns, with calls and results in pairs."""
     if sample.prompt is not None:
         yield {"id": f"{sample.id}-0", "role": "user", "source": "input", "content": sample.prompt}
-    if not sample.messages:
-        if sample.completion is not None:
-            yield _said(sample, 1, sample.completion, model, [])
-        return
     waiting: list[dict[str, Any]] = []
-    for number, message in enumerate(sample.messages, start=1):
+    for number, message in enumerate(messages_of(sample), start=1):
+        message_id = f"{sample.id}-{number}"
         if message.role == "assistant":
-            waiting = [
-                _call(call, f"{sample.id}-{number}-{place}")
-                for place, call in enumerate(recorded_calls(message.content), start=1)
-            ]
-            text = text_before_calls(message.content) if waiting else message.content
-            yield _said(sample, number, text, model, list(waiting))
+            calls = recorded_calls(message.content) if sample.messages else []
+            waiting = [_call(call, f"{message_id}-{place}") for place, call in enumerate(calls, start=1)]
+            answer: dict[str, Any] = {
+                "id": message_id,
+                "role": "assistant",
+                "source": "generate",
+                "model": model,
+                "content": text_before_calls(message.content) if waiting else message.content,
+            }
+            yield answer | ({"tool_calls": list(waiting)} if waiting else {})
             continue
         call = waiting.pop(0) if waiting else {"id": None, "function": None}
         result: dict[str, Any] = {
-            "id": f"{sample.id}-{number}",
+            "id": message_id,
             "role": "tool",
             "content": message.content,
             "tool_call_id": call["id"],
@@ -272,17 +271,6 @@ def _messages(sample: Sample, model: str) -> Iterator[dict[str, Any]]:
             kind = "parsing" if call.get("parse_error") else "unknown"
             result["error"] = {"type": kind, "message": message.content}
         yield result
-
-
-def _said(sample: Sample, number: int, text: str, model: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "id": f"{sample.id}-{number}",
-        "role": "assistant",
-        "source": "generate",
-        "model": model,
-        "content": text,
-    }
-    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _call(call: ToolCall | MalformedCall, call_id: str) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from typing import IO, Any
 from actograph import __version__
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.tasks import LM_EVAL_VERSION, TaskSpec
-from storage.results.export.archive import CHUNK, joined, new_spool
-from storage.results.export.names import safe_part
-from storage.results.export.of_condition import ConditionRun, Origin, dataset_name
-from storage.results.export.records import json_line
+from storage.results.export.archive import joined, new_spool
+from storage.results.export.of_condition import ConditionRun, Origin, dataset_name, safe_part
+from storage.results.export.sample import json_line
 
 #: result of lm-eval's filters that find nothing
 NOT_FOUND = "[invalid]"
@@ -32,10 +31,11 @@ class LmEvalFiles:
     def __init__(self, run: ConditionRun, spools: ExitStack) -> None:
         self._run = run
         self._spools = spools
-        #: filter -> its lines, and the hashes of their problems, prompts and targets
-        self._lines: dict[str, tuple[IO[bytes], IO[bytes]]] = {}
+        #: filter -> its lines
+        self._lines: dict[str, IO[bytes]] = {}
+        #: of problem, prompt and target of each line of a filter
+        self._hashes: list[str] = []
         self._epochs: list[Sample] = []
-        self._problems = 0
 
     def add(self, sample: Sample) -> None:
         if sample.status != SampleStatus.COMPLETED:
@@ -58,7 +58,7 @@ class LmEvalFiles:
         task = self._run.task
         results = json.dumps(self._results(origin, exported_at), indent=2, ensure_ascii=False).encode()
         yield f"{folder}/results_{date}.json", results
-        with joined(lines for lines, _ in self._lines.values()) as content:
+        with joined(self._lines.values()) as content:
             yield f"{folder}/samples_{safe_part(task, 'task')}_{date}.jsonl", content
 
     def _flush(self) -> None:
@@ -91,16 +91,11 @@ class LmEvalFiles:
             for key in keys:
                 values = [sample.scores[key].value for sample in self._epochs]
                 line[key.partition(",")[0]] = math.fsum(values) / count
-            lines, seen = self._lines.get(name) or self._open(name)
-            lines.write(json_line(line))
-            seen.write("".join(hashes.values()).encode())
-        self._problems += 1
+            if name not in self._lines:
+                self._lines[name] = self._spools.enter_context(new_spool())
+            self._lines[name].write(json_line(line))
+        self._hashes.append("".join(hashes.values()))
         self._epochs.clear()
-
-    def _open(self, name: str) -> tuple[IO[bytes], IO[bytes]]:
-        made = (self._spools.enter_context(new_spool()), self._spools.enter_context(new_spool()))
-        self._lines[name] = made
-        return made
 
     def _generation(self) -> dict[str, Any]:
         sampling = self._run.sampling
@@ -119,24 +114,19 @@ class LmEvalFiles:
         task = run.task
         metrics = {key: "N/A" if value is None else value for key, value in run.results.metrics.items()}
         plain = [key.partition(",")[0] for key in metrics if "_stderr," not in key]
-        version = spec_version(spec.task)
+        version = LM_EVAL_VERSION if isinstance(spec.task, str) else None
         system = run.condition.system
-        digest = sha256()
-        for _, seen in self._lines.values():
-            seen.seek(0)
-            while piece := seen.read(CHUNK):
-                digest.update(piece)
         seconds = (job.finished_at or exported_at) - (job.started_at or job.created_at)
         return {
             "results": {
-                task: {"name": task, "alias": task, "sample_len": self._problems, **metrics},
+                task: {"name": task, "alias": task, "sample_len": len(self._hashes), **metrics},
             },
             "group_subtasks": {task: []},
             "configs": {task: self._config(version)},
             "versions": {task: version},
             "n-shot": {task: spec.num_fewshot},
             "higher_is_better": {task: dict.fromkeys(plain, True)},
-            "n-samples": {task: {"original": self._planned(), "effective": self._problems}},
+            "n-samples": {task: {"original": self._planned(), "effective": len(self._hashes)}},
             "config": {
                 "model": "actograph",
                 "model_args": {"pretrained": job.model, "revision": origin.revision},
@@ -157,7 +147,7 @@ class LmEvalFiles:
             "date": float(job.started_at or job.created_at),
             "pretty_env_info": f"Actograph {__version__}, job {job.id}, condition {run.condition.name}",
             "transformers_version": origin.versions.get("transformers"),
-            "task_hashes": {task: digest.hexdigest()},
+            "task_hashes": {task: _hash("".join(self._hashes) * len(self._lines))},
             "model_source": "actograph",
             "model_name": job.model,
             "model_name_sanitized": safe_part(job.model, "model"),
@@ -196,11 +186,6 @@ class LmEvalFiles:
         """Problems of the job. The size of its whole dataset is unknown."""
         each = len(self._run.spec.conditions) * self._run.spec.epochs
         return self._run.job.progress.total // each
-
-
-def spec_version(task: Any) -> float | None:
-    """lm-eval's version of a built-in task; other tasks have none."""
-    return LM_EVAL_VERSION if isinstance(task, str) else None
 
 
 def _doc(sample: Sample) -> dict[str, Any]:

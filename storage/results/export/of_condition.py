@@ -1,5 +1,6 @@
 """Data of one condition for the files of evaluation frameworks."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 from actograph.contract.resources import ConditionResults, Job
 from actograph.contract.specs import Condition, EvaluationSpec, SamplingSpec
 from actograph.contract.tasks import STOP_STRINGS, TaskSpec, task_name
+
+#: characters that no part of a path may have
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,3 +71,12 @@ def dataset_name(spec: EvaluationSpec) -> str:
     """Source of the problems, in words."""
     fields: dict[str, Any] = spec.dataset.model_dump()
     return str(fields.get("hub") or fields.get("path") or fields.get("file_id"))
+
+
+def safe_part(text: str, otherwise: str) -> str:
+    """`text` as one part of a path.
+
+    Replaces the characters that lm-eval replaces (`sanitize_model_name`), and all that a file system or a
+    shell could misread. Removes leading dots.
+    """
+    return _UNSAFE.sub("__", text).lstrip(".")[:128] or otherwise

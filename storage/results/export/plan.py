@@ -1,4 +1,4 @@
-"""Contents of an export, read at one moment, so that its files agree."""
+"""Contents of an export, read at one moment, so that its files agree; and the names of its files."""
 
 import json
 from array import array
@@ -17,11 +17,11 @@ from actograph.contract.resources import SampleStatus
 from actograph.contract.specs import JOB_KINDS
 from storage.index.database import Database, now
 from storage.jobs import jobs
-from storage.queue import job_view, pins
+from storage.queue import job_view
 from storage.results import comparisons, summary
 from storage.results.comparisons import Bootstrap
-from storage.results.export.activations import Detail
-from storage.results.export.names import SampleNames
+from storage.results.export.of_condition import safe_part
+from storage.results.export.sample import Detail
 from storage.sessions import sessions
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow, SampleRow
@@ -44,38 +44,31 @@ class ExportPlan:
     exported_at: int
 
     @property
-    def complete(self) -> bool:
-        """True if the job has ended."""
-        return self.job.status.is_terminal()
-
-    @property
     def task(self) -> str:
         return self.results.task or self.job.kind
 
-    @property
-    def conditions(self) -> list[str]:
-        return [str(condition["name"]) for condition in self.job.spec.get("conditions") or []]
+    def name_of(self, index: int, condition: str | None, epoch: int) -> str:
+        """A name such as `gsm8k_0001`, or `gsm8k_0001__ep02__epoch_1` with several conditions or epochs.
 
-    @property
-    def names(self) -> SampleNames:
-        epochs = int(self.job.spec.get("epochs") or 1)
-        return SampleNames(self.task, conditions=len(self.conditions), epochs=epochs)
+        Numbers count from 1; the first is the problem's row in the dataset.
+        """
+        name = f"{safe_part(self.task, 'sample')}_{index + 1:04d}"
+        if len(self.job.spec.get("conditions") or []) > 1:
+            name += f"__{safe_part(condition or '', 'none')}"
+        return name + (f"__epoch_{epoch + 1}" if (self.job.spec.get("epochs") or 1) > 1 else "")
 
 
-def prepare(database: Database, job_id: str, detail: Detail, *, mixed_identities: bool = False) -> ExportPlan:
+def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
     """Plan the export of a job.
 
     Raises:
         NotFound: no such job.
         InvalidRequest: the job has no samples, such as a model's load.
-        MixedIdentities: its sessions are of different models, and `mixed_identities` is False.
     """
     with database.snapshot() as session:
         row = jobs.get(session, job_id)
         if row.kind not in JOB_KINDS:
             raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
-        if not mixed_identities:
-            pins.require_one_identity(session, job_id)
         statement = (
             sa.select(SampleRow.position)
             .where(

@@ -4,12 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from actograph.contract.resources import Score
 from storage.sessions.writer import TensorRows
-from storage.tables.models import SessionRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -130,37 +128,3 @@ def test_what_cannot_be_compared_is_refused_and_changes_nothing(
     problem(service.client.get(url("job_" + "0" * 32)), 404)
     problem(service.client.get(url(job[0]), params={"level": 1.5}), 422)
     assert service.client.get("/v1/interventions").json()["data"] == []
-
-
-def test_sessions_of_different_models_are_refused_unless_asked_for(
-    service: "Service", job: tuple[str, Sessions]
-) -> None:
-    """As in a job that an older version had begun: some of its sessions have no identity."""
-    job_id, _ = job
-    with service.database.write() as session:
-        first = session.scalars(sa.select(SessionRow.id).where(SessionRow.job_id == job_id).limit(1)).one()
-        session.execute(
-            sa.update(SessionRow)
-            .where(SessionRow.job_id == job_id, SessionRow.id != first)
-            .values(identity_sha256="a" * 64)
-        )
-
-    def ask(allowed: bool) -> list[Any]:
-        query = {"mixed_identities": "true"} if allowed else {}
-        body = {"condition": "steered"} | ({"mixed_identities": True} if allowed else {})
-        return [
-            service.client.get(url(job_id), params=query),
-            service.client.get(f"/v1/jobs/{job_id}/export", params=query),
-            service.client.post(url(job_id, "/activations"), json=body),
-        ]
-
-    for answer in ask(False):
-        assert answer.status_code == 422
-        assert answer.json()["error"]["code"] == "mixed_identities"
-        for said in ("1 with identity unknown", "11 with identity aaaaaaaaaaaa", "mixed_identities=true"):
-            assert said in answer.json()["detail"]
-    assert [answer.status_code for answer in ask(True)] == [200] * 3
-    # the models of another job do not matter
-    with service.database.write() as session:
-        session.execute(sa.update(SessionRow).values(identity_sha256="a" * 64))
-    assert [answer.status_code for answer in ask(False)] == [200] * 3

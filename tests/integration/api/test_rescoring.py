@@ -19,7 +19,7 @@ COMPLETIONS = [("#### 5", 1, 1), ("The answer is $5.00.", 0, 1), ("#### 7", 0, 0
 
 @pytest.fixture
 def job(service: Any) -> str:
-    """An evaluation that has ended, as a worker of an older version scored it: by strict-match alone."""
+    """An evaluation that has ended, scored by strict-match alone."""
     rows = [{"question": f"q{i}", "answer": "so\n#### 5"} for i in range(len(COMPLETIONS))]
     spec = {
         "kind": "evaluation",

@@ -11,7 +11,7 @@ import torch
 from actograph.contract.chat.tool_calls import ToolCall
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
-from storage.results.export import trajectories
+from storage.results.export.sample import turns
 from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, TextEnd
@@ -87,7 +87,7 @@ def test_results_are_put_in_and_the_text_goes_on(bench: "Bench") -> None:
         assert [m.role for m in sample.messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
         assert "".join(m.content for m in sample.messages) == whole
         assert sample.scores["annotations,none"].answer == "2/2"
-        assert [turn.get("tool_calls") for turn in trajectories.turns(sample, None)][1:] == [
+        assert [turn.get("tool_calls") for turn in turns(sample, None)][1:] == [
             [{"name": "calculator", "arguments": {"expression": "14+23"}}], None,
             [{"name": "calculator", "arguments": {"expression": "2*37"}}], None, None,
         ]  # fmt: skip

@@ -100,8 +100,6 @@ def upgrade() -> None:
         sa.Column("served_at", sa.Double(), nullable=True),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("deleted_at", sa.Double(), nullable=True),
-        sa.Column("staged_scoring", sa.String(length=64), nullable=True),
-        sa.Column("scoring", sa.String(length=64), nullable=True),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
         sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
@@ -110,13 +108,6 @@ def upgrade() -> None:
         batch_op.create_index("ix_jobs_created_at_id", ["created_at", "id"], unique=False)
         batch_op.create_index("ix_jobs_kind_created_at_id", ["kind", "created_at", "id"], unique=False)
         batch_op.create_index("ix_jobs_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
-        batch_op.create_index(
-            "ix_jobs_scoring",
-            ["scoring"],
-            unique=False,
-            sqlite_where=sa.text("scoring IS NOT NULL"),
-            postgresql_where=sa.text("scoring IS NOT NULL"),
-        )
         batch_op.create_index("ix_jobs_status_created_at_id", ["status", "created_at", "id"], unique=False)
         batch_op.create_index(
             "ix_jobs_status_priority_created_at", ["status", "priority", "created_at"], unique=False
@@ -258,8 +249,6 @@ def upgrade() -> None:
         sa.Column("generated_tokens", sa.Integer(), nullable=True),
         sa.Column("seed", sa.BigInteger(), nullable=True),
         sa.Column("scores", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("scoring", sa.String(length=64), nullable=True),
-        sa.Column("staged_scores", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("tool_use", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("messages", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("logprobs", sa.JSON(none_as_null=True), nullable=True),

@@ -22,7 +22,6 @@ BODIES: dict[tuple[str, str], Any] = {
         "positions": "last",
         "limit": 1,
         "store_as": "difference",
-        "mixed_identities": True,
     },
     ("PATCH", "/v1/activations/sessions/{session_id}"): CHANGE,
     ("PATCH", "/v1/activations/session/{session_id}"): CHANGE,

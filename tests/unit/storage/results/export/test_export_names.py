@@ -3,14 +3,7 @@
 import pytest
 
 from actograph.contract.hooks import flat_name
-from storage.results.export.names import SampleNames, safe_part
-
-
-def test_numbers_count_from_one_and_suffixes_stand_where_there_are_several() -> None:
-    assert SampleNames("gsm8k", conditions=1, epochs=1)(0, "baseline", 0) == "gsm8k_0001"
-    assert SampleNames("gsm8k", conditions=2, epochs=1)(12344, "ep02", 0) == "gsm8k_12345__ep02"
-    assert SampleNames("capture", conditions=0, epochs=3)(1, None, 2) == "capture_0002__epoch_3"
-    assert SampleNames("t", conditions=2, epochs=2)(1, "a", 1) == "t_0002__a__epoch_2"
+from storage.results.export.of_condition import safe_part
 
 
 @pytest.mark.parametrize(

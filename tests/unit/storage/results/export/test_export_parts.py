@@ -3,7 +3,7 @@
 from actograph.contract.resources import ConditionResults, Job, JobStatus, Progress, Sample, SampleStatus
 from actograph.contract.resources.tool_use import ToolMessage
 from actograph.contract.specs import EvaluationSpec
-from storage.results.export import records, trajectories
+from storage.results.export import sample as sample_files
 from storage.results.export.of_condition import runs
 
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "max_tokens": 64, "stop": ["Q:"]}
@@ -54,14 +54,14 @@ def test_a_line_of_the_dataset_says_what_its_own_sample_is() -> None:
         input={"question": "How many?", "answer": "#### 7"}, prompt="Q: How many?", completion="7",
         finish_reason="stop", prompt_tokens=9, generated_tokens=2, seed=77, session_id="ses_1", attempts=1,
     )  # fmt: skip
-    said = records.line(base, "gsm8k_0004")
+    said = sample_files.line(base, "gsm8k_0004")
     assert (said["problem"], said["gold"], said["name"]) == ("How many?", "#### 7", "gsm8k_0004")
     changes = {
         "index": 4, "condition": "hot", "epoch": 2, "prompt": "other", "completion": "8", "seed": 78,
         "finish_reason": "length", "prompt_tokens": 10, "generated_tokens": 3, "session_id": "ses_2",
     }  # fmt: skip
     for name, value in changes.items():
-        other = records.line(base.model_copy(update={name: value}), "gsm8k_0004")
+        other = sample_files.line(base.model_copy(update={name: value}), "gsm8k_0004")
         assert {key for key in said if said[key] != other[key]} == {name}
         assert other[name] == value
 
@@ -73,7 +73,7 @@ def test_of_several_turns_the_last_alone_says_how_the_sample_ended() -> None:
         completion="c", finish_reason="stop", attempts=1,
         messages=[ToolMessage.model_validate({"role": role, "content": text}) for role, text in said],
     )  # fmt: skip
-    turns = list(trajectories.turns(sample, None))
+    turns = list(sample_files.turns(sample, None))
     assert [(turn["role"], turn.get("finish_reason")) for turn in turns] == [
         ("prompt", None), ("assistant", None), ("tool", None), ("assistant", None), ("tool", None),
         ("assistant", "stop"),
