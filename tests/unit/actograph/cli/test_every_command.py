@@ -12,7 +12,6 @@ import click
 import pytest
 import typer
 
-from actograph.cli import examples
 from actograph.cli.main import app, main
 from actograph.client import retries
 
@@ -51,18 +50,6 @@ def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) 
             options = {option: p for p in ALL[name].params for option in p.opts}
             assert "--format" in options, name
             assert options["--format"].default == "table"
-
-
-def test_every_command_has_examples_under_its_help(subtests: pytest.Subtests) -> None:
-    for name in sorted(ALL):
-        with subtests.test(name=name):
-            assert examples.EXAMPLES[name]
-            epilog = str(ALL[name].epilog).replace("\\[", "[")
-            assert all(f"$ {line}" in epilog for line in examples.EXAMPLES[name])
-
-
-def test_no_example_is_of_a_command_that_is_gone() -> None:
-    assert set(examples.EXAMPLES) == set(ALL)
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
     sent = json.loads(service.seen[-1].body)
     assert sent == {
         "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "rows": "answer",
-        "limit": 10, "store_as": "mood", "mixed_identities": False,
+        "limit": 10, "store_as": "mood",
     }  # fmt: skip
     lines = out.splitlines()
     assert lines[0] == "kind - plain, rows: answer, 10 pairs (1 without such rows)"
