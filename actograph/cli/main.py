@@ -10,7 +10,7 @@ from actograph.cli import batches, evals, jobs, keys, models, ops, sessions
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
 from actograph.cli.flags import GlobalOptions, examples
-from actograph.cli.output import ERROR, OK, Ended, emit, error_code, note
+from actograph.cli.output import ERROR, INTERRUPTED, OK, Ended, emit, error_code, note
 from actograph.cli.up import up
 from actograph.contract.errors import ActographError
 
@@ -81,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         return int(ended.code or 0)
     except _UsageError as error:
         return _tell_usage(error)
-    except typer.Abort:
-        return ERROR
+    except typer.Abort:  # Ctrl-C
+        return INTERRUPTED
     except (ActographError, OSError) as error:
         if options.debug:
             raise

@@ -178,13 +178,16 @@ def verify(
     columns = {"ID": lambda one: one.id, "PROBLEM": lambda one: one.problem, "DETAIL": lambda one: one.detail}
     problems = []
     checked = read = 0
-    with connect(ctx) as client, meter("items") as update:
-        for page in client.store.verify(sample=sample, seed=chosen):
-            checked, read = checked + page.checked, read + page.bytes
-            problems += page.problems
-            update("checking", checked, max(page.total, checked) if page.next else checked, len(problems))
-    if problems or output is Format.JSON:
-        emit_list(problems, columns, output)
+    try:
+        with connect(ctx) as client, meter("items") as update:
+            for page in client.store.verify(sample=sample, seed=chosen):
+                checked, read = checked + page.checked, read + page.bytes
+                problems += page.problems
+                update("checking", checked, max(page.total, checked) if page.next else checked, len(problems))
+    finally:
+        # also after an interruption
+        if problems:
+            emit_list(problems, columns, output)
     note(f"checked {checked}, {size(read)}, {len(problems)} problem{'' if len(problems) == 1 else 's'}")
     if problems:
         kinds = Counter(problem.problem for problem in problems)

@@ -32,18 +32,6 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, clic
 ALL = dict(commands(typer.main.get_command(app)))
 
 
-def test_the_nouns_and_verbs_are_there() -> None:
-    verbs = {
-        "jobs": "submit ls show samples watch cancel retry export",
-        "sessions": "ls show pull rm",
-        "queue": "info pause resume",
-        "models": "ls load structure",
-        "store": "gc verify",
-    }
-    wanted = {f"{noun} {verb}" for noun, listed in verbs.items() for verb in listed.split()}
-    assert wanted | {"up", "demo", "workers", "eval run"} <= set(ALL)
-
-
 def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) -> None:
     for name in sorted(set(ALL) - WITHOUT_ANSWER - ALWAYS_JSON):
         with subtests.test(name=name):
