@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.redaction import redact
 from actograph.settings import Settings
-from actograph.stack.home_lock import close_to_others
+from actograph.stack.home import close_to_others
 from api.app import open_services, process_app, set_up_logging
 from api.auth import is_loopback
 from api.dependencies import Services

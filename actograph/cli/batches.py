@@ -2,38 +2,47 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from actograph.cli.flags import identifiers
-from actograph.cli.flags.arguments import BatchArgument
-from actograph.cli.flags.options import FormatOption, NoTruncOption, QuietOption, client_of
-from actograph.cli.output import tables
-from actograph.cli.output.output import Format, emit, emit_list, note
+from actograph.cli.flags import (
+    FormatOption,
+    IdArgument,
+    LimitOption,
+    NoTruncOption,
+    QuietOption,
+    connect,
+    full_id,
+)
+from actograph.cli.output import Format, age, clean, emit, emit_list, note, size
 from actograph.contract.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from actograph.contract.batches import Batch
+    from actograph.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Send files of requests, and read their answers.")
+
+COLUMNS = {
+    "BATCH ID": lambda batch: batch.id,
+    "STATUS": lambda batch: batch.status,
+    "ENDPOINT": lambda batch: batch.endpoint,
+    "MODEL": lambda batch: batch.model,
+    ">COMPLETED": lambda batch: batch.request_counts.completed,
+    ">FAILED": lambda batch: batch.request_counts.failed,
+    ">TOTAL": lambda batch: batch.request_counts.total,
+    "AGE": lambda batch: age(batch.created_at),
+}
 
 
 @app.command()
 def create(
     ctx: typer.Context,
-    file: Annotated[
-        Path, typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False)
-    ],
+    file: Path = typer.Argument(help="JSONL with one request per line.", exists=True, dir_okay=False),
     *,
-    window: Annotated[
-        str, typer.Option(help="Time limit: 90m, 24h or 7d. Unfinished requests then expire.")
-    ] = "24h",
-    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 runs first, 9 last.")] = None,
+    window: str = typer.Option("24h", help="Time limit: 90m, 24h or 7d. Unfinished requests then expire."),
+    priority: int | None = typer.Option(None, min=0, max=9, help="0 runs first, 9 last."),
     quiet: QuietOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -45,57 +54,55 @@ def create(
     except (ValueError, KeyError, TypeError):
         raise InvalidRequest(f"{file}: the first line is not a request with a url") from None
     options = {} if priority is None else {"priority": priority}
-    with closing(client_of(ctx)) as client:
+    with connect(ctx) as client:
         uploaded = client.files.upload(file, "batch", progress=True)
         batch = client.batches.create(uploaded.id, endpoint, completion_window=window, **options)
-    emit_list([batch], _table, output, quiet=quiet)
+    emit_list([batch], COLUMNS, output, quiet=quiet, full=True)
 
 
 @app.command("ls")
 def list_batches(
     ctx: typer.Context,
     *,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of batches.")] = 20,
+    limit: LimitOption = 20,
     quiet: QuietOption = False,
     no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List batches, newest first."""
-    with closing(client_of(ctx)) as client:
-        table = partial(_table, full=no_trunc)
-        emit_list(client.batches.list(), table, output, quiet=quiet, full=no_trunc, limit=limit)
+    with connect(ctx) as client:
+        emit_list(client.batches.list(), COLUMNS, output, quiet=quiet, full=no_trunc, limit=limit)
 
 
 @app.command()
-def show(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
+def show(ctx: typer.Context, batch: IdArgument, output: FormatOption = Format.TABLE) -> None:
     """Show a batch and its invalid lines."""
-    with closing(client_of(ctx)) as client:
-        found = client.batches.get(identifiers.batch(client, batch))
-    emit_list([found], _table, output)
-    if output is Format.TABLE:
-        for error in found.errors.data if found.errors else ():
-            where = f"line {error.line}: " if error.line else ""
-            emit(f"{where}{tables.clean(error.message)}")
+    with connect(ctx) as client:
+        found = client.batches.get(_batch_id(client, batch))
+    emit_list([found], COLUMNS, output, full=True)
+    if output is Format.TABLE and found.errors:
+        for error in found.errors.data:
+            emit(f"line {error.line}: {clean(error.message)}" if error.line else clean(error.message))
 
 
 @app.command()
-def cancel(ctx: typer.Context, batch: BatchArgument, output: FormatOption = Format.TABLE) -> None:
+def cancel(ctx: typer.Context, batch: IdArgument, output: FormatOption = Format.TABLE) -> None:
     """Cancel a batch. Finished requests are kept."""
-    with closing(client_of(ctx)) as client:
-        emit_list([client.batches.cancel(identifiers.batch(client, batch))], _table, output)
+    with connect(ctx) as client:
+        emit_list([client.batches.cancel(_batch_id(client, batch))], COLUMNS, output, full=True)
 
 
 @app.command()
 def results(
     ctx: typer.Context,
-    batch: BatchArgument,
+    batch: IdArgument,
     *,
-    errors: Annotated[bool, typer.Option("--errors", help="Failed requests instead of answers.")] = False,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: print.")] = None,
+    errors: bool = typer.Option(False, "--errors", help="Failed requests instead of answers."),
+    to: Path | None = typer.Option(None, "--output", "-o", help="File to write. Default: print."),
 ) -> None:
     """Print or save the answers of an ended batch, as JSONL."""
-    with closing(client_of(ctx)) as client:
-        found = client.batches.get(identifiers.batch(client, batch))
+    with connect(ctx) as client:
+        found = client.batches.get(_batch_id(client, batch))
         file_id = found.error_file_id if errors else found.output_file_id
         if file_id is None:
             what = "errors" if errors else "answers"
@@ -105,22 +112,8 @@ def results(
         sys.stdout.write(content.decode())
     else:
         to.write_bytes(content)
-        note(f"{to}: {tables.size(len(content))}")
+        note(f"{to}: {size(len(content))}")
 
 
-def _table(batches: "Sequence[Batch]", *, full: bool = True) -> str:
-    headers = ("BATCH ID", "STATUS", "ENDPOINT", "MODEL", "COMPLETED", "FAILED", "TOTAL", "AGE")
-    rows = [
-        [
-            tables.shorten(batch.id, full=full),
-            str(batch.status),
-            batch.endpoint,
-            batch.model or "",
-            str(batch.request_counts.completed),
-            str(batch.request_counts.failed),
-            str(batch.request_counts.total),
-            tables.age(batch.created_at),
-        ]
-        for batch in batches
-    ]
-    return tables.render(headers, rows, right=("COMPLETED", "FAILED", "TOTAL"))
+def _batch_id(client: "Client", typed: str) -> str:
+    return full_id(typed, "batch", lambda _: client.batches.list())

@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actograph.cli.flags import job_spec
-from actograph.cli.flags.options import FormatOption, client_of
-from actograph.cli.output.output import Format, emit, note
+from actograph.cli.flags import FormatOption, connect
+from actograph.cli.job_flags import capture_of
+from actograph.cli.output import Format, emit, note
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,30 +21,17 @@ LEAVE = frozenset({"/exit", "/quit", "/bye"})
 def chat(
     ctx: typer.Context,
     *,
-    question: Annotated[
-        list[str] | None, typer.Argument(help="Question; - reads standard input. Default: a conversation.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Model. Default: the service's first.")
-    ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="System message.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Maximum number of tokens.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling probability.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed: the same seed gives the same answer.")
-    ] = None,
-    thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think first.")] = False,
-    capture: Annotated[
-        str | None,
-        typer.Option(
-            "--capture", metavar="POINTS@LAYERS", help="Activations to store, such as resid_post@8,12,16."
-        ),
-    ] = None,
+    question: list[str] = typer.Argument(
+        None, help="Question; - reads standard input. Default: a conversation."
+    ),
+    model: str | None = typer.Option(None, "--model", "-m", help="Model. Default: the service's first."),
+    system: str | None = typer.Option(None, "--system", "-s", help="System message."),
+    max_tokens: int | None = typer.Option(None, min=1, help="Maximum number of tokens."),
+    temperature: float | None = typer.Option(None, min=0.0, help="0 is greedy."),
+    top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Nucleus sampling probability."),
+    seed: int | None = typer.Option(None, help="Seed: the same seed gives the same answer."),
+    thinking: bool = typer.Option(False, "--thinking", help="Let the model think first."),
+    capture: str | None = typer.Option(None, help="POINTS[@LAYERS] to store, such as resid_post@8,12,16."),
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Chat with a model. The answer is printed while it is generated."""
@@ -55,21 +41,20 @@ def chat(
         "top_p": top_p,
         "seed": seed,
         "enable_thinking": thinking or None,
-        "capture": None if capture is None else job_spec.capture_of(capture),
+        "capture": None if capture is None else capture_of(capture),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     asked = [sys.stdin.read()] if question == ["-"] else [" ".join(question)] if question else None
-    with closing(client_of(ctx)) as client:
-        if asked is not None and output is Format.JSON:
-            said.append({"role": "user", "content": asked[0]})
-            emit(client.chat(said, model=model, **fields).model_dump_json())
-            return
-        if output is Format.JSON:
-            raise InvalidRequest("--format json needs a question on the command line")
+    if asked is None and output is Format.JSON:
+        raise InvalidRequest("--format json needs a question on the command line")
+    with connect(ctx) as client:
         for text in asked or _typed():
             said.append({"role": "user", "content": text})
-            said.append({"role": "assistant", "content": _answer(client, said, model, fields)})
+            if output is Format.JSON:
+                emit(client.chat(said, model=model, **fields).model_dump_json())
+            else:
+                said.append({"role": "assistant", "content": _answer(client, said, model, fields)})
 
 
 def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fields: dict[str, Any]) -> str:

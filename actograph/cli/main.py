@@ -1,23 +1,17 @@
 """`actograph`: all commands, and the reporting of errors."""
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from actograph import __version__
-from actograph.cli import batches, examples, exit_codes, keys, models, queue, store
+from actograph.cli import batches, evals, jobs, keys, models, ops, sessions
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
-from actograph.cli.flags.options import GlobalOptions
-from actograph.cli.jobs import evals, exports, jobs
-from actograph.cli.jobs.comparisons import compare
-from actograph.cli.jobs.estimate import estimate
-from actograph.cli.jobs.samples import samples
-from actograph.cli.output.output import emit, note
-from actograph.cli.sessions import sessions
+from actograph.cli.flags import GlobalOptions, examples
+from actograph.cli.output import ERROR, INTERRUPTED, OK, Ended, emit, error_code, note
 from actograph.cli.up import up
-from actograph.cli.workers import workers
 from actograph.contract.errors import ActographError
 
 #: groups of commands under `--help`
@@ -29,23 +23,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Evaluate language models and keep their activations.",
 )
-jobs.app.command()(samples)
-jobs.app.command()(compare)
-jobs.app.command()(exports.export)
-app.command(rich_help_panel=START)(up)
-app.command(rich_help_panel=START)(demo)
-app.command(rich_help_panel=JOBS)(chat)
-app.command(rich_help_panel=JOBS)(estimate)
+app.command(
+    rich_help_panel=START,
+    epilog=examples(
+        "actograph up --model ./my-model",
+        "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
+        "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
+    ),
+)(up)
+app.command(rich_help_panel=START, epilog=examples("actograph demo --limit 50 --keep"))(demo)
+app.command(rich_help_panel=JOBS, epilog=examples("actograph chat 'What is 3 + 4?' --max-tokens 64"))(chat)
+app.command(rich_help_panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 app.add_typer(evals.app, name="eval", rich_help_panel=JOBS)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
-app.command(rich_help_panel=OPERATE)(workers)
+app.command(rich_help_panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
-app.add_typer(queue.app, name="queue", rich_help_panel=OPERATE)
-app.add_typer(store.app, name="store", rich_help_panel=OPERATE)
+app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)
+app.add_typer(ops.store, name="store", rich_help_panel=OPERATE)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
-examples.show(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,17 +55,14 @@ def _print_version(wanted: bool) -> None:
 def common(
     ctx: typer.Context,
     *,
-    url: Annotated[
-        str | None,
-        typer.Option(envvar="ACTOGRAPH_URL", help="URL of the service. (default: http://127.0.0.1:8420)"),
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="ACTOGRAPH_API_KEY", help="API key to send.", show_envvar=True)
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    url: str | None = typer.Option(
+        None, envvar="ACTOGRAPH_URL", help="URL of the service. (default: http://127.0.0.1:8420)"
+    ),
+    api_key: str | None = typer.Option(None, envvar="ACTOGRAPH_API_KEY", help="API key to send."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Evaluate language models and keep their activations."""
     options = ctx.ensure_object(GlobalOptions)
@@ -81,14 +75,14 @@ def main(arguments: list[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
-    except exit_codes.Ended as ended:
+    except Ended as ended:
         return ended.code
     except SystemExit as ended:  # raised by the options for completion
         return int(ended.code or 0)
     except _UsageError as error:
         return _tell_usage(error)
-    except typer.Abort:
-        return exit_codes.ERROR
+    except typer.Abort:  # Ctrl-C
+        return INTERRUPTED
     except (ActographError, OSError) as error:
         if options.debug:
             raise
@@ -96,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, ActographError) and error.status == 401:
             text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY or use --api-key"
         note(f"error: {text}")
-        return exit_codes.of_error(error)
-    return code if isinstance(code, int) else exit_codes.OK
+        return error_code(error)
+    return code if isinstance(code, int) else OK
 
 
 #: click's usage error; newer versions of typer contain a click of their own
@@ -113,11 +107,11 @@ def _tell_usage(error: Any) -> int:
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-        return exit_codes.ERROR
+        return ERROR
     message = " ".join(str(error.format_message()).split()).removesuffix(".")
     command = error.ctx.command_path if error.ctx is not None else "actograph"
     note(f"error: {message[:1].lower()}{message[1:]}; see: {command} --help")
-    return exit_codes.ERROR
+    return ERROR
 
 
 def _one_line(error: Exception) -> str:

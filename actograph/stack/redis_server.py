@@ -44,10 +44,8 @@ class RedisServer:
 def prepare(folder: Path) -> RedisServer:
     """Write the configuration of a server that lives in `folder`, with a free port and a new password.
 
-    Redis itself writes nothing to disk: its messages only say that a job may have work, and the index knows
-    that too. A restart or a power cut therefore costs latency and nothing else: waiting jobs are picked up
-    again from the index within ACTOGRAPH_RECONCILE_SECONDS, and a chat that was being streamed ends with the
-    text of the index.
+    Redis writes nothing to disk: its messages only say that a job may have work, which the index knows too.
+    A restart costs latency and nothing else: workers look into the index within ACTOGRAPH_RECONCILE_SECONDS.
 
     Raises:
         ServiceUnavailable: no server is installed.
@@ -55,21 +53,23 @@ def prepare(folder: Path) -> RedisServer:
     executable = find_executable()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     password, port = secrets.token_hex(24), free_port(LOOPBACK)
-    # no append-only file and no snapshots: with a full disk Redis would refuse every message
-    # a password, since every user of the machine can reach loopback; in a file, since they see arguments
-    _write_private(
-        folder / "redis.conf",
-        f"""\
-bind {LOOPBACK}
-port {port}
-protected-mode yes
-requirepass {password}
-daemonize no
-dir {_quoted(folder.absolute())}
-appendonly no
-save ""
-""",
-    )
+    quoted = str(folder.absolute()).replace("\\", "\\\\").replace('"', '\\"')
+    settings = {
+        "bind": LOOPBACK,
+        "port": port,
+        "protected-mode": "yes",
+        # every user of the machine can reach loopback
+        "requirepass": password,
+        "daemonize": "no",
+        "dir": f'"{quoted}"',
+        # with a full disk Redis would refuse every message
+        "appendonly": "no",
+        "save": '""',
+    }
+    # a file that only this user can read: arguments are visible to all
+    file = os.open(folder / "redis.conf", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file, "w") as out:
+        out.writelines(f"{name} {value}\n" for name, value in settings.items())
     return RedisServer(executable=executable, folder=folder, port=port, password=password)
 
 
@@ -93,14 +93,3 @@ def find_executable() -> Path:
             "for Linux and macOS; or put one on PATH, or set ACTOGRAPH_BROKER_URL to a running one."
         )
     return Path(on_path)
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        out.write(text)
-
-
-def _quoted(path: Path) -> str:
-    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

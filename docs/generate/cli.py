@@ -5,7 +5,6 @@ from typing import Any
 
 import typer
 
-from actograph.cli.examples import EXAMPLES
 from actograph.cli.main import app
 from docs.generate.markdown import cell, code, escape, heading, table
 
@@ -42,13 +41,19 @@ def parameters(command: Any) -> Iterator[tuple[str, str, str]]:
         )
 
 
+def examples(command: Any) -> list[str]:
+    """Examples under a command's help."""
+    lines = str(command.epilog or "").replace("\\[", "[").splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
 def section(path: tuple[str, ...], command: Any) -> str:
     """One command: summary, parameters and examples."""
     name = " ".join(path)
     text = f"## actograph {name}\n\n" + escape((command.help or "").strip()) + "\n\n"
     text += table(("argument or option", "default", "meaning"), parameters(command))
-    if examples := EXAMPLES.get(name):
-        text += "```sh\n" + "\n".join(examples) + "\n```\n\n"
+    if lines := examples(command):
+        text += "```sh\n" + "\n".join(lines) + "\n```\n\n"
     return text
 
 

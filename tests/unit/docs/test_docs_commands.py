@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from actograph.cli import examples
-from actograph.cli.flags.options import GlobalOptions
+from actograph.cli.flags import GlobalOptions
 from actograph.cli.main import app
 
 Blocks = Callable[[str], list[Any]]
@@ -111,13 +110,6 @@ def check_span(span: str, repository: Path) -> None:
             except Exception as error:
                 if type(error).__name__ not in _INCOMPLETE:
                     raise
-
-
-def test_examples_under_the_help(repository: Path, subtests: pytest.Subtests) -> None:
-    for name, lines in examples.EXAMPLES.items():
-        with subtests.test(name):
-            for line in lines:
-                check(line, repository)
 
 
 def test_a_flag_that_is_gone_is_found(repository: Path) -> None:

@@ -373,7 +373,7 @@ def test_debug_shows_the_traceback(run: Run) -> None:
 def test_usage_errors_are_not_exit_2(run: Run) -> None:
     for typed, told in [
         ("jobs frobnicate", "error: no such command 'frobnicate'; see: actograph jobs --help\n"),
-        ("jobs show", "error: missing argument 'JOB'; see: actograph jobs show --help\n"),
+        ("jobs show", "error: missing argument 'ID'; see: actograph jobs show --help\n"),
         ("jobs ls --nope", "error: no such option: --nope; see: actograph jobs ls --help\n"),
     ]:
         assert run(*typed.split()) == (1, "", told)

@@ -12,7 +12,6 @@ import click
 import pytest
 import typer
 
-from actograph.cli import examples
 from actograph.cli.main import app, main
 from actograph.client import retries
 
@@ -33,36 +32,12 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, clic
 ALL = dict(commands(typer.main.get_command(app)))
 
 
-def test_the_nouns_and_verbs_are_there() -> None:
-    verbs = {
-        "jobs": "submit ls show samples watch cancel retry export",
-        "sessions": "ls show pull rm",
-        "queue": "info pause resume",
-        "models": "ls load structure",
-        "store": "gc verify",
-    }
-    wanted = {f"{noun} {verb}" for noun, listed in verbs.items() for verb in listed.split()}
-    assert wanted | {"up", "demo", "workers", "eval run"} <= set(ALL)
-
-
 def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) -> None:
     for name in sorted(set(ALL) - WITHOUT_ANSWER - ALWAYS_JSON):
         with subtests.test(name=name):
             options = {option: p for p in ALL[name].params for option in p.opts}
             assert "--format" in options, name
             assert options["--format"].default == "table"
-
-
-def test_every_command_has_examples_under_its_help(subtests: pytest.Subtests) -> None:
-    for name in sorted(ALL):
-        with subtests.test(name=name):
-            assert examples.EXAMPLES[name]
-            epilog = str(ALL[name].epilog).replace("\\[", "[")
-            assert all(f"$ {line}" in epilog for line in examples.EXAMPLES[name])
-
-
-def test_no_example_is_of_a_command_that_is_gone() -> None:
-    assert set(examples.EXAMPLES) == set(ALL)
 
 
 @pytest.fixture

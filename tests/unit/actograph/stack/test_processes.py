@@ -96,12 +96,6 @@ def test_a_program_that_is_killed_is_started_again(watcher: Watcher) -> None:
     assert "SIGKILL, perhaps out of memory" in watcher.said[0]
 
 
-def test_a_program_that_ends_by_itself_is_started_again(watcher: Watcher, tmp_path: Path) -> None:
-    watcher.start(f"import sys; {READY}", tmp_path / "starts")
-    watcher.until(lambda: len(content(tmp_path / "starts")) >= 2)
-    assert "exit status 0" in watcher.said[0]
-
-
 @pytest.mark.integration
 def test_a_crash_loop_is_the_end(watcher: Watcher, tmp_path: Path) -> None:
     watcher.start(CRASHES, tmp_path / "starts", 100)
@@ -146,15 +140,6 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_ends_nothing(
     assert child.pid is not None
 
 
-def test_a_dead_child_is_not_ready(watcher: Watcher) -> None:
-    child = watcher.start(SLEEP)
-    watcher.supervisor.mark_ready(child)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    watcher.until(lambda: not child.ready)
-    assert child.was_ready
-
-
 def test_the_terminals_ctrl_c_does_not_reach_children(watcher: Watcher) -> None:
     child = watcher.start(SLEEP)
     assert child.pid is not None
@@ -184,21 +169,18 @@ time.sleep(120)
 def test_a_program_that_ignores_sigterm_is_killed(watcher: Watcher, tmp_path: Path) -> None:
     child = watcher.start(IGNORES_SIGTERM, tmp_path / "starts", stop_seconds=0.3)
     watcher.until(lambda: content(tmp_path / "starts") == ".")
-    pid, started = child.pid, time.monotonic()
+    pid = child.pid
     assert pid is not None
     watcher.supervisor.stop([child])
     assert gone(pid)
-    assert time.monotonic() - started >= 0.3
     assert watcher.said == ["toy did not end within 0 s and is killed"]
 
 
 def test_insisting_kills_at_once(watcher: Watcher, tmp_path: Path) -> None:
     child = watcher.start(IGNORES_SIGTERM, tmp_path / "starts", stop_seconds=600)
     watcher.until(lambda: content(tmp_path / "starts") == ".")
-    started = time.monotonic()
-    watcher.supervisor.stop([child], lambda: time.monotonic() > started + 0.2)
+    watcher.supervisor.stop([child], lambda: True)
     assert child.pid is None
-    assert time.monotonic() - started >= 0.2
 
 
 def test_what_a_dead_program_left_running_is_ended(watcher: Watcher, tmp_path: Path) -> None:
@@ -215,13 +197,11 @@ def test_killing_reaches_what_a_program_started(watcher: Watcher, tmp_path: Path
     watcher.until(lambda: gone(int(content(tmp_path / "pid"))))
 
 
-def test_stopping_what_waits_for_its_restart(watcher: Watcher, tmp_path: Path) -> None:
+def test_stopping_what_waits_for_its_restart(watcher: Watcher) -> None:
     child = watcher.start("raise SystemExit(1)")
     watcher.until(lambda: child.restart_at is not None)
     watcher.supervisor.stop([child])
-    time.sleep(0.3)
-    watcher.supervisor.check()
-    assert child.pid is None
+    assert (child.pid, child.restart_at) == (None, None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from actograph.cli.jobs import jobs
-from actograph.cli.jobs.estimate import estimate
+from actograph.cli import jobs
 from actograph.contract.resources import Estimate, Need
 from tests.support.command_line import Run, runner
 
@@ -36,7 +35,7 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 def test_it_has_every_flag_of_submit_but_watch() -> None:
     submit = set(inspect.signature(jobs.submit).parameters)
-    assert set(inspect.signature(estimate).parameters) == (submit - {"watch"}) | {"prompt_tokens"}
+    assert set(inspect.signature(jobs.estimate).parameters) == (submit - {"watch"}) | {"prompt_tokens"}
 
 
 def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_path: Path) -> None:

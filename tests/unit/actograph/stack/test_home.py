@@ -5,22 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from actograph.stack.home_lock import HomeInUse, HomeLock, close_to_others
+from actograph.contract.errors import Conflict
+from actograph.stack.home import close_to_others, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from actograph.stack.home_lock import HomeLock
-with HomeLock(Path(sys.argv[1])):
+from actograph.stack.home import locked
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
 
 
 def test_the_second_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
-    with HomeLock(tmp_path / "home"), pytest.raises(HomeInUse, match=rf"pid {os.getpid()}\b.*--home"):
-        HomeLock(tmp_path / "home").__enter__()
-    with HomeLock(tmp_path / "home"):
+    with locked(tmp_path / "home"), pytest.raises(Conflict, match=rf"pid {os.getpid()}\b.*--home"):
+        locked(tmp_path / "home").__enter__()
+    with locked(tmp_path / "home"):
         pass
 
 
@@ -29,19 +30,19 @@ def test_a_process_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(HomeInUse, match=f"pid {holder.pid}"):
-            HomeLock(tmp_path).__enter__()
+        with pytest.raises(Conflict, match=f"pid {holder.pid}"):
+            locked(tmp_path).__enter__()
         holder.kill()
         holder.wait()
-    with HomeLock(tmp_path):
+    with locked(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_children_do_not_hold_the_lock(tmp_path: Path) -> None:
-    with HomeLock(tmp_path):
+    with locked(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        with HomeLock(tmp_path):
+        with locked(tmp_path):
             pass
     finally:
         child.kill()

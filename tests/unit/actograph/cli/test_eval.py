@@ -1,4 +1,4 @@
-"""What the flags of an evaluation become, and what follows when it has ended."""
+"""`actograph eval`: what it sends, and what follows when the job has ended."""
 
 import json
 from pathlib import Path
@@ -6,113 +6,11 @@ from typing import Any
 
 import pytest
 
-from actograph.cli.flags import dataset_flags, job_spec
-from actograph.cli.flags.condition_flags import conditions_of
 from actograph.contract import resources
 from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
-from actograph.contract.errors import InvalidRequest
 from tests.support.command_line import Run, runner
 
 METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
-
-
-@pytest.mark.parametrize(
-    ("given", "conditions"),
-    [
-        (["plain"], [{"name": "plain"}]),
-        (["EP02:suffix=So: is a=b, or c?"], [{"name": "EP02", "suffix": "So: is a=b, or c?"}]),
-        (["a", "b:tools=calculator"], [{"name": "a"}, {"name": "b", "tools": "calculator"}]),
-        (
-            ["hot:temperature=0.7", "hot:top_k=5", "hot:prefix="],
-            [{"name": "hot", "sampling": {"temperature": 0.7, "top_k": 5}, "prefix": ""}],
-        ),
-        (
-            ['{"name": "s", "system": "Be brief."}', "s:suffix=Now."],
-            [{"name": "s", "system": "Be brief.", "suffix": "Now."}],
-        ),
-    ],
-)
-def test_conditions(given: list[str], conditions: list[dict[str, Any]]) -> None:
-    assert conditions_of(given, None) == conditions
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ([":suffix=x"], "use NAME"),
-        (["a:b"], "use NAME"),
-        (["a:colour=red"], "unknown field 'colour'"),
-        (["a:top_k=many"], "not a number"),
-        (["a", "a"], "occurs twice"),
-        (["a:suffix=x", "a:suffix=y"], "suffix occurs twice"),
-        (["a:top_k=1", "a:top_k=2"], "top_k occurs twice"),
-        (['{"name": 3}'], "with a name"),
-        (['{"name": '], "not valid JSON"),
-    ],
-)
-def test_conditions_that_cannot_be_read(given: list[str], reason: str) -> None:
-    with pytest.raises(InvalidRequest, match=reason):
-        conditions_of(given, None)
-
-
-def test_conditions_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "conditions.json"
-    path.write_text(json.dumps({"paper": "x", "stimuli": {"EP02": "It matters.", "EP03": "Be sure."}}))
-    stimuli = [{"name": "EP02", "suffix": "It matters."}, {"name": "EP03", "suffix": "Be sure."}]
-    assert conditions_of([], path) == [{"name": "baseline"}, *stimuli]
-    assert conditions_of(["plain"], path) == [{"name": "plain"}, *stimuli]
-    with pytest.raises(InvalidRequest, match="'EP03' occurs twice"):
-        conditions_of(["EP03"], path)
-    listed = [{"name": "a"}, {"name": "b", "system": "x"}]
-    for content in (listed, {"conditions": listed}):
-        path.write_text(json.dumps(content))
-        assert conditions_of([], path) == listed
-    for text, reason in (
-        ('{"a": "b"}', "stimuli"),
-        ('["a"]', "with a name"),
-        ('"a"', "stimuli"),
-        ("[", "JSON"),
-    ):
-        path.write_text(text)
-        with pytest.raises(InvalidRequest, match=reason):
-            conditions_of([], path)
-    with pytest.raises(InvalidRequest, match="No such file"):
-        conditions_of([], tmp_path / "none.json")
-
-
-def test_capture(subtests: pytest.Subtests) -> None:
-    for text, found in {
-        "attn_in,mlp_in@8,12,16": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
-        "resid_post@all": {"points": ["resid_post"], "layers": "all"},
-        "resid_post@8:20:4": {"points": ["resid_post"], "layers": "8:20:4"},
-        "embed": {"points": ["embed"]},
-        "mlp_in.3, embed": {"points": ["embed"], "hooks": ["mlp_in.3"]},
-        "model.layers[8].mlp.output": {"hooks": ["model.layers[8].mlp.output"]},
-    }.items():
-        with subtests.test(text):
-            assert job_spec.capture_of(text) == found
-    for text in ("", "@8", " , @all", "mlp_in.3@all"):
-        with subtests.test(text), pytest.raises(InvalidRequest, match="points@layers"):
-            job_spec.capture_of(text)
-
-
-def test_datasets(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("question,answer\n")
-    assert dataset_flags.reference(str(path), "--dataset")[1] == path
-    for typed, expected in [
-        ("file_" + "a" * 32, {"file_id": "file_" + "a" * 32}),
-        ("path:gsm8k/test.jsonl", {"path": "gsm8k/test.jsonl"}),
-        ("hub:openai/gsm8k", {"hub": "openai/gsm8k"}),
-        ("hub:openai/gsm8k:main", {"hub": "openai/gsm8k", "config": "main"}),
-        ("hub:a/b::train", {"hub": "a/b", "split": "train"}),
-    ]:
-        assert dataset_flags.reference(typed, "--dataset") == (expected, None)
-    for typed in ("hub:a/b:c:d:e", "hub::main"):
-        with pytest.raises(InvalidRequest, match="use hub:"):
-            dataset_flags.reference(typed, "--dataset")
-    with pytest.raises(InvalidRequest, match=r"--fewshot-dataset: no file 'hub:'"):
-        dataset_flags.reference("hub:", "--fewshot-dataset")
 
 
 @pytest.fixture
@@ -161,7 +59,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--scorer", "best"), "--scorer: unknown scorer 'best'"),
+        (("--scorer", "best"), "scorers.0: "),
         (("--tools", "abacus"), "tools: "),
         (("--max-turns", "3"), "max_turns needs tools: calculator"),
         (("--tool-format", "annotations"), "tool_format needs tools: calculator"),

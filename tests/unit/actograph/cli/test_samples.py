@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from actograph.cli.main import main
-from actograph.cli.output import tables
 from actograph.contract import resources
 
 
@@ -44,7 +43,7 @@ def job(service: Any, monkeypatch: pytest.MonkeyPatch) -> resources.Job:
 def test_a_line_for_each_sample(
     job: resources.Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["jobs", "samples", job.id]) == 0
     head, right, wrong, failed = capsys.readouterr().out.splitlines()
     assert head.split()[:5] == ["INDEX", "CONDITION", "EPOCH", "STATUS", "CORRECT"]
@@ -60,16 +59,3 @@ def test_samples_by_verdict(job: resources.Job, capsys: pytest.CaptureFixture[st
     for options, expected in [((), [0, 1, 2]), (("--correct",), [0]), (("--incorrect",), [1])]:
         assert main(["jobs", "samples", job_id, *options, "--format", "json"]) == 0
         assert [json.loads(line)["index"] for line in capsys.readouterr().out.splitlines()] == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "columns", "expected"),
-    [
-        ("short", 5, "short"),
-        ("longer", 5, "long…"),
-        ("two\nlines", 20, "two lines"),
-        ("答案在此", 5, "答案…"),
-    ],
-)
-def test_a_text_is_cut_by_the_columns_that_it_takes(text: str, columns: int, expected: str) -> None:
-    assert tables.cut(text, columns) == expected

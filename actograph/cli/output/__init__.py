@@ -1,1 +1,0 @@
-"""Tables, JSON and progress bars on the terminal."""

@@ -1,0 +1,97 @@
+"""What flags become, and which are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from actograph.cli.job_flags import body_of, capture_of, conditions_of, merge
+from actograph.contract.errors import InvalidRequest
+
+
+def test_flags_win_and_leave_the_rest_alone() -> None:
+    spec = {"kind": "capture", "sampling": {"seed": 3, "top_p": 0.5}, "tags": ["a"], "capture": None}
+    merged = merge(spec, {"sampling.top_p": 0.0, "capture.points": ["embed"], "enable_thinking": False})
+    assert merged == {
+        "kind": "capture",
+        "sampling": {"seed": 3, "top_p": 0.0},
+        "tags": ["a"],
+        "capture": {"points": ["embed"]},
+        "enable_thinking": False,
+    }
+    assert spec["sampling"] == {"seed": 3, "top_p": 0.5}
+    with pytest.raises(InvalidRequest, match="capture"):
+        merge({"capture": ["x"]}, {"capture.layers": "all"})
+
+
+def test_capture(subtests: pytest.Subtests) -> None:
+    for text, found in {
+        "attn_in,mlp_in@8,12,16": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
+        "resid_post@all": {"points": ["resid_post"], "layers": "all"},
+        "resid_post@8:20:4": {"points": ["resid_post"], "layers": "8:20:4"},
+        "embed": {"points": ["embed"]},
+        "mlp_in.3, embed": {"points": ["embed"], "hooks": ["mlp_in.3"]},
+        "model.layers[8].mlp.output": {"hooks": ["model.layers[8].mlp.output"]},
+    }.items():
+        with subtests.test(text):
+            assert capture_of(text) == found
+    for text in ("", "@8", " , @all", "mlp_in.3@all"):
+        with subtests.test(text), pytest.raises(InvalidRequest, match="points@layers"):
+            capture_of(text)
+
+
+def test_conditions(subtests: pytest.Subtests) -> None:
+    for typed, found in [
+        (["plain"], [{"name": "plain"}]),
+        (["EP02:suffix=So: is a=b, or c?"], [{"name": "EP02", "suffix": "So: is a=b, or c?"}]),
+        (["a", "b:mode=with_tools"], [{"name": "a"}, {"name": "b", "mode": "with_tools"}]),
+        (
+            ["hot:temperature=0.7", "hot:top_k=5", "hot:prefix="],
+            [{"name": "hot", "sampling": {"temperature": 0.7, "top_k": 5}, "prefix": ""}],
+        ),
+    ]:
+        with subtests.test(typed[0]):
+            assert conditions_of(typed, None) == found
+    for text in (":suffix=x", "a:b", "a:colour=red", "a:top_k=many"):
+        with subtests.test(text), pytest.raises(InvalidRequest, match="--condition"):
+            conditions_of([text], None)
+
+
+def test_conditions_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "conditions.json"
+    path.write_text(json.dumps({"paper": "x", "stimuli": {"EP02": "It matters."}}))
+    stimuli = [{"name": "EP02", "suffix": "It matters."}]
+    assert conditions_of([], path) == [{"name": "baseline"}, *stimuli]
+    assert conditions_of(["plain"], path) == [{"name": "plain"}, *stimuli]
+    path.write_text('[{"name": "a"}, {"name": "b", "system": "x"}]')
+    assert conditions_of([], path) == [{"name": "a"}, {"name": "b", "system": "x"}]
+    path.write_text('{"a": "b"}')
+    with pytest.raises(InvalidRequest, match="stimuli"):
+        conditions_of([], path)
+
+
+def test_datasets(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a\n")
+    for typed, found in {
+        "file_1": {"file_id": "file_1"},
+        "path:a/b.jsonl": {"path": "a/b.jsonl"},
+        "hub:openai/gsm8k": {"hub": "openai/gsm8k"},
+        "hub:openai/gsm8k:main:test": {"hub": "openai/gsm8k", "config": "main", "split": "test"},
+        "hub:o/n::test": {"hub": "o/n", "split": "test"},
+    }.items():
+        with subtests.test(typed):
+            assert body_of(dataset=typed) == ({"kind": "evaluation", "dataset": found}, {})
+    assert body_of(fewshot_dataset=str(path))[1] == {"fewshot_dataset": path}
+    with pytest.raises(InvalidRequest, match="--dataset: no file"):
+        body_of(dataset="none.jsonl")
+
+
+def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    path = tmp_path / "spec.json"
+    for content, reason in {"{": "not JSON", "[1]": "is not a JSON object", None: "No such file"}.items():
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_text(content)
+        with subtests.test(reason), pytest.raises(InvalidRequest, match=reason):
+            body_of(spec=str(path))
