@@ -44,7 +44,7 @@ def test_conditions(subtests: pytest.Subtests) -> None:
     for typed, found in [
         (["plain"], [{"name": "plain"}]),
         (["EP02:suffix=So: is a=b, or c?"], [{"name": "EP02", "suffix": "So: is a=b, or c?"}]),
-        (["a", "b:mode=with_tools"], [{"name": "a"}, {"name": "b", "mode": "with_tools"}]),
+        (["a", "b:tools=calculator"], [{"name": "a"}, {"name": "b", "tools": "calculator"}]),
         (
             ["hot:temperature=0.7", "hot:top_k=5", "hot:prefix="],
             [{"name": "hot", "sampling": {"temperature": 0.7, "top_k": 5}, "prefix": ""}],
