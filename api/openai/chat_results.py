@@ -211,10 +211,7 @@ def _captured(result: ChatResult, row: SampleRow) -> dict[str, Any]:
             )
             for file in session.files
         ],
-        "activations_meta": {
-            hook: answers.ActivationMeta(shape=info.shape, dtype=info.dtype, bytes=info.nbytes)
-            for hook, info in session.hooks.items()
-        },
+        "activations_meta": session.hooks,
     }
 
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.models.model_identity import ModelIdentity
-from actograph.contract.resources import SessionFile
+from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.tensor_files import itemsize
 
 FORMAT_VERSION = 1
@@ -26,22 +26,9 @@ class TensorPart(ManifestPart):
     stop: int
 
 
-class StoredTensor(ManifestPart):
-    """One hook's tensor. `parts` and `nbytes` are set on write."""
+class StoredTensor(TensorInfo):
+    """One hook's tensor and the places of its rows. `parts` and `nbytes` are set on write."""
 
-    shape: tuple[int, int] = Field(description="[rows, width]")
-    dtype: str = Field(description="safetensors name: F32, BF16, F16 ...")
-    first_row: int = Field(0, description="The token of row 0.")
-    position_offset: int | None = Field(
-        None,
-        description="null: row i is token first_row + i; else token row_positions[position_offset + i].",
-    )
-    summary: str | None = Field(
-        None,
-        description="Reduction that made the single row from `over` tokens; null: rows as captured.",
-    )
-    over: int | None = Field(None, description="Rows that were reduced.")
-    nbytes: int = 0
     parts: list[TensorPart] = Field(default_factory=list)
 
     @property

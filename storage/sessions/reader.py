@@ -61,16 +61,7 @@ class SessionReader:
         return manifest
 
     def tensor_info(self, hook: str) -> TensorInfo:
-        stored = self._stored(hook)
-        return TensorInfo(
-            shape=list(stored.shape),
-            dtype=stored.dtype,
-            first_row=stored.first_row,
-            position_offset=stored.position_offset,
-            summary=stored.summary,
-            over=stored.over,
-            nbytes=stored.nbytes,
-        )
+        return self._stored(hook)
 
     def tokens_of_rows(self, hook: str) -> Sequence[int]:
         """The token of every row of a hook's tensor, ascending; for a summary, all tokens that it reduces."""

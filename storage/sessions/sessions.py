@@ -88,7 +88,7 @@ def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
     return own | {
         "created_at": moment,
         "bytes": sum(f.bytes for f in new.files),
-        "hooks": {name: info.model_dump() for name, info in new.hooks.items()},
+        "hooks": _hooks.dump_python(dict(new.hooks), mode="json"),
         "owner": job.owner,
         "expires_at": _expiry(new.expires_after or job.spec.get("expires_after"), moment),
         "pinned": False,

@@ -165,18 +165,7 @@ class BatchRecorder:
             prompt_tokens=finished.prompt_tokens,
             generated_tokens=manifest.generated_tokens,
             rows=finished.rows,
-            tensors={
-                name: resources.TensorInfo(
-                    shape=list(tensor.shape),
-                    dtype=tensor.dtype,
-                    first_row=tensor.first_row,
-                    position_offset=tensor.position_offset,
-                    summary=tensor.summary,
-                    over=tensor.over,
-                    nbytes=tensor.nbytes,
-                )
-                for name, tensor in stored.tensors.items()
-            },
+            tensors=stored.tensors,
             files=files,
         )
 

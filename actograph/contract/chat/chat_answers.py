@@ -4,26 +4,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
-from actograph.contract.resources import Resource
+from actograph.contract.resources import Resource, SessionFile, TensorInfo
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ActivationFile(Resource):
-    """A stored file of a session."""
+class ActivationFile(SessionFile):
+    """A stored file of a session, and where to read it."""
 
-    name: str
-    bytes: int
-    sha256: str
     url: str = Field(description="Path of the file's content.")
-
-
-class ActivationMeta(Resource):
-    """A captured tensor."""
-
-    shape: list[int]
-    dtype: str
-    bytes: int
 
 
 class Captured(BaseModel):
@@ -31,7 +20,7 @@ class Captured(BaseModel):
 
     session_id: str | None = None
     activation_files: list[ActivationFile] | None = None
-    activations_meta: dict[str, ActivationMeta] | None = Field(None, description="By hook point.")
+    activations_meta: dict[str, TensorInfo] | None = Field(None, description="By hook point.")
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from actograph.contract.base import Resource
 class TensorInfo(Resource):
     """A tensor of a session."""
 
-    shape: list[int]
-    dtype: str
+    shape: tuple[int, int] = Field(description="[rows, width]")
+    dtype: str = Field(description="Name in safetensors: F32, BF16, F16, I64, ...")
     first_row: int = Field(0, description="Token of row 0.")
     position_offset: int | None = Field(
         None,
@@ -22,10 +22,12 @@ class TensorInfo(Resource):
         None, description="Reduction applied to produce this row; null for rows as captured."
     )
     over: int | None = Field(None, description="Number of reduced rows.")
-    nbytes: int
+    nbytes: int = 0
 
 
 class SessionFile(Resource):
+    """A stored file of a session."""
+
     name: str
     bytes: int
     sha256: str

@@ -276,7 +276,7 @@ class Service:
             files = writer.finish(manifest, range(100, 107))
             assert writer.manifest is not None
             infos = {
-                name: TensorInfo(shape=list(t.shape), dtype=t.dtype, first_row=t.first_row, nbytes=t.nbytes)
+                name: TensorInfo(shape=t.shape, dtype=t.dtype, first_row=t.first_row, nbytes=t.nbytes)
                 for name, t in writer.manifest.tensors.items()
             }
         return files, infos

@@ -202,7 +202,7 @@ def test_thoughts_are_told_from_answers_and_only_they_are_kept(engine: Engine, c
         want = [t for s in manifest.segments if s.name == "think" for t in range(s.start, min(s.stop, ran))]
         assert list(part.reader(sample).tokens_of_rows("embed")) == want
         assert torch.equal(part.tensor(sample, "embed"), whole.tensor(sample, "embed")[want])
-    assert part.reader(1).tensor_info("embed").shape == [0, engine.structure.hidden_size]
+    assert part.reader(1).tensor_info("embed").shape == (0, engine.structure.hidden_size)
 
 
 def test_a_token_beyond_the_end_fails_its_sample_and_no_other(capture: Capture) -> None:

@@ -123,7 +123,7 @@ class ContractServer:
             rows=7,
             bytes=sum(map(len, contents.values())),
             dtype="F32",
-            hooks={"resid_post.1": resources.TensorInfo(shape=[7, 4], dtype="F32", nbytes=112)},
+            hooks={"resid_post.1": resources.TensorInfo(shape=(7, 4), dtype="F32", nbytes=112)},
             files=[
                 resources.SessionFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
                 for name, data in contents.items()

@@ -60,7 +60,7 @@ def test_sessions_of_a_unit_are_stored_with_one_statement_for_each_table(
                 generated_tokens=1,
                 rows=1,
                 dtype="F32",
-                hooks={"embed": TensorInfo(shape=[1, 8], dtype="F32", nbytes=32)},
+                hooks={"embed": TensorInfo(shape=(1, 8), dtype="F32", nbytes=32)},
                 files=[SessionFile(name="manifest.json", bytes=5, sha256="0" * 64)],
                 correct=None,
                 tags=["b", "c"],

@@ -113,7 +113,7 @@ def test_module_paths_are_looked_up_in_the_structure(service: Any, client: Clien
 def test_sessions_without_the_rows_are_told(service: Any, client: Client) -> None:
     sessions = list(service.sessions.values())
     short = sessions[1].model_copy(update={"prompt_tokens": 2, "generated_tokens": 1, "rows": 2})
-    hooks = {HOOK: sessions[1].hooks[HOOK].model_copy(update={"shape": [2, 4]})}
+    hooks = {HOOK: sessions[1].hooks[HOOK].model_copy(update={"shape": (2, 4)})}
     service.sessions[short.id] = short.model_copy(update={"hooks": hooks})
     service.sessions[sessions[2].id] = sessions[2].model_copy(update={"hooks": {}})
     matrix = client.jobs.matrix(JOB, HOOK, positions=3)
@@ -171,7 +171,7 @@ def test_memory_is_bounded(client: Client) -> None:
 def test_sessions_of_two_widths_are_refused(service: Any, plain: Client, sessions: Any) -> None:
     wide = sessions[4]
     service.tensors[wide.id, HOOK] = ("F32", np.zeros((7, 6), "<f4"))
-    hooks = {HOOK: wide.hooks[HOOK].model_copy(update={"shape": [7, 6]})}
+    hooks = {HOOK: wide.hooks[HOOK].model_copy(update={"shape": (7, 6)})}
     service.sessions[wide.id] = wide.model_copy(update={"hooks": hooks})
     with pytest.raises(InvalidRequest, match="6 wide"):
         plain.jobs.matrix(JOB, HOOK)

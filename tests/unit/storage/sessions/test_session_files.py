@@ -181,7 +181,7 @@ def test_the_manifest_says_what_was_asked_and_stored(
     assert reader.manifest == writer.manifest
     assert reader.manifest.files == files[:-1]
     info = reader.tensor_info("logits")
-    assert (info.shape, info.dtype, info.first_row) == ([GENERATED, 3], "F16", PROMPT - 1)
+    assert (info.shape, info.dtype, info.first_row) == ((GENERATED, 3), "F16", PROMPT - 1)
     assert info.nbytes == GENERATED * 3 * 2
     assert reader.manifest.tensors["logits"].files == ["activations.safetensors"]
     reader.verify()

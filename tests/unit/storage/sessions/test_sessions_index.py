@@ -41,7 +41,7 @@ def insert(
             generated_tokens=3,
             rows=4,
             dtype="F32",
-            hooks={"embed": TensorInfo(shape=[4, 8], dtype="F32", nbytes=128)},
+            hooks={"embed": TensorInfo(shape=(4, 8), dtype="F32", nbytes=128)},
             files=[
                 SessionFile(name="manifest.json", bytes=10, sha256="1" * 64),
                 SessionFile(name="activations.safetensors", bytes=200, sha256="2" * 64),
@@ -94,7 +94,7 @@ def test_a_session_is_shown_with_files_and_tags(database: Database, submit: Subm
     assert shown.bytes == 210
     assert [f.name for f in shown.files] == ["activations.safetensors", "manifest.json"]
     assert (shown.tags, shown.condition) == (["a", "b"], None)
-    assert shown.hooks["embed"].shape == [4, 8]
+    assert shown.hooks["embed"].shape == (4, 8)
 
 
 def test_totals_add_up(database: Database, submit: Submit) -> None:
