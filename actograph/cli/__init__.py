@@ -1,1 +1,1 @@
-"""The command line: one file or package per noun."""
+"""The command line: one file per noun."""

@@ -66,7 +66,7 @@ def describe_job(job: "Job") -> str:
         "created": f"{age(job.created_at)} ago",
         "started": job.started_at and f"{age(job.started_at)} ago",
         "took": took,
-        "rate": job.samples_per_second and f"{job.samples_per_second:.2f} samples/s",
+        "rate": f"{job.samples_per_second:.2f} samples/s" if job.samples_per_second else "",
         "eta": None if job.eta_seconds is None else duration(job.eta_seconds),
         "error": job.error and f"{job.error.type}: {job.error.message}",
         "metadata": ", ".join(f"{key}={value}" for key, value in job.metadata.items()),

@@ -119,7 +119,7 @@ def _facts(found: "ModelStructure") -> str:
         "layers": found.num_layers,
         "hidden size": found.hidden_size,
         "vocabulary": found.vocab_size,
-        "experts": found.num_experts and f"{found.num_experts}, {found.experts_per_token} per token",
+        "experts": f"{found.num_experts}, {found.experts_per_token} per token" if found.num_experts else "",
         "context": found.context_length,
         "parameters": found.num_parameters,
         "dtype": found.dtype,

@@ -155,18 +155,9 @@ class Supervisor:
     On Linux the kernel kills the children when that thread ends.
     """
 
-    def __init__(
-        self,
-        report: Callable[[str], None],
-        *,
-        first_delay: float = FIRST_DELAY_SECONDS,
-        longest_delay: float = LONGEST_DELAY_SECONDS,
-        max_deaths: int = MAX_DEATHS,
-    ) -> None:
+    def __init__(self, report: Callable[[str], None], first_delay: float = FIRST_DELAY_SECONDS) -> None:
         self._report = report
         self._first_delay = first_delay
-        self._longest_delay = longest_delay
-        self._max_deaths = max_deaths
         self.children: list[Child] = []
 
     def start(self, program: Program) -> Child:
@@ -224,13 +215,13 @@ class Supervisor:
     def _died(self, child: Child, status: int) -> None:
         name, log = child.program.name, child.program.log
         child.deaths += 1
-        if child.deaths >= self._max_deaths:
+        if child.deaths >= MAX_DEATHS:
             raise CrashLoop(
                 f"{name} died {child.deaths} times in a row before it was ready, the last time with "
                 f"{describe(status)}; its log: {log}",
                 child.tail(),
             )
-        delay = min(self._longest_delay, self._first_delay * 2.0 ** (child.deaths - 1))
+        delay = min(LONGEST_DELAY_SECONDS, self._first_delay * 2.0 ** (child.deaths - 1))
         child.restart_at = time.monotonic() + delay
         self._report(f"{name} ended with {describe(status)}; starting it again in {delay:.1f} s (log: {log})")
 

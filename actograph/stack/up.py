@@ -72,8 +72,9 @@ def run(
         with locked(settings.home):
             if (closed := close_to_others(settings.home)) is not None:
                 report(closed)
+            stack = Stack(settings, workers, emit, report, signals)
             report(f"starting on {settings.home}; the worker loads {settings.model}")
-            Stack(settings, workers, emit, report, signals).run()
+            stack.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

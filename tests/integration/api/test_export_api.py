@@ -277,7 +277,7 @@ def test_the_command_brings_the_folder_with_every_session(
     assert {untimed(name) for name in files_of(out)} == {untimed(name) for name in export(service, job_id)}
 
     stored |= finish(service, job_id, 2)
-    code, said, noted = run("results", "pull", job_id, "--out", out, "--activations", "all")
+    code, said, noted = run("jobs", "export", job_id, "--out", out, "--activations", "all")
     assert (code, said) == (0, f"{out}\n"), noted
     assert "sessions 6/6" in noted
     folders = sorted(path for path in (out / "agent_states").iterdir() if path.is_dir())

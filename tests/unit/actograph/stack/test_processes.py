@@ -41,7 +41,7 @@ class Watcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.said: list[str] = []
-        self.supervisor = Supervisor(self.said.append, first_delay=0.05, longest_delay=0.2)
+        self.supervisor = Supervisor(self.said.append, first_delay=0.05)
 
     def start(self, code: str, *arguments: object, stop_seconds: float = 20.0) -> Child:
         program = Program(
