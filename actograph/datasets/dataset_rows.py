@@ -8,7 +8,7 @@ Source of GSM8K's form: https://github.com/openai/grade-school-math.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -19,15 +19,11 @@ from actograph.datasets.readers import json_records
 
 MAX_REPORTED = 10
 #: of all rows of a job together
-MAX_HELD_CHARS = 1 << 29
-#: columns of GSM8K's form
-GSM8K_COLUMNS = ("question", "answer")
+MAX_HELD_CHARS = 1 << 28
 
 #: an answer in GSM8K's form, by lm-eval's strict-match filter
 GOLD = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.]*[0-9][0-9.]*")
-
-R = TypeVar("R", "DatasetRow", "TextRow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,23 +50,8 @@ class DatasetRow:
 
     @classmethod
     def from_input(cls, index: int, given: Mapping[str, Any]) -> "DatasetRow":
-        return cls(
-            index=index,
-            question=given["question"],
-            answer=given["answer"],
-            columns=given.get("columns", {}),
-        )
-
-
-class RowReader(Protocol):
-    """Turns a record into a row of a task, or raises InvalidDataset."""
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """The columns to read; a record may lack some of them."""
-        ...
-
-    def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow: ...
+        columns = given.get("columns", {})
+        return cls(index=index, question=given["question"], answer=given["answer"], columns=columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,121 +66,114 @@ class TextRow:
         return len(self.text)
 
 
-def stream_rows(
-    records: Iterable[object],
+R = TypeVar("R", DatasetRow, TextRow)
+R_co = TypeVar("R_co", DatasetRow, TextRow, covariant=True)
+
+
+class RowForm(Protocol[R_co]):
+    """Turns a record into a row, or raises InvalidDataset."""
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The columns to read; a record may lack some of them."""
+        ...
+
+    @property
+    def required(self) -> Collection[str]:
+        """The columns that every file and record must have."""
+        ...
+
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> R_co: ...
+
+
+class Problems:
+    """Rows in GSM8K's form."""
+
+    columns = required = ("question", "answer")
+
+    def __init__(self, *, require_gold: bool = True) -> None:
+        """`require_gold`: every answer must end with `#### N`, which the gsm8k scorers need."""
+        self._require_gold = require_gold
+
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
+        faults = list(_field_faults(record, self.required))
+        answer = record.get("answer")
+        if self._require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
+            faults.append("answer does not end with a gold number (#### N)")
+        if faults:
+            raise InvalidDataset(", ".join(faults))
+        return DatasetRow(index=index, question=record["question"], answer=record["answer"])
+
+
+class Texts:
+    """Rows with a text in one column."""
+
+    def __init__(self, column: str) -> None:
+        self.columns = self.required = (column,)
+
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> TextRow:
+        for fault in _field_faults(record, self.required):
+            raise InvalidDataset(fault)
+        return TextRow(index=index, text=record[self.required[0]])
+
+
+def read_rows(
+    lines: Iterable[bytes],
+    form: RowForm[DatasetRow] | None = None,
     *,
     limit: int | None = None,
     offset: int = 0,
-    require_gold: bool = True,
-    reader: RowReader | None = None,
-) -> Iterator[DatasetRow]:
-    """Check `limit` rows. Unused columns are dropped.
+) -> list[DatasetRow]:
+    """The rows of lines of JSON; see `checked`. By default they have GSM8K's form."""
+    return list(checked(json_records(lines, start=offset), form or Problems(), limit=limit, offset=offset))
 
-    All rows are checked before the error for bad rows is raised; rows after the first bad row are not
-    returned.
+
+def checked(
+    records: Iterable[object], form: RowForm[R], *, limit: int | None = None, offset: int = 0
+) -> Iterator[R]:
+    """Check `limit` records; then raise the error about all bad rows. Rows after a bad one are not returned.
 
     Args:
         records: mappings; a record that is an `InvalidDataset` is a bad row.
         offset: the row number of the first record.
-        require_gold: every answer must end with `#### N`, which the gsm8k scorers need.
-        reader: turns records into rows; by default records have GSM8K's form.
 
     Raises:
-        InvalidDataset: the first bad rows, with their fields.
-    """
-
-    def question(index: int, record: Mapping[str, Any]) -> DatasetRow:
-        faults = list(_field_faults(record, GSM8K_COLUMNS))
-        answer = record.get("answer")
-        if require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
-            faults.append("answer does not end with a gold number (#### N)")
-        if faults:
-            raise _BadRow(faults)
-        return DatasetRow(index=index, question=record["question"], answer=record["answer"])
-
-    if reader is not None:
-        return _checked(records, limit, offset, reader, "the columns of the task")
-    return _checked(records, limit, offset, question, " and ".join(GSM8K_COLUMNS))
-
-
-def stream_texts(
-    records: Iterable[object], field: str, *, limit: int | None = None, offset: int = 0
-) -> Iterator[TextRow]:
-    """Check the column `field` of `limit` rows, as `stream_rows` does."""
-
-    def text(index: int, record: Mapping[str, Any]) -> TextRow:
-        faults = list(_field_faults(record, (field,)))
-        if faults:
-            raise _BadRow(faults)
-        return TextRow(index=index, text=record[field])
-
-    return _checked(records, limit, offset, text, field)
-
-
-def read_rows(lines: Iterable[bytes], *, offset: int = 0, **options: Any) -> list[DatasetRow]:
-    """The rows of lines of JSON from `offset` on, as `stream_rows` checks them."""
-    return list(stream_rows(json_records(lines, start=offset), offset=offset, **options))
-
-
-class _BadRow(InvalidDataset):
-    """A row with one or several faults."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
-
-
-def _checked(
-    records: Iterable[object],
-    limit: int | None,
-    offset: int,
-    make: Callable[[int, Mapping[str, Any]], R],
-    fields: str,
-) -> Iterator[R]:
-    """The rows up to the first bad row; then raise the error about all bad rows.
-
-    Args:
-        fields: the required columns, in words.
+        InvalidDataset: the first bad rows, with their fields; or there are no rows.
     """
     faults: list[str] = []
-    count = held = unreported = 0
+    count = held = 0
+    # the largest number for islice
     chosen = records if limit is None else islice(records, min(limit, sys.maxsize))
     for index, record in enumerate(chosen, start=offset):
-        found: Sequence[str] = ()
         try:
             if isinstance(record, InvalidDataset):
                 raise record
             if not isinstance(record, Mapping):
+                fields = " and ".join(form.required) or "the columns of the task"
                 raise InvalidDataset(f"not a JSON object with {fields}")
-            row = make(index, record)
-        except _BadRow as error:
-            found = error.faults
+            row = form(index, record)
         except InvalidDataset as error:
-            found = [error.message]
-        if not found and not faults:
-            count += 1
-            held += row.characters
-            if held > MAX_HELD_CHARS:
-                raise InvalidDataset(
-                    f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with offset "
-                    "and limit",
-                    param="dataset",
-                )
+            faults.append(f"row {index}: {error.message}" if len(faults) < MAX_REPORTED else "")
+            continue
+        count += 1
+        held += row.characters
+        if held > MAX_HELD_CHARS:
+            raise InvalidDataset(
+                f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with offset "
+                "and limit",
+                param="dataset",
+            )
+        if not faults:
             yield row
-        room = max(0, MAX_REPORTED - len(faults))
-        faults += [f"row {index}: {fault}" for fault in found[:room]]
-        unreported += len(found[room:])
     if faults:
-        more = f"; and {unreported} more" if unreported else ""
-        raise InvalidDataset("; ".join(faults) + more, param="dataset")
+        more = f"; and {len(faults) - MAX_REPORTED} more" if len(faults) > MAX_REPORTED else ""
+        raise InvalidDataset("; ".join(faults[:MAX_REPORTED]) + more, param="dataset")
     if not count:
-        reason = (
-            f"no rows at offset {offset}: the dataset ends before it" if offset else "the dataset has no rows"
-        )
-        raise InvalidDataset(reason, param="dataset")
+        reason = f"no rows at offset {offset}: the dataset ends before it"
+        raise InvalidDataset(reason if offset else "the dataset has no rows", param="dataset")
 
 
-def _field_faults(row: Mapping[str, object], fields: Sequence[str]) -> Iterator[str]:
+def _field_faults(row: Mapping[str, object], fields: Iterable[str]) -> Iterator[str]:
     for name in fields:
         if name not in row:
             yield f"{name} is missing"

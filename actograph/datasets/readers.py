@@ -1,7 +1,7 @@
 """Records of dataset files: JSONL, CSV and Parquet, read one at a time.
 
-A record is a mapping, or an `InvalidDataset` for a row that cannot be read; `stream_rows` and `stream_texts`
-add the row's number.
+A record is a mapping, or an `InvalidDataset` for a row that cannot be read; `dataset_rows.checked` adds the
+row's number.
 """
 
 import csv
@@ -24,6 +24,7 @@ MAX_ROW_GROUP_BYTES = 256 << 20
 #: a dictionary can expand rows further, so few are decoded at a time
 _BATCH_ROWS = 64
 _READ_BYTES = 1 << 20
+_FORMATS: dict[str, DatasetFormat] = {".csv": "csv", ".parquet": "parquet"}
 _BOM = b"\xef\xbb\xbf"
 
 T = TypeVar("T")
@@ -34,12 +35,7 @@ csv.field_size_limit(MAX_LINE_BYTES)
 
 def format_of(filename: str) -> DatasetFormat:
     """The format by file name: .csv, .parquet, otherwise JSONL."""
-    match PurePosixPath(filename).suffix.lower():
-        case ".csv":
-            return "csv"
-        case ".parquet":
-            return "parquet"
-    return "jsonl"
+    return _FORMATS.get(PurePosixPath(filename).suffix.lower(), "jsonl")
 
 
 def records_of(
@@ -110,19 +106,20 @@ def csv_records(lines: Iterable[bytes], required: Collection[str] = ()) -> Itera
     Raises:
         InvalidDataset: the first line cannot be read, does not name each column once, or lacks one.
     """
-    text = _Text(lines)
-    reader = csv.reader(text, strict=True)
+    reader = csv.reader(_decoded(lines), strict=True)
     names: list[str] | None = None
     while True:
-        text.room = MAX_LINE_BYTES
+        fault = None
         try:
             values = next(reader, None)
-        except (csv.Error, InvalidDataset) as error:
-            reason = error.message if isinstance(error, InvalidDataset) else f"not CSV: {error}"
-            broken = InvalidDataset(f"{reason} (line {text.line})", param="dataset")
+        except csv.Error as error:
+            fault = f"not CSV: {error}; is a quote not closed? (line {reader.line_num})"
+        except InvalidDataset as error:  # the reader has not counted this line
+            fault = f"{error.message} (line {reader.line_num + 1})"
+        if fault is not None:
             if names is None:
-                raise broken from None
-            yield broken
+                raise InvalidDataset(fault, param="dataset")
+            yield InvalidDataset(fault)
             return
         if values is None:
             return
@@ -132,9 +129,8 @@ def csv_records(lines: Iterable[bytes], required: Collection[str] = ()) -> Itera
             names = _column_names(values)
             _require_columns(required, names)
         elif len(values) != len(names):
-            yield InvalidDataset(
-                f"has {len(values)} values, but the first line names {len(names)} columns (line {text.line})"
-            )
+            counts = f"has {len(values)} values, but the first line names {len(names)} columns"
+            yield InvalidDataset(f"{counts} (line {reader.line_num})")
         else:
             yield dict(zip(names, values, strict=True))
 
@@ -149,25 +145,12 @@ def _column_names(values: list[str]) -> list[str]:
     return names
 
 
-class _Text:
-    """Lines as text. The bytes of a record are limited, since a quote may never be closed."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._lines = iter(lines)
-        self.room = MAX_LINE_BYTES
-        self.line = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.line += 1
-        self.room -= len(line)
-        if self.room < 0:
-            raise InvalidDataset(f"the row is longer than {MAX_LINE_BYTES} bytes; is a quote not closed?")
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidDataset(f"the line is longer than {MAX_LINE_BYTES} bytes")
         try:
-            return line.decode("utf-8-sig" if self.line == 1 else "utf-8")
+            yield line.decode("utf-8" if number else "utf-8-sig")
         except UnicodeDecodeError as error:
             raise InvalidDataset(f"not UTF-8 (byte {error.start})") from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import Condition, EvaluationSpec
 from actograph.contract.tasks import STOP_STRINGS, TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, Problems, read_rows
 from actograph.tasks.rows import RowForm, examples_of
 
 FEWSHOT_SEED = 1234
@@ -54,7 +54,7 @@ class TemplateTask(Task):
 
 def _own_examples(name: str) -> tuple[DatasetRow, ...]:
     with Path(__file__).with_name(f"{name}_examples.jsonl").open("rb") as stream:
-        return tuple(read_rows(stream, require_gold=False))
+        return tuple(read_rows(stream, Problems(require_gold=False)))
 
 
 TASKS = {

@@ -6,7 +6,8 @@ from typing import Any
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.tasks import TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow, text_fault
+from actograph.datasets import dataset_rows
+from actograph.datasets.dataset_rows import DatasetRow, Problems, text_fault
 from actograph.tasks.templates import RowTemplate
 
 #: of lists and mappings in a column
@@ -15,6 +16,8 @@ MAX_DEPTH = 64
 
 class RowForm:
     """Turns records with any columns into rows of a task."""
+
+    required = ()
 
     def __init__(self, task: TaskSpec) -> None:
         """Raises InvalidRequest if a template is invalid."""
@@ -78,6 +81,6 @@ def examples_of(task: TaskSpec) -> list[DatasetRow]:
     return examples
 
 
-def row_form(task: object) -> RowForm | None:
-    """The reader of a task's rows. None for built-in tasks, whose rows have GSM8K's form."""
-    return RowForm(task) if isinstance(task, TaskSpec) else None
+def row_form(task: object) -> dataset_rows.RowForm[DatasetRow]:
+    """The form of a task's rows: GSM8K's for built-in tasks."""
+    return RowForm(task) if isinstance(task, TaskSpec) else Problems()

@@ -11,7 +11,7 @@ from actograph.contract.specs import (
     HubDataset,
     PathDataset,
 )
-from actograph.datasets.dataset_rows import DatasetRow, TextRow
+from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, Texts
 from actograph.scoring.of_job import JobScoring
 from actograph.tasks.rows import row_form
 from api.dependencies import Services
@@ -21,7 +21,6 @@ from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
-from storage.submission import row_spool
 
 #: a larger job would make one transaction too long
 MAX_SAMPLES = 200_000
@@ -60,7 +59,8 @@ def _capture(services: Services, spec: CaptureJobSpec) -> Samples:
         return partial(capture_samples, spec), len(spec.inputs or ()) * per_row
     if isinstance(spec.dataset, HubDataset):
         return partial(capture_samples, spec), None
-    rows = row_spool.texts(_texts(services, spec, spec.dataset, _most_rows(spec.limit, per_row)))
+    most = _most_rows(spec.limit, per_row)
+    rows = list(_rows(services, spec.dataset, Texts(spec.text_field), limit=most, offset=spec.offset))
     return partial(capture_samples, spec, rows), len(rows) * per_row
 
 
@@ -70,8 +70,8 @@ def _evaluation(services: Services, spec: EvaluationSpec) -> Samples:
         return partial(evaluation_samples, spec, ()), None
     per_row = len(spec.conditions) * spec.epochs
     most = _most_rows(spec.limit, per_row)
-    found = _problems(services, spec, spec.dataset, "dataset", limit=most, offset=spec.offset)
-    rows = row_spool.problems(_answerable(found, scoring))
+    found = _rows(services, spec.dataset, row_form(spec.task), limit=most, offset=spec.offset)
+    rows = list(_answerable(found, scoring))
     return partial(evaluation_samples, spec, rows), len(rows) * per_row
 
 
@@ -104,7 +104,7 @@ def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
         return
     # a tested problem is never its own example
     needed = spec.num_fewshot + (source == spec.dataset)
-    found = sum(1 for _ in _problems(services, spec, source, field))
+    found = sum(1 for _ in _rows(services, source, row_form(spec.task), field=field))
     if found < needed:
         raise InvalidDataset(
             f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
@@ -112,35 +112,17 @@ def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
         )
 
 
-def _problems(
+def _rows(
     services: Services,
-    spec: EvaluationSpec,
     dataset: FileDataset | PathDataset,
-    field: str,
+    form: RowForm[R],
     *,
+    field: str = "dataset",
     limit: int | None = None,
     offset: int = 0,
-) -> Iterator[DatasetRow]:
+) -> Iterator[R]:
+    uploads, roots = Uploads(services.database, services.store), services.settings.data_roots
     with datasets.named(field):
         yield from dataset_sources.read(
-            dataset,
-            Uploads(services.database, services.store),
-            services.settings.data_roots,
-            limit=limit,
-            offset=min(offset, FARTHEST_ROW),
-            reader=row_form(spec.task),
-        )
-
-
-def _texts(
-    services: Services, spec: CaptureJobSpec, dataset: FileDataset | PathDataset, limit: int
-) -> Iterator[TextRow]:
-    with datasets.named("dataset"):
-        yield from dataset_sources.read_text_rows(
-            dataset,
-            spec.text_field,
-            Uploads(services.database, services.store),
-            services.settings.data_roots,
-            limit=limit,
-            offset=min(spec.offset, FARTHEST_ROW),
+            dataset, uploads, roots, form, limit=limit, offset=min(offset, FARTHEST_ROW)
         )

@@ -11,14 +11,7 @@ from typing import BinaryIO
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.datasets.dataset_rows import (
-    GSM8K_COLUMNS,
-    DatasetRow,
-    RowReader,
-    TextRow,
-    stream_rows,
-    stream_texts,
-)
+from actograph.datasets.dataset_rows import R, RowForm, checked
 from actograph.datasets.readers import format_of, records_of
 from storage.artifacts.store import ArtifactStore
 from storage.files import files
@@ -53,37 +46,20 @@ def read(
     ref: FileDataset | PathDataset,
     uploads: Uploads,
     data_roots: Sequence[str],
+    form: RowForm[R],
     *,
     limit: int | None = None,
     offset: int = 0,
-    require_gold: bool = True,
-    reader: RowReader | None = None,
-) -> Iterator[DatasetRow]:
+) -> Iterator[R]:
     """Rows `offset` to `offset + limit` of the dataset, checked and read one at a time.
 
     Raises:
         InvalidDataset: no such file, a path outside the data roots, or a bad row (named).
         StoreDamaged: an upload is not what was uploaded.
     """
-    columns, required = (GSM8K_COLUMNS, GSM8K_COLUMNS) if reader is None else (reader.columns, ())
     with _opened(ref, uploads, data_roots) as (file, written):
-        records = records_of(file, written, start=offset, columns=columns, required=required)
-        yield from stream_rows(records, limit=limit, offset=offset, require_gold=require_gold, reader=reader)
-
-
-def read_text_rows(
-    ref: FileDataset | PathDataset,
-    field: str,
-    uploads: Uploads,
-    data_roots: Sequence[str],
-    *,
-    limit: int | None = None,
-    offset: int = 0,
-) -> Iterator[TextRow]:
-    """`field` of rows `offset` to `offset + limit` of the dataset; otherwise like `read`."""
-    with _opened(ref, uploads, data_roots) as (file, written):
-        records = records_of(file, written, start=offset, columns=(field,), required=(field,))
-        yield from stream_texts(records, field, limit=limit, offset=offset)
+        records = records_of(file, written, start=offset, columns=form.columns, required=form.required)
+        yield from checked(records, form, limit=limit, offset=offset)
 
 
 @contextmanager

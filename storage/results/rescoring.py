@@ -1,7 +1,14 @@
-"""Score the stored completions of an ended job again, in one transaction."""
+"""Score the stored completions of an ended job again.
 
+Completions are scored outside of write transactions, which takes most of the time, and the scores wait in a
+temporary file. One transaction then stores them all.
+"""
+
+import json
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -18,32 +25,57 @@ from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: samples in memory at once
 PAGE = 500
+_MEMORY_BYTES = 1 << 20
 
 
 def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> None:
     """Score every completed sample of a job by `scorers`. The first scorer gives the verdict.
 
     Scores under other keys are kept. The job's spec then names the old and the new scorers, so samples that
-    run later have the same ones. Other writers wait; readers see the old scores until the end.
+    run later have the same ones.
 
     Raises:
         NotFound: no such job.
-        Conflict: it has not ended.
+        Conflict: it has not ended, or another request has retried or scored it meanwhile.
         InvalidRequest: the job is no evaluation, or the scorers do not fit it.
         InvalidDataset: a row has no target that these scorers can use.
     """
-    with database.write() as session:
-        row = jobs.lock(session, job_id)
+    with database.read() as session:
+        row = jobs.get(session, job_id)
         spec = _evaluation(row)
-        joined = _joined(scorers, own_scorers(spec))
-        scoring = JobScoring(spec.model_copy(update={"scorers": list(scorers)}))
-        position, count = -1, 0
-        while page := _page(session, job_id, position):
-            _store(session, [_judged(sample, scoring) for sample in page], scorers[0].key)
-            position, count = page[-1].position, count + len(page)
-        row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
-        keys = [scorer.key for scorer in scorers]
-        events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": count})
+        state = _state(row)
+    joined = _joined(scorers, own_scorers(spec))
+    with SpooledTemporaryFile(_MEMORY_BYTES) as judged:
+        count = _judge(
+            database, job_id, JobScoring(spec.model_copy(update={"scorers": list(scorers)})), judged
+        )
+        judged.seek(0)
+        with database.write() as session:
+            row = jobs.lock(session, job_id)
+            if _state(row) != state:
+                raise Conflict(f"another request has retried or scored job {job_id} meanwhile; try again")
+            while lines := list(islice(judged, PAGE)):
+                _store(session, [json.loads(line) for line in lines], scorers[0].key)
+            row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
+            keys = [scorer.key for scorer in scorers]
+            events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": count})
+
+
+def _judge(database: Database, job_id: str, scoring: JobScoring, judged: IO[bytes]) -> int:
+    """Write a line with the scores of each completed sample. Returns the number of samples."""
+    position, count = -1, 0
+    while True:
+        with database.read() as session:
+            page = _page(session, job_id, position)
+        if not page:
+            return count
+        judged.writelines(json.dumps(_judged(sample, scoring)).encode() + b"\n" for sample in page)
+        position, count = page[-1].position, count + len(page)
+
+
+def _state(row: JobRow) -> tuple[Any, ...]:
+    """Mark that changes if a job is retried or rescored."""
+    return row.status, row.finished_at, row.completed, row.failed, row.spec.get("scorers")
 
 
 def _evaluation(row: JobRow) -> EvaluationSpec:

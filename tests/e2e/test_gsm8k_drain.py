@@ -68,12 +68,10 @@ def tokenizer_of(model: Path) -> Any:
 def test_all_problems_are_drained_with_a_session_each(
     up: Callable[..., Any], wait: Callable[..., None], gone: Callable[..., bool], shared: Path, problems: int
 ) -> None:
-    spec = SPEC | {"limit": problems}
     model = shared / "models" / "tiny-qwen3"
     service = up("--data-root", str(shared / "data"), model=str(model))
     service.await_ready()
     with Client(service.url) as client:
-        told = client.jobs.estimate(spec)
         job_id = submit(client, limit=problems)
         wait(ended(client, job_id), seconds=400)
         job = client.jobs.get(job_id)
@@ -81,8 +79,6 @@ def test_all_problems_are_drained_with_a_session_each(
         assert (job.progress.total, job.progress.completed, job.progress.failed) == (problems, problems, 0)
         samples = list(client.jobs.samples(job_id))
         assert [s.index for s in samples] == list(range(problems))
-        lengths = [s.prompt_tokens or 0 for s in samples]
-        assert told.prompt_tokens_mean == pytest.approx(sum(lengths) / problems, rel=0.5)
         questions = [
             json.loads(line)["question"]
             for line in (shared / "data" / "gsm8k" / "test.jsonl").read_text().splitlines()[:problems]

@@ -6,7 +6,7 @@ from typing import Any
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import CaptureJobSpec, DatasetRef, EvaluationSpec, HubDataset
-from actograph.datasets.dataset_rows import DatasetRow, TextRow, stream_rows, stream_texts
+from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, TextRow, Texts, checked
 from actograph.datasets.readers import from_row
 from actograph.tasks.rows import row_form
 from storage.files import dataset_sources
@@ -26,28 +26,18 @@ class DatasetReader:
         self, ref: DatasetRef, task: object, *, limit: int | None = None, offset: int = 0
     ) -> list[DatasetRow]:
         """Rows as read by `task` of the job's spec."""
-        reader = row_form(task)
-        if isinstance(ref, HubDataset):
-            records = from_row(hub_split(ref), offset)
-            return list(stream_rows(records, limit=limit, offset=offset, reader=reader))
-        return list(
-            dataset_sources.read(
-                ref, self._uploads, self._data_roots, limit=limit, offset=offset, reader=reader
-            )
-        )
+        return self._read(ref, row_form(task), limit, offset)
 
     def texts(self, spec: CaptureJobSpec) -> list[TextRow]:
         """Prompts of a capture job."""
-        ref, field, limit, offset = spec.dataset, spec.text_field, spec.limit, spec.offset
-        assert ref is not None
+        assert spec.dataset is not None
+        return self._read(spec.dataset, Texts(spec.text_field), spec.limit, spec.offset)
+
+    def _read(self, ref: DatasetRef, form: RowForm[R], limit: int | None, offset: int) -> list[R]:
         if isinstance(ref, HubDataset):
-            records = from_row(hub_split(ref), offset)
-            return list(stream_texts(records, field, limit=limit, offset=offset))
-        return list(
-            dataset_sources.read_text_rows(
-                ref, field, self._uploads, self._data_roots, limit=limit, offset=offset
-            )
-        )
+            return list(checked(from_row(hub_split(ref), offset), form, limit=limit, offset=offset))
+        rows = dataset_sources.read(ref, self._uploads, self._data_roots, form, limit=limit, offset=offset)
+        return list(rows)
 
     def fewshot_pool(self, spec: EvaluationSpec) -> list[DatasetRow]:
         """All rows that few-shot examples are drawn from; empty if the task has its own examples."""

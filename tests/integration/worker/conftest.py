@@ -120,9 +120,9 @@ class Bench:
 
         if isinstance(spec.dataset, HubDataset):
             return None
-        reader = row_form(spec.task)
+        form = row_form(spec.task)
         uploads = dataset_sources.Uploads(self.database, self.store)
-        return list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, reader=reader))
+        return list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, form))
 
     def samples(self, job_id: str) -> list[Sample]:
         with self.database.read() as session:

@@ -12,6 +12,7 @@ import torch
 from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import ErrorRecord, JobStatus, Sample
 from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
+from actograph.datasets.dataset_rows import Problems
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store
@@ -69,7 +70,7 @@ class Place:
         else:
             assert isinstance(spec, EvaluationSpec) and isinstance(spec.dataset, PathDataset)
             uploads = dataset_sources.Uploads(self.database, self.store)
-            rows = list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots))
+            rows = list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, Problems()))
             new = list(evaluation_samples(spec, rows))
         with self.database.write() as session:
             row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=len(new))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.specs import MAX_PROMPT_CHARS
-from actograph.datasets.dataset_rows import MAX_REPORTED, DatasetRow, read_rows, stream_rows, stream_texts
+from actograph.datasets.dataset_rows import MAX_REPORTED, DatasetRow, Problems, Texts, checked, read_rows
 from actograph.datasets.readers import MAX_LINE_BYTES, bounded_lines
 
 
@@ -92,7 +92,7 @@ def test_a_bad_row_is_named_with_its_number_and_fault(subtests: pytest.Subtests)
 )
 def test_an_answer_that_no_completion_could_match_is_refused(answer: str) -> None:
     assert refusal(line(answer=answer)) == "row 0: answer does not end with a gold number (#### N)"
-    assert read_rows([line(answer=answer)], require_gold=False)[0].answer == answer
+    assert read_rows([line(answer=answer)], Problems(require_gold=False))[0].answer == answer
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,7 @@ def test_gold_numbers(answer: str) -> None:
 def test_every_fault_of_a_row_and_every_bad_row_is_reported() -> None:
     message = refusal(b'{"question": 5}', line(), b"{}")
     assert message == (
-        "row 0: question is not a string; row 0: answer is missing; "
-        "row 2: question is missing; row 2: answer is missing"
+        "row 0: question is not a string, answer is missing; row 2: question is missing, answer is missing"
     )
 
 
@@ -159,11 +158,11 @@ def test_arbitrary_bytes_are_read_or_refused(lines: list[bytes]) -> None:
 
 def test_mappings_are_checked_like_lines() -> None:
     records = [{"question": f"q{i}", "answer": "#### 1"} for i in range(4)]
-    assert [row.index for row in stream_rows(records, limit=2, offset=1)] == [1, 2]
+    assert [row.index for row in checked(records, Problems(), limit=2, offset=1)] == [1, 2]
     with pytest.raises(InvalidDataset, match="row 4: answer is missing"):
-        list(stream_rows([*records, {"question": "q"}]))
+        list(checked([*records, {"question": "q"}], Problems()))
 
 
 def test_a_limit_beyond_the_machines_numbers_takes_all_rows() -> None:
     rows = [{"text": "a"}, {"text": "b"}]
-    assert [row.text for row in stream_texts(rows, "text", limit=10**30)] == ["a", "b"]
+    assert [row.text for row in checked(rows, Texts("text"), limit=10**30)] == ["a", "b"]

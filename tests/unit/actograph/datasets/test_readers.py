@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from actograph.contract.errors import InvalidDataset
 from actograph.datasets import readers
-from actograph.datasets.dataset_rows import GSM8K_COLUMNS, DatasetRow, read_rows, stream_rows, stream_texts
+from actograph.datasets.dataset_rows import DatasetRow, Problems, Texts, checked, read_rows
 from actograph.datasets.readers import (
     MAX_LINE_BYTES,
     bounded_lines,
@@ -36,16 +36,16 @@ def lines(content: bytes) -> Iterable[bytes]:
 
 
 def check_rows(records: Iterable[object], **options: Any) -> list[DatasetRow]:
-    return list(stream_rows(records, **options))
+    return list(checked(records, Problems(), **options))
 
 
 def check_texts(records: Iterable[object], field: str) -> list[str]:
-    return [row.text for row in stream_texts(records, field)]
+    return [row.text for row in checked(records, Texts(field))]
 
 
 def refusal(content: bytes, **options: Any) -> str:
     with pytest.raises(InvalidDataset) as caught:
-        check_rows(csv_records(lines(content), GSM8K_COLUMNS), **options)
+        check_rows(csv_records(lines(content), Problems.columns), **options)
     assert caught.value.param == "dataset"
     return caught.value.message
 
@@ -65,13 +65,15 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
     writer = csv.DictWriter(text, ["answer", "question"], lineterminator="\r\n")
     writer.writeheader()
     writer.writerows(records)
-    assert check_rows(csv_records(lines(text.getvalue().encode()), GSM8K_COLUMNS)) == expected
+    assert check_rows(csv_records(lines(text.getvalue().encode()), Problems.columns)) == expected
     table = {name: [record[name] for record in records] for name in ("answer", "question")}
     table["id"] = list(range(len(records)))
     for row_group in (None, 100):
         file = in_parquet(table, row_group_size=row_group, compression="zstd")
-        assert check_rows(parquet_records(file, columns=GSM8K_COLUMNS, required=GSM8K_COLUMNS)) == expected
-    records = parquet_records(file, start=700, columns=GSM8K_COLUMNS)
+        assert (
+            check_rows(parquet_records(file, columns=Problems.columns, required=Problems.columns)) == expected
+        )
+    records = parquet_records(file, start=700, columns=Problems.columns)
     assert check_rows(records, limit=3, offset=700) == expected[700:703]
 
 
@@ -92,7 +94,7 @@ def test_what_the_standard_library_writes_is_read_back(values: list[tuple[str, s
 
 def test_byte_order_mark_blank_lines_and_line_ends_are_tolerated() -> None:
     content = b"\xef\xbb\xbf question ,answer\r\n\r\n" + GOOD + b'\n"two\nlines, ""quoted""","#### 4"'
-    rows = check_rows(csv_records(lines(content), GSM8K_COLUMNS))
+    rows = check_rows(csv_records(lines(content), Problems.columns))
     assert [(row.index, row.question) for row in rows] == [(0, "How many?"), (1, 'two\nlines, "quoted"')]
 
 
@@ -102,7 +104,10 @@ def test_what_is_refused(subtests: pytest.Subtests) -> None:
         (HEAD + b"a,b,c\n", "row 0: has 3 values"),
         (HEAD + GOOD + b",#### 3\n", "row 1: question is empty"),
         (HEAD + b"q,three\n", "row 0: answer does not end with a gold number"),
-        (HEAD + GOOD + b'"open,#### 3\n' + GOOD, "row 1: not CSV: unexpected end of data (line 4)"),
+        (
+            HEAD + GOOD + b'"open,#### 3\n' + GOOD,
+            "row 1: not CSV: unexpected end of data; is a quote not closed? (line 4)",
+        ),
         (HEAD + b'"a"b,#### 3\n', "row 0: not CSV: "),
         (HEAD + GOOD + b"\xff,#### 3\n", "row 1: not UTF-8 (byte 0) (line 3)"),
         (b"question,question\n", "names question twice"),
@@ -125,11 +130,13 @@ def test_a_quote_that_is_never_closed_is_not_read_to_the_end() -> None:
         yield b'"open'
         while True:
             taken += 1
-            yield b"x" * 100_000 + b'","\n'
+            yield b"x" * 100_000 + b"\n"
 
     with pytest.raises(InvalidDataset, match="is a quote not closed"):
         check_rows(csv_records(endless()))
     assert taken <= MAX_LINE_BYTES / 100_000 + 1
+    with pytest.raises(InvalidDataset, match=r"the line is longer than 4000000 bytes \(line 2\)"):
+        check_rows(csv_records(lines(HEAD + b"x" * (MAX_LINE_BYTES + 1))))
 
 
 def test_long_fields_are_read() -> None:
@@ -141,7 +148,7 @@ def test_long_fields_are_read() -> None:
 def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(file: io.BytesIO) -> str:
         with pytest.raises(InvalidDataset) as caught:
-            check_rows(parquet_records(file, columns=GSM8K_COLUMNS, required=GSM8K_COLUMNS))
+            check_rows(parquet_records(file, columns=Problems.columns, required=Problems.columns))
         return caught.value.message
 
     good: dict[str, list[Any]] = {"question": ["q", "r"], "answer": ["#### 1", "#### 2"]}
@@ -156,7 +163,7 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "row 0: answer is not a string" in refused(in_parquet({**good, "answer": [1, 2]}))
     monkeypatch.setattr(readers, "MAX_ROW_GROUP_BYTES", 1000)
     big = in_parquet({**good, "unused": ["x" * 4000, "y" * 4000]}, use_dictionary=False)
-    assert len(check_rows(parquet_records(big, columns=GSM8K_COLUMNS))) == 2
+    assert len(check_rows(parquet_records(big, columns=Problems.columns))) == 2
     message = refused(in_parquet({"question": ["x" * 4000], "answer": ["#### 1"]}))
     assert re.search(r"row group 0 has \d+ bytes in the columns that are read, at most 1000", message)
     monkeypatch.setattr(readers, "MAX_ROW_GROUP_ROWS", 1)
@@ -166,7 +173,7 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_texts_of_a_column() -> None:
     table: dict[str, list[Any]] = {"body": [f"text {i}" for i in range(600)], "n": list(range(600))}
     records = records_of(in_parquet(table, row_group_size=100), "parquet", start=431, columns=["body"])
-    found = list(stream_texts(records, "body", limit=2, offset=431))
+    found = list(checked(records, Texts("body"), limit=2, offset=431))
     assert [(row.index, row.text) for row in found] == [(431, "text 431"), (432, "text 432")]
     assert check_texts(csv_records(lines(b"n,body\n1,one\n"), ("body",)), "body") == ["one"]
 

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 from pydantic import TypeAdapter
 
+from actograph.contract.errors import Conflict
 from actograph.contract.resources import JobStatus, Score
 from actograph.contract.scorers import ScorerList
 from actograph.contract.specs import EvaluationSpec, job_spec_adapter
@@ -122,3 +123,20 @@ def test_a_kill_changes_nothing(database: Database, job_id: str, monkeypatch: py
         rescore(database, job_id)
     assert shown(database, job_id) == old
     assert correct(database) == {False}
+
+
+def test_of_two_at_once_the_first_to_store_wins(
+    database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = [{"name": "efficiency", "target_tokens": 2, "max_tokens": 10}]
+    judge = rescoring._judge
+
+    def slow(*given: Any) -> int:
+        monkeypatch.setattr(rescoring, "_judge", judge)
+        rescore(database, job_id, other)
+        return judge(*given)
+
+    monkeypatch.setattr(rescoring, "_judge", slow)
+    with pytest.raises(Conflict, match="retried or scored"):
+        rescore(database, job_id)
+    assert shown(database, job_id)["compared"] == {((KEY, 0.75),)}
