@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from actograph.contract.base import Name, Spec
 from actograph.contract.resources import JobStatus, Resource
@@ -59,6 +59,19 @@ PooledRows = Literal["all", "generated", "last", "last_prompt"] | Segment
 
 class ActivationComparisonRequest(Spec):
     """Rows and hooks to pool (average over tokens) and to compare pair by pair."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "condition": "ep02",
+                    "hooks": ["resid_post.12"],
+                    "rows": "last_prompt",
+                    "store_as": "career",
+                }
+            ]
+        }
+    )
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
     condition: Name

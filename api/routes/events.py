@@ -2,25 +2,26 @@
 
 from typing import Annotated
 
-from fastapi import Header, Query
+from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from api.auth import READ
+from api.bodies import JsonRoute
 from api.dependencies import JobId, ServicesDep
 from api.reading import sse
-from api.routing import READ, Routes
 from storage.jobs import jobs
 
-router = Routes(prefix="/v1/jobs/{job_id}/events", tags=["jobs"])
+router = APIRouter(
+    prefix="/v1/jobs/{job_id}/events", tags=["jobs"], dependencies=[READ], route_class=JsonRoute
+)
 
 MAX_EVENT_ID = 2**63 - 1
 EXAMPLE = 'retry: 2000\n\nid: 1\nevent: job.queued\ndata: {"id":1,"event":"job.queued","data":{}}\n\n'
 
 
-@router.add(
-    "GET",
+@router.get(
     "",
-    READ,
-    "Follow a job (Server-Sent Events)",
+    summary="Follow a job (Server-Sent Events)",
     response_class=StreamingResponse,
     responses={
         200: {

@@ -3,38 +3,35 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
-from anyio import CapacityLimiter, to_thread
-from fastapi import Header, Query, Request
+from anyio import to_thread
+from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import ExportChanged
+from api.auth import READ
+from api.bodies import JsonRoute, slow, slow_threads
 from api.dependencies import JobId, MixedIdentitiesQuery, ServicesDep
-from api.routing import READ, Routes
 from storage.results.export import folder, plan
 from storage.results.export.activations import Detail
 
-router = Routes(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[READ], route_class=JsonRoute)
 
 MEDIA_TYPE = "application/gzip"
 
 
-@router.add(
-    "GET",
+@router.get(
     "/{job_id}/export",
-    READ,
-    "The results folder as tar.gz, also while the job runs",
-    errors=[412],
-    lane="exports",
+    summary="The results folder as tar.gz, also while the job runs",
     response_class=Response,
     responses={
         200: {
             "description": "A tar.gz with one folder, named by the job's id. The ETag changes with it.",
             "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-        },
+        }
     },
 )
+@slow
 def export_job(
-    request: Request,
     services: ServicesDep,
     job_id: JobId,
     *,
@@ -61,11 +58,10 @@ def export_job(
         "X-Content-Type-Options": "nosniff",
     }
     pieces = folder.stream(wanted, services.database, services.store, skip=skip)
-    sent = _in_threads(pieces, request.app.state.export_threads)
-    return StreamingResponse(sent, headers=headers, media_type=MEDIA_TYPE)
+    return StreamingResponse(_in_threads(pieces), headers=headers, media_type=MEDIA_TYPE)
 
 
-async def _in_threads(pieces: Iterator[bytes], threads: CapacityLimiter) -> AsyncIterator[bytes]:
-    """Make each piece in a thread of exports; a client that reads nothing holds no thread."""
-    while (piece := await to_thread.run_sync(next, pieces, None, limiter=threads)) is not None:
+async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Make each piece in a thread of long requests; a client that reads nothing holds no thread."""
+    while (piece := await to_thread.run_sync(next, pieces, None, limiter=slow_threads())) is not None:
         yield piece

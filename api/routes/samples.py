@@ -2,20 +2,23 @@
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import ListPage, Sample, SampleStatus
+from api.auth import READ
+from api.bodies import JsonRoute
 from api.dependencies import After, JobId, SampleId, ServicesDep
-from api.routing import READ, Routes
 from storage import samples
 from storage.index import pages
 from storage.jobs import jobs
 
-router = Routes(prefix="/v1/jobs/{job_id}/samples", tags=["jobs"])
+router = APIRouter(
+    prefix="/v1/jobs/{job_id}/samples", tags=["jobs"], dependencies=[READ], route_class=JsonRoute
+)
 
 
-@router.add("GET", "", READ, "Samples of a job, in running order")
+@router.get("", summary="Samples of a job, in running order")
 def list_job_samples(
     *,
     services: ServicesDep,
@@ -34,7 +37,7 @@ def list_job_samples(
         return pages.page(rows, has_more, samples.resource)
 
 
-@router.add("GET", "/{sample_id}", READ, "One sample")
+@router.get("/{sample_id}", summary="One sample")
 def get_job_sample(services: ServicesDep, job_id: JobId, sample_id: SampleId) -> Sample:
     with services.database.read() as session:
         row = samples.get(session, sample_id)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from actograph.contract.base import PromptText, Spec, Text
 from actograph.contract.interventions import each
@@ -62,6 +62,23 @@ class InputJobSpec(JobSpecBase):
 class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     """Generate from prompts or conversations and store the activations."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "capture",
+                    "model": "Qwen/Qwen3-0.6B",
+                    "inputs": [
+                        {"prompt": "The capital of France is"},
+                        {"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
+                    ],
+                    "sampling": {"max_tokens": 64, "temperature": 0.7, "seed": 1},
+                    "capture": {"hooks": ["resid_post.12", "logits"], "positions": "generated"},
+                }
+            ]
+        }
+    )
+
     kind: Literal["capture"] = Field(description="Kind of the job.")
     inputs: list[CaptureInput] = Field(
         min_length=1, max_length=MAX_INPUTS, description="Prompts or conversations."
@@ -70,6 +87,21 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
 
 class ExtractSpec(InputJobSpec):
     """Read texts without generating, and store the activations of all tokens."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "extract",
+                    "model": "Qwen/Qwen3-30B-A3B",
+                    "dataset": {"hub": "openai/gsm8k", "config": "main", "split": "train"},
+                    "text_field": "question",
+                    "capture": {"points": ["resid_post", "router_logits"], "layers": None, "stats": True},
+                    "truncate": True,
+                }
+            ]
+        }
+    )
 
     kind: Literal["extract"] = Field(description="Kind of the job.")
     inputs: list[CaptureInput] | None = Field(

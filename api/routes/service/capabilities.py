@@ -1,22 +1,23 @@
 """/v1/capabilities: features and limits of the service."""
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 
 from actograph import __version__
 from actograph.contract.service.capabilities import Capabilities, Features, Limits, of_contract
+from api.auth import READ
+from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
 from api.routes.models import list_models
-from api.routing import READ, Routes
 from api.submission.expand import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
 
-router = Routes(tags=["models"])
+router = APIRouter(tags=["models"], dependencies=[READ], route_class=JsonRoute)
 
 #: paths of OpenAI's API
 OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", "/v1/batches")
 
 
-@router.add("GET", "/v1/capabilities", READ, "Features and limits of the service")
+@router.get("/v1/capabilities", summary="Features and limits of the service")
 def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
     """Job kinds, hook points, tasks, scorers, limits, served models and features of the service."""
     paths = request.app.openapi()["paths"]

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from api.dependencies import Services
-from api.routing import READ, Routes
 from storage.queue import workers
 
-router = Routes(tags=["health"])
+router = APIRouter(tags=["health"])
 
 #: shortest time between two rounds of checks
 CHECK_SECONDS = 1.0
@@ -64,11 +63,9 @@ _UNAVAILABLE = {
 }
 
 
-@router.add(
-    "GET",
+@router.get(
     "/livez",
-    READ,
-    "The process runs",
+    summary="The process runs",
     response_class=PlainTextResponse,
     responses={200: {"content": {"text/plain": {"example": "ok\n"}}}},
 )
@@ -76,11 +73,9 @@ async def livez() -> str:
     return "ok\n"
 
 
-@router.add(
-    "GET",
+@router.get(
     "/readyz",
-    READ,
-    "The service can answer requests",
+    summary="The service can answer requests",
     response_class=PlainTextResponse,
     responses={
         200: {"content": {"text/plain": {"example": _READY}}},
@@ -104,11 +99,9 @@ async def readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = No
     return PlainTextResponse("\n".join([*lines.values(), end]) + "\n", 200 if ready else 503)
 
 
-@router.add(
-    "GET",
+@router.get(
     "/health",
-    READ,
-    "The same as /readyz, in JSON",
+    summary="The same as /readyz, in JSON",
     response_model=Health,
     responses={
         503: {

@@ -1,13 +1,15 @@
 """/metrics, for Prometheus."""
 
+from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
 from api import metrics
+from api.auth import READ
+from api.bodies import JsonRoute
 from api.dependencies import AllServicesDep
-from api.routing import READ, Routes
 
-router = Routes(tags=["health"])
+router = APIRouter(tags=["health"], dependencies=[READ], route_class=JsonRoute)
 
 EXAMPLE = (
     "# HELP actograph_jobs Jobs in the index.\n# TYPE actograph_jobs gauge\n"
@@ -15,12 +17,10 @@ EXAMPLE = (
 )
 
 
-@router.add(
-    "GET",
+@router.get(
     "/metrics",
-    READ,
-    "Metrics in Prometheus' text format",
-    operation_id="metrics",
+    summary="Metrics in Prometheus' text format",
+    name="metrics",
     response_class=PlainTextResponse,
     responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
 )

@@ -2,20 +2,21 @@
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
 from actograph.contract.resources import StoreGc, StoreVerification
+from api.auth import ADMIN
+from api.bodies import JsonRoute, slow
 from api.dependencies import ServicesDep
-from api.routing import ADMIN, Routes
 from storage.upkeep import store_gc, store_verify
 
-router = Routes(prefix="/v1/store", tags=["store"])
+router = APIRouter(prefix="/v1/store", tags=["store"], dependencies=[ADMIN], route_class=JsonRoute)
 
 After = Annotated[str | None, Query(max_length=128, description="`next` of the previous page.")]
 Seconds = Annotated[float, Query(gt=0, le=60, description="Approximate time limit of one page.")]
 
 
-@router.add("POST", "/gc", ADMIN, "Remove expired and unreferenced data")
+@router.post("/gc", summary="Remove expired and unreferenced data")
 def collect_garbage(
     services: ServicesDep,
     dry_run: Annotated[bool, Query(description="Only list what would be removed.")] = False,
@@ -26,7 +27,8 @@ def collect_garbage(
     return store_gc.collect(services.database, services.store, dry_run=dry_run, after=after, seconds=seconds)
 
 
-@router.add("POST", "/verify", ADMIN, "Verify stored files against the index, by checksum", lane="reads")
+@router.post("/verify", summary="Verify stored files against the index, by checksum")
+@slow
 def verify_store(
     services: ServicesDep,
     after: After = None,
