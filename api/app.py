@@ -27,16 +27,17 @@ from api.routes import (
     batches,
     chat,
     comparisons,
-    events,
-    exports,
     files,
+    health,
     interventions,
     jobs,
+    keys,
     models,
-    samples,
+    ops,
+    queue,
+    results,
     sessions,
 )
-from api.routes.service import capabilities, health, keys, metrics, queue, store
 from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.factory import open_store
@@ -85,7 +86,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.reconciler = reconciler
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
-        app.state.checks = health.Checks(services)
         reconciler.start()
         try:
             yield
@@ -111,8 +111,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install(app)
     _document_problems(app)
     for module in (
-        jobs, chat, batches, comparisons, samples, exports, events, sessions, store,
-        files, interventions, models, capabilities, queue, keys, health, metrics,
+        jobs, chat, batches, comparisons, results, sessions, files, interventions, models, ops, queue, keys,
+        health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added sees a request first

@@ -77,14 +77,13 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        info = None if self.body_field is None else self.body_field.field_info
-        takes_json = info is not None and not isinstance(info, Form)
-        # a request without a body needs no type
-        accepted = {"application/json"} if info is None or info.is_required() else {"application/json", ""}
+        takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
 
         async def handle_json(request: Request) -> Response:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if takes_json and kind not in accepted:
+            headers = request.headers
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+            if takes_json and has_body and kind != "application/json":
                 raise HTTPException(415, "send the body as JSON, with Content-Type: application/json")
             return await handle(_JsonRequest(request.scope, request.receive))
 

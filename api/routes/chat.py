@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import anyio
 from fastapi import APIRouter, Depends, Request
@@ -27,12 +27,6 @@ from api.reading import sse
 
 router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT], route_class=JsonRoute)
 
-CHAT_EVENTS = (
-    'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"7"}}]}\n\n'
-    "data: [DONE]\n\n"
-)
-TEXT_EVENTS = 'data: {"object":"text_completion","choices":[{"index":0,"text":" 7"}]}\n\ndata: [DONE]\n\n'
-
 
 @dataclass(frozen=True)
 class Call:
@@ -45,11 +39,12 @@ class Call:
     owner: str
 
 
-def _streamed(example: str) -> dict[int | str, dict[str, object]]:
-    description = "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`."
-    return {200: {"description": description, "content": sse.documented(example)}}
-
-
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`.",
+        "content": sse.DOCUMENTED,
+    }
+}
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
 
@@ -78,7 +73,7 @@ CallDep = Annotated[Call, Depends(_call)]
     "/chat/completions",
     summary="Answer a conversation",
     response_model=ChatCompletion,
-    responses=_streamed(CHAT_EVENTS),
+    responses=ANSWERS,
 )
 async def create_chat_completion(call: CallDep, request: ChatCompletionRequest) -> Response:
     """OpenAI's chat completion, with activations if `capture` or `store_activations` asks for them."""
@@ -89,7 +84,7 @@ async def create_chat_completion(call: CallDep, request: ChatCompletionRequest) 
     "/completions",
     summary="Continue texts",
     response_model=Completion,
-    responses=_streamed(TEXT_EVENTS),
+    responses=ANSWERS,
 )
 async def create_completion(call: CallDep, request: CompletionRequest) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
