@@ -175,7 +175,7 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Maximum size of an uploaded file.")
     max_body_bytes: int = Field(
-        32 << 20, gt=0, description="Maximum size of a job's JSON body; other routes accept less."
+        8 << 20, gt=0, description="Maximum size of a JSON body; larger inputs are uploaded as files."
     )
     batch_max_requests: int = Field(
         50_000, ge=1, le=200_000, description="Maximum number of lines in a batch's input file."

@@ -11,32 +11,33 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
+from pydantic.json_schema import models_json_schema
 
 from actograph import __version__, redaction
+from actograph.contract.resources import Problem
 from actograph.settings import Settings
-from api import openapi
-from api.auth import Authentication, refuse_unlisted
+from api.auth import Authentication
 from api.background.reconciler import Reconciler
+from api.bodies import BodyLimit
 from api.dependencies import Services, refuse_nul, use_reserve
+from api.errors import DOCUMENTED, install
 from api.openai.chat_waiting import JobEnds, LiveTexts
-from api.problems import errors
-from api.requests.body_limit import BodyLimit
 from api.routes import (
     batches,
     chat,
     comparisons,
-    events,
-    exports,
     files,
+    health,
     interventions,
     jobs,
+    keys,
     models,
-    samples,
+    ops,
+    queue,
+    results,
     sessions,
 )
-from api.routes.service import capabilities, health, keys, metrics, queue, store
 from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.factory import open_store
@@ -50,10 +51,20 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], Any]
 
-#: threads of their own, for chats that write to the index and for pieces of exports
-CHAT_THREADS = 16
-EXPORT_THREADS = 2
-
+TAGS = {
+    "jobs": "Evaluations and captures: submit, follow, cancel, read.",
+    "chat": "OpenAI's routes: conversations and texts, answered through the queue.",
+    "batches": "Files of chat and completion requests, in OpenAI's form.",
+    "comparisons": "Two conditions of a job on the same problems.",
+    "sessions": "Stored activations: search, slice, download, change, delete.",
+    "store": "The artifact store: clean up and verify.",
+    "files": "Uploaded datasets and batches.",
+    "interventions": "Stored vectors for interventions.",
+    "models": "Served models and their structure.",
+    "queue": "The queue and its workers.",
+    "keys": "API keys and their roles.",
+    "health": "Probes.",
+}
 DESCRIPTION = """\
 Submit evaluation and capture jobs, follow them, and read the score and activations of every sample.
 
@@ -75,9 +86,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.state.reconciler = reconciler
         app.state.job_ends = JobEnds(services)
         app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
-        app.state.chat_threads = CapacityLimiter(CHAT_THREADS)
-        app.state.export_threads = CapacityLimiter(EXPORT_THREADS)
-        app.state.checks = health.Checks(services)
         reconciler.start()
         try:
             yield
@@ -93,21 +101,39 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        dependencies=[Depends(refuse_unlisted), Depends(refuse_nul), Depends(use_reserve)],
-        responses=errors.documented(401, 403, 500, 503),
+        dependencies=[Depends(refuse_nul), Depends(use_reserve)],
+        responses=DOCUMENTED,
         redirect_slashes=False,
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+        generate_unique_id_function=lambda route: route.name,
+        separate_input_output_schemas=False,
     )
-    errors.install(app)
-    openapi.install(app)
+    install(app)
+    _document_problems(app)
     for module in (
-        jobs, chat, batches, comparisons, samples, exports, events, sessions, store,
-        files, interventions, models, capabilities, queue, keys, health, metrics,
+        jobs, chat, batches, comparisons, results, sessions, files, interventions, models, ops, queue, keys,
+        health,
     ):  # fmt: skip
         app.include_router(module.router)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)
     return app
+
+
+def _document_problems(app: FastAPI) -> None:
+    """Add the form of all errors to FastAPI's document."""
+    written = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = written()
+        _, forms = models_json_schema(
+            [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
+        )
+        found["components"]["schemas"] |= forms["$defs"]
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
 
 
 def process_app() -> FastAPI:

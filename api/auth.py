@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends
+from fastapi import Depends, Security
+from fastapi.security import HTTPBearer, SecurityScopes
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -19,13 +20,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
 from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
-from api.problems.errors import NO_DATABASE, actograph_problem
-from api.routing import OPEN_PATHS, rule_of
+from api.errors import NO_DATABASE, problem_of
 from storage.accounts import api_keys
 from storage.index.database import Database
 
 log = logging.getLogger(__name__)
 
+#: probes, open to all; they show no data of owners
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
 #: headers of forwarding proxies, beside X-Forwarded-*
 _OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 
@@ -106,9 +108,8 @@ class Authentication:
             try:
                 if scope["path"] not in self._open:
                     access = await self._admit(scope)
-                    _require_role(access, scope)
             except ActographError as error:
-                await actograph_problem(error, scope["path"])(scope, receive, send)
+                await problem_of(error, scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["access"] = access
         await self._app(scope, receive, send)
@@ -158,25 +159,30 @@ def _neighbour(scope: Scope, headers: Headers) -> Access:
     return LOCAL
 
 
-def _require_role(access: Access, scope: Scope) -> None:
-    """Raises Forbidden."""
-    if access.role is Role.ADMIN:
-        return
-    rule = rule_of(scope["method"], scope["path"])
-    if rule is not None and not access.role.includes(rule.role):
-        raise Forbidden(_refusal(access.role, rule.role))
-    scope.setdefault("state", {})["is_listed"] = rule is not None
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="apiKey",
+    description="Required if the service has keys; without keys it serves only its own machine. The roles "
+    "of a route stand beside it.",
+)
 
 
-async def refuse_unlisted(request: Request) -> None:
-    """Reserve routes without a role for admins. Raises Forbidden for other callers."""
+async def _require_role(
+    request: Request, roles: SecurityScopes, _: Annotated[object, Security(_bearer)]
+) -> None:
+    """Raises Forbidden if the caller's role is not sufficient."""
     access: Access = request.state.access
-    if access is not NOBODY and access.role is not Role.ADMIN and not request.state.is_listed:
-        raise Forbidden(_refusal(access.role, Role.ADMIN))
+    for needed in roles.scopes:
+        if not access.role.includes(Role(needed)):
+            raise Forbidden(
+                f"this needs an API key of the role {needed}; the role of this one is {access.role}"
+            )
 
 
-def _refusal(role: Role, needed: Role) -> str:
-    return f"this needs an API key of the role {needed}; the role of this one is {role}"
+#: dependencies of routers and routes: the least role that may call them
+READ = Security(_require_role, scopes=[Role.READ.value])
+SUBMIT = Security(_require_role, scopes=[Role.SUBMIT.value])
+ADMIN = Security(_require_role, scopes=[Role.ADMIN.value])
 
 
 async def caller(request: Request) -> str:

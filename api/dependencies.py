@@ -4,9 +4,9 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Header, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator, BaseModel
 from starlette.requests import HTTPConnection
 
@@ -125,15 +125,19 @@ def known_id(text: str, prefix: str, noun: str) -> str:
     return text
 
 
+def _example(prefix: str) -> Any:
+    return Path(examples=[f"{prefix}_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"])
+
+
 def _id(prefix: str, noun: str) -> AfterValidator:
     return AfterValidator(lambda text: known_id(text, prefix, noun))
 
 
-JobId = Annotated[str, _id("job", "job")]
-LoadId = Annotated[str, _id("job", "model load")]
-SampleId = Annotated[str, _id("smp", "sample")]
-SessionId = Annotated[str, _id("ses", "session")]
-FileId = Annotated[str, _id("file", "file")]
-VectorId = Annotated[str, _id("vec", "vector")]
-BatchId = Annotated[str, _id("batch", "batch")]
-KeyId = Annotated[str, _id("key", "key")]
+JobId = Annotated[str, _example("job"), _id("job", "job")]
+LoadId = Annotated[str, _example("job"), _id("job", "model load")]
+SampleId = Annotated[str, _example("smp"), _id("smp", "sample")]
+SessionId = Annotated[str, _example("ses"), _id("ses", "session")]
+FileId = Annotated[str, _example("file"), _id("file", "file")]
+VectorId = Annotated[str, _example("vec"), _id("vec", "vector")]
+BatchId = Annotated[str, _example("batch"), _id("batch", "batch")]
+KeyId = Annotated[str, _example("key"), _id("key", "key")]

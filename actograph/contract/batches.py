@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from actograph.contract.base import Metadata
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
@@ -29,6 +29,19 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 class BatchRequest(Spec):
     """The body of `POST /v1/batches`; the second part is Actograph's own."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "input_file_id": "file_6f1ed002ab5595859014ebf0951522d9",
+                    "endpoint": "/v1/chat/completions",
+                    "completion_window": "24h",
+                    "metadata": {"project": "career"},
+                }
+            ]
+        }
+    )
 
     input_file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="JSONL with one request per line.")
     endpoint: Endpoint

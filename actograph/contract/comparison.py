@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from actograph.contract.base import Name, Spec
 from actograph.contract.resources import JobStatus, Resource
@@ -56,6 +56,19 @@ class JobComparison(Resource):
 
 class ActivationComparisonRequest(Spec):
     """Hooks and positions to average over tokens and to compare pair by pair."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "condition": "ep02",
+                    "hooks": ["resid_post.12"],
+                    "positions": "last_prompt",
+                    "store_as": "career",
+                }
+            ]
+        }
+    )
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
     condition: Name

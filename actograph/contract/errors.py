@@ -116,13 +116,6 @@ class PayloadTooLarge(ActographError):
     status = 413
 
 
-class RequestTimeout(ActographError):
-    """The request body arrived too slowly."""
-
-    code = "request_timeout"
-    status = 408
-
-
 class Unauthorized(ActographError):
     """A valid API key is required, in the header Authorization: Bearer."""
 

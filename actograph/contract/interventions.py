@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import Metadata, Name, Spec
@@ -86,6 +86,14 @@ InterventionList = Annotated[list[Intervention], Field(max_length=MAX_INTERVENTI
 
 class NewVector(Spec):
     """A vector to store under a name, for use in interventions."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"name": "career", "hook": "resid_post.2", "vector": [0.1, -0.2, 0.3], "model": "demo"}
+            ]
+        }
+    )
 
     name: Name
     hook: str = Field(min_length=1, max_length=256, description="Hook of the vector, by name or alias.")

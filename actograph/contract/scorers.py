@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from actograph.contract.base import Name, Spec
 
@@ -152,6 +152,12 @@ ScorerList = Annotated[
 
 class RescoreRequest(Spec):
     """New scorers for a job's completions; the first one gives the verdict."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"scorers": ["numeric", {"name": "efficiency", "target_tokens": 128}]}]
+        }
+    )
 
     scorers: ScorerList
 

@@ -10,9 +10,10 @@ from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import canonical_digest
+from api.bodies import parse_body
 from api.dependencies import Services
+from api.errors import InvalidFields
 from api.openai import chat_requests
-from api.problems.validation import InvalidFields, parse_body
 from api.submission.check import check_hooks, check_prompts
 from api.submission.resolve import stored_vectors
 from storage.files import files

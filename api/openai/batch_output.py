@@ -17,9 +17,9 @@ from actograph.contract import resources
 from actograph.contract.batches import BatchError, BatchStatus, BatchUsage, RequestCounts
 from actograph.contract.resources import JobStatus, SampleStatus
 from api.dependencies import Services
+from api.errors import openai_error
 from api.openai import chat_results
 from api.openai.chat_results import ChatFailed, ChatResult
-from api.problems.errors import openai_error
 from storage.jobs import batches
 from storage.sessions import sessions
 from storage.tables.models import BatchRow, JobRow

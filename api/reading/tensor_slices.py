@@ -1,23 +1,20 @@
 """Rows of one stored tensor, in the requested format.
 
-A small slice is one answer. A larger slice is read, converted and sent in pieces, so memory stays bounded,
-and few are sent at once.
+Binary formats are read and sent in pieces, so memory stays bounded. JSON is small, and one answer.
 """
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from actograph import tensor_files
 from actograph.contract import hooks
-from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable, ServiceBusy
+from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable
 from storage.sessions.reader import SessionReader, TensorSlice
 
 Format = Literal["safetensors", "npy", "json"]
@@ -26,14 +23,10 @@ TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
 #: a JSON number takes about 20 bytes
 MAX_JSON_VALUES = 1 << 18
-#: stored bytes of a piece; a JSON number takes many times its stored bytes
+#: stored bytes of a piece
 PIECE_BYTES = 1 << 20
-JSON_PIECE_BYTES = 128 << 10
-#: answers in pieces that a process sends at once
-MOST_STREAMED = 16
 
 _ROWS = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
-_streamed = threading.BoundedSemaphore(MOST_STREAMED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +50,9 @@ class _Slice:
         width = self.shape[1] if len(self.shape) > 1 else 1
         return width * tensor_files.itemsize(self.dtype)
 
-    def pieces(self, most_bytes: int) -> Iterator[TensorSlice]:
-        """Read the rows in pieces of at most `most_bytes`; a piece has one row at least."""
-        at_once = max(1, most_bytes // max(1, self.row_bytes))
+    def pieces(self) -> Iterator[TensorSlice]:
+        """Read the rows in pieces; a piece has one row at least."""
+        at_once = max(1, PIECE_BYTES // max(1, self.row_bytes))
         for low in range(0, max(1, self.shape[0]), at_once):
             yield self.read(low, min(low + at_once, self.shape[0]))
 
@@ -71,43 +64,22 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
         NotFound: the session has no such tensor.
         RangeNotSatisfiable: the tensor does not have these rows.
         InvalidRequest: `rows` cannot be read, or has more values than JSON may have.
-        ServiceBusy: too many large slices are being sent.
         StoreDamaged: the stored files are missing or cut off, or contradict the manifest.
     """
     found = _find(reader, name, rows)
+    headers = {"X-Tensor-Dtype": found.dtype, "X-Tensor-First-Row": str(found.first)}
     if form == "json":
         _check_values(found)
-    elif form == "npy" and found.dtype.startswith("F8"):
+        return Response(_as_json(found), headers=headers, media_type="application/json")
+    if form == "npy" and found.dtype.startswith("F8"):
         raise InvalidRequest(f"numpy has no {found.dtype}; ask for format=safetensors", param="format")
-    piece_bytes = JSON_PIECE_BYTES if form == "json" else PIECE_BYTES
-    media_type = "application/json" if form == "json" else "application/octet-stream"
-    headers = {"X-Tensor-Dtype": found.dtype, "X-Tensor-First-Row": str(found.first)}
-    if found.shape[0] * found.row_bytes <= piece_bytes:
-        data = b"".join(_encoded(found, form, piece_bytes))
-        return Response(data, headers=headers, media_type=media_type)
-    if form != "json":
-        headers["Content-Length"] = str(_size(found, form))
-    if not _streamed.acquire(blocking=False):
-        raise ServiceBusy(
-            f"{MOST_STREAMED} large slices are being sent; try again in a moment, or ask for fewer rows"
-        )
-    try:
-        pieces = _encoded(found, form, piece_bytes)
-        begun = chain([next(pieces), next(pieces)], pieces)  # the header, and the first rows
-        return _StreamedSlice(begun, 200, headers, media_type)
-    except BaseException:
-        _streamed.release()
-        raise
-
-
-class _StreamedSlice(StreamingResponse):
-    """An answer in pieces that releases its place at the end."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            _streamed.release()
+    head, pieces = _header(found, form), _encoded(found, form)
+    # npy widens bfloat16
+    wider = 2 if form == "npy" and found.dtype == "BF16" else 1
+    headers["Content-Length"] = str(len(head) + found.shape[0] * found.row_bytes * wider)
+    # damage in the first rows is an error of its own
+    verified = chain([head, next(pieces)], pieces)
+    return StreamingResponse(verified, 200, headers, "application/octet-stream")
 
 
 def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
@@ -152,24 +124,12 @@ def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
     )
 
 
-def _encoded(found: _Slice, form: Format, piece_bytes: int) -> Iterator[bytes]:
-    """Encode the answer in pieces: the header, then rows."""
-    if form == "json":
-        yield from _as_json(found, piece_bytes)
-        return
-    yield _header(found, form)
-    for piece in found.pieces(piece_bytes):
+def _encoded(found: _Slice, form: Format) -> Iterator[bytes]:
+    for piece in found.pieces():
         if form == "safetensors":
             yield piece.data
         else:
             yield tensor_files.value_array(piece.dtype, piece.shape, piece.data).tobytes()
-
-
-def _size(found: _Slice, form: Format) -> int:
-    """Size of the whole answer in a binary format."""
-    # npy widens bfloat16
-    wider = 2 if form == "npy" and found.dtype == "BF16" else 1
-    return len(_header(found, form)) + found.shape[0] * found.row_bytes * wider
 
 
 def _header(found: _Slice, form: Format) -> bytes:
@@ -179,7 +139,11 @@ def _header(found: _Slice, form: Format) -> bytes:
     return tensor_files.encode_header([(found.hook, found.dtype, found.shape)], metadata)
 
 
-def _as_json(found: _Slice, piece_bytes: int) -> Iterator[bytes]:
+def _as_json(found: _Slice) -> bytes:
+    rows: list[Any] = []
+    for piece in found.pieces():
+        shape = piece.shape if len(found.shape) > 1 else piece.shape[:1]
+        rows += tensor_files.json_rows(tensor_files.value_array(piece.dtype, shape, piece.data))
     about: dict[str, Any] = {
         "object": "activation.tensor",
         "session_id": found.session_id,
@@ -188,21 +152,9 @@ def _as_json(found: _Slice, piece_bytes: int) -> Iterator[bytes]:
         "shape": list(found.shape),
         "first_row": found.first,
         "tokens": found.tokens,
+        "data": rows,
     }
-    yield _json_text(about)[:-1] + b',"data":['
-    behind = b""
-    for piece in found.pieces(piece_bytes):
-        if not piece.shape[0]:
-            continue
-        shape = piece.shape if len(found.shape) > 1 else piece.shape[:1]
-        array = tensor_files.value_array(piece.dtype, shape, piece.data)
-        yield behind + _json_text(tensor_files.json_rows(array))[1:-1]
-        behind = b","
-    yield b"]}"
-
-
-def _json_text(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _parse_rows(text: str | None, count: int) -> tuple[int, int]:

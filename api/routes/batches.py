@@ -1,50 +1,30 @@
 """/v1/batches, in OpenAI's form."""
 
-from fastapi import BackgroundTasks
+from fastapi import APIRouter, BackgroundTasks
 from sqlalchemy.orm import Session
 
 from actograph.contract.batches import Batch, BatchRequest
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.resources import ListPage
-from api.auth import Caller
+from api.auth import READ, SUBMIT, Caller
+from api.bodies import JsonRoute
 from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority
 from api.openai.batch_keeper import BatchKeeper
-from api.problems.validation import parse_body
-from api.requests.request_body import JsonBody
-from api.routing import READ, SUBMIT, Body, Routes
 from storage.files import files
 from storage.index import pages
 from storage.jobs import batches, request_keys
 from storage.tables.models import BatchRow
 
-router = Routes(prefix="/v1/batches", tags=["batches"])
+router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[READ], route_class=JsonRoute)
 
 PURPOSE = "batch"
-BODY = Body(
-    BatchRequest,
-    {
-        "a night's requests": {
-            "input_file_id": "file_6f1ed002ab5595859014ebf0951522d9",
-            "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-            "metadata": {"project": "career"},
-        }
-    },
-)
 
 
-@router.add(
-    "POST",
-    "",
-    SUBMIT,
-    "Answer the requests of an uploaded file",
-    errors=[409],
-    body=BODY,
-)
+@router.post("", summary="Answer the requests of an uploaded file", dependencies=[SUBMIT])
 def create_batch(
     services: ServicesDep,
     background: BackgroundTasks,
-    body: JsonBody,
+    request: BatchRequest,
     by: Caller,
     idempotency_key: IdempotencyKey = None,
 ) -> Batch:
@@ -52,7 +32,6 @@ def create_batch(
 
     A repeated request with the same `Idempotency-Key` gets the batch of the first one, as it is now.
     """
-    request = parse_body(BatchRequest, body)
     require_priority(services, request.priority)
     key = request_key(idempotency_key, request)
     with services.database.write() as session:
@@ -86,20 +65,20 @@ def _check_input(session: Session, file_id: str, most: int) -> None:
         )
 
 
-@router.add("GET", "", READ, "List batches")
+@router.get("", summary="List batches")
 def list_batches(services: ServicesDep, page: PageDep) -> ListPage[Batch]:
     with services.database.read() as session:
         rows, has_more = batches.find(session, **page)
         return pages.page(rows, has_more, lambda row: batches.resource(session, row))
 
 
-@router.add("GET", "/{batch_id}", READ, "One batch")
+@router.get("/{batch_id}", summary="One batch")
 def get_batch(services: ServicesDep, batch_id: BatchId) -> Batch:
     with services.database.read() as session:
         return batches.resource(session, batches.get(session, batch_id))
 
 
-@router.add("POST", "/{batch_id}/cancel", SUBMIT, "Cancel a batch; finished answers are kept", errors=[409])
+@router.post("/{batch_id}/cancel", summary="Cancel a batch; finished answers are kept", dependencies=[SUBMIT])
 def cancel_batch(services: ServicesDep, batch_id: BatchId, background: BackgroundTasks) -> Batch:
     """The batch is `cancelling` until its output files are written."""
     with services.database.write() as session:

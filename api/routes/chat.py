@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import anyio
-from anyio import CapacityLimiter, to_thread
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -16,52 +15,17 @@ from actograph.contract.chat.chat import ChatCompletionRequest, CompletionReques
 from actograph.contract.chat.chat_answers import ChatCompletion, Completion
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
-from api.auth import Caller
+from api.auth import SUBMIT, Caller
+from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
+from api.errors import CLIENT_CLOSED_REQUEST, problem_of
 from api.openai import chat_requests, chat_results, chat_stream
 from api.openai.chat_results import ChatResult
 from api.openai.chat_stream import ChatChunks, CompletionChunks
 from api.openai.chat_waiting import JobEnds, LiveTexts, Running, cancel, first_of
-from api.problems.errors import CLIENT_CLOSED_REQUEST, actograph_problem
-from api.problems.validation import parse_body
 from api.reading import sse
-from api.requests.request_body import JsonBody
-from api.routing import SUBMIT, Body, Routes
 
-router = Routes(prefix="/v1", tags=["chat"])
-
-CHAT_BODY = Body(
-    ChatCompletionRequest,
-    {
-        "a question, with activations": {
-            "model": "Qwen/Qwen3-0.6B",
-            "messages": [{"role": "user", "content": "What is 3 + 4?"}],
-            "max_tokens": 64,
-            "temperature": 0.7,
-            "seed": 1,
-            "capture": {"points": ["resid_post"], "layers": [12]},
-        }
-    },
-    max_bytes=8 << 20,
-)
-TEXT_BODY = Body(
-    CompletionRequest,
-    {
-        "a text to continue": {
-            "model": "Qwen/Qwen3-0.6B",
-            "prompt": "The capital of France is",
-            "max_tokens": 8,
-            "temperature": 0,
-        }
-    },
-    max_bytes=24 << 20,
-)
-CHAT_EVENTS = (
-    'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"7"}}]}\n\n'
-    "data: [DONE]\n\n"
-)
-TEXT_EVENTS = 'data: {"object":"text_completion","choices":[{"index":0,"text":" 7"}]}\n\ndata: [DONE]\n\n'
-ERRORS = [400, 404, 409, 503, 504]
+router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT], route_class=JsonRoute)
 
 
 @dataclass(frozen=True)
@@ -72,16 +36,15 @@ class Call:
     services: Services
     ends: JobEnds
     texts: LiveTexts
-    #: threads for writes, which may wait for the index without blocking other requests
-    threads: CapacityLimiter
     owner: str
 
 
-def _streamed(example: str) -> dict[int | str, dict[str, object]]:
-    description = "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`."
-    return {200: {"description": description, "content": sse.documented(example)}}
-
-
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`.",
+        "content": sse.DOCUMENTED,
+    }
+}
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
 
@@ -89,60 +52,49 @@ R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 class Route(Generic[R]):
     """Differences between the two routes."""
 
-    takes: type[R]
     spec: Callable[[R, Services], ChatJobSpec]
     answer: Callable[[ChatResult], BaseModel]
     chunks: chat_stream.Chunks
 
 
-CHAT = Route(ChatCompletionRequest, chat_requests.chat_spec, chat_results.chat_completion, ChatChunks())
-TEXT = Route(CompletionRequest, chat_requests.completion_spec, chat_results.completion, CompletionChunks())
+CHAT = Route(chat_requests.chat_spec, chat_results.chat_completion, ChatChunks())
+TEXT = Route(chat_requests.completion_spec, chat_results.completion, CompletionChunks())
 
 
 async def _call(http: Request, services: ServicesDep, by: Caller) -> Call:
     state = http.app.state
-    return Call(http, services, state.job_ends, state.live_texts, state.chat_threads, by)
+    return Call(http, services, state.job_ends, state.live_texts, by)
 
 
 CallDep = Annotated[Call, Depends(_call)]
 
 
-@router.add(
-    "POST",
+@router.post(
     "/chat/completions",
-    SUBMIT,
-    "Answer a conversation",
-    errors=ERRORS,
-    body=CHAT_BODY,
-    lane="own",
+    summary="Answer a conversation",
     response_model=ChatCompletion,
-    responses=_streamed(CHAT_EVENTS),
+    responses=ANSWERS,
 )
-async def create_chat_completion(call: CallDep, body: JsonBody) -> Response:
+async def create_chat_completion(call: CallDep, request: ChatCompletionRequest) -> Response:
     """OpenAI's chat completion, with activations if `capture` or `store_activations` asks for them."""
-    return await _answer(call, CHAT, body)
+    return await _answer(call, CHAT, request)
 
 
-@router.add(
-    "POST",
+@router.post(
     "/completions",
-    SUBMIT,
-    "Continue texts",
-    errors=ERRORS,
-    body=TEXT_BODY,
-    lane="own",
+    summary="Continue texts",
     response_model=Completion,
-    responses=_streamed(TEXT_EVENTS),
+    responses=ANSWERS,
 )
-async def create_completion(call: CallDep, body: JsonBody) -> Response:
+async def create_completion(call: CallDep, request: CompletionRequest) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
-    return await _answer(call, TEXT, body)
+    return await _answer(call, TEXT, request)
 
 
-async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
+async def _answer(call: Call, route: Route[R], request: R) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
     try:
-        request, running = await to_thread.run_sync(_submit, call, route, body, limiter=call.threads)
+        running = await run_in_threadpool(_submit, call, route, request)
         if not request.stream:
             return await _at_the_end(call, route, running)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
@@ -157,13 +109,10 @@ async def _answer(call: Call, route: Route[R], body: bytes) -> Response:
         return refusal(error, call.http.url.path)
 
 
-def _submit(call: Call, route: Route[R], body: bytes) -> tuple[R, Running]:
-    request = parse_body(route.takes, body)
+def _submit(call: Call, route: Route[R], request: R) -> Running:
     spec = route.spec(request, call.services)
     job, samples = chat_requests.submit(call.services, spec, call.owner)
-    return request, Running(
-        services=call.services, ends=call.ends, texts=call.texts, job=job, samples=samples
-    )
+    return Running(services=call.services, ends=call.ends, texts=call.texts, job=job, samples=samples)
 
 
 async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response:
@@ -178,7 +127,7 @@ async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response
     finally:
         if not has_ended or services.stopping.is_set():
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(cancel, services, job_id, limiter=call.threads)
+                await run_in_threadpool(cancel, services, job_id)
     content = await run_in_threadpool(
         lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
     )
@@ -187,7 +136,7 @@ async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response
 
 def refusal(error: ActographError, instance: str) -> Response:
     """Answer an error as OpenAI's clients expect; they must not retry a failed request."""
-    answer = actograph_problem(error, instance, status=chat_results.status_of(error))
+    answer = problem_of(error, instance, status=chat_results.status_of(error))
     if isinstance(error, chat_results.ChatFailed) and error.status != 503:
         answer.headers["x-should-retry"] = "false"
     return answer

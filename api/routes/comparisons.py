@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
@@ -15,11 +15,9 @@ from actograph.contract.comparison import (
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
-from api.auth import Caller
+from api.auth import READ, SUBMIT, Caller
+from api.bodies import JsonRoute, slow
 from api.dependencies import JobId, ServicesDep
-from api.problems.validation import parse_body
-from api.requests.request_body import JsonBody
-from api.routing import READ, SUBMIT, Body, Routes
 from storage.jobs import jobs
 from storage.results import comparisons
 from storage.sessions import sessions, vectors
@@ -27,30 +25,16 @@ from storage.sessions.pooled_activations import Direction, PairedActivations
 from storage.sessions.reader import SessionReader
 from storage.tables.models import JobRow
 
-router = Routes(prefix="/v1/jobs", tags=["comparisons"])
+router = APIRouter(prefix="/v1/jobs", tags=["comparisons"], dependencies=[READ], route_class=JsonRoute)
 
 #: most bytes that one request reads, since the client waits for the answer
 MAX_READ_BYTES = 32 << 30
-BODY = Body(
-    ActivationComparisonRequest,
-    {
-        "directions at the last prompt token": {
-            "condition": "ep02",
-            "hooks": ["resid_post.12"],
-            "positions": "last_prompt",
-            "store_as": "career",
-        }
-    },
-)
 
 
-@router.add(
-    "GET",
-    "/{job_id}/comparison",
-    READ,
-    "Every condition against a baseline, per problem; also while the job runs",
-    lane="reads",
+@router.get(
+    "/{job_id}/comparison", summary="Every condition against a baseline, per problem; also while the job runs"
 )
+@slow
 def get_job_comparison(
     services: ServicesDep,
     job_id: JobId,
@@ -69,25 +53,22 @@ def get_job_comparison(
     return conditions.compare(bootstrap)
 
 
-@router.add(
-    "POST",
+@router.post(
     "/{job_id}/comparison/activations",
-    SUBMIT,
-    "Pooled activations of a condition minus the baseline's, per pair",
-    body=BODY,
-    lane="reads",
+    summary="Pooled activations of a condition minus the baseline's, per pair",
+    dependencies=[SUBMIT],
 )
+@slow
 def compare_job_activations(
     services: ServicesDep,
     job_id: JobId,
-    body: JsonBody,
+    wanted: ActivationComparisonRequest,
     by: Caller,
 ) -> ActivationComparison:
     """Rows of a session are averaged over the chosen tokens; a pair shares problem and epoch.
 
     `store_as` stores the mean differences as vectors for interventions.
     """
-    wanted = parse_body(ActivationComparisonRequest, body)
     with services.database.read() as session:
         row = jobs.get(session, job_id)
         names = comparisons.condition_names(row)

@@ -4,23 +4,23 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import Depends, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.resources import Deleted, File, ListPage
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
-from api.auth import Caller
+from api.auth import READ, SUBMIT, Caller
+from api.bodies import JsonRoute
 from api.dependencies import After, FileId, NewestFirst, ServicesDep
 from api.reading import downloads
-from api.routing import READ, SUBMIT, Routes
 from storage.accounts import quotas
 from storage.files import files
 from storage.index import deletions, ids, pages
 from storage.queue import pause
 
-router = Routes(prefix="/v1/files", tags=["files"])
+router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[READ], route_class=JsonRoute)
 
 CHUNK = 1 << 20
 MAX_NAME = 255
@@ -47,7 +47,7 @@ def expires_after(
     return seconds
 
 
-@router.add("POST", "", SUBMIT, "Upload a file", errors=[400, 413, 507], takes_form=True)
+@router.post("", summary="Upload a file", dependencies=[SUBMIT])
 def upload_file(
     services: ServicesDep,
     file: UploadFile,
@@ -91,7 +91,7 @@ def upload_file(
     return files.resource(row)
 
 
-@router.add("GET", "", READ, "List files")
+@router.get("", summary="List files")
 def list_files(
     services: ServicesDep,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most items to return.")] = 20,
@@ -104,20 +104,14 @@ def list_files(
         return pages.page(rows, has_more, files.resource)
 
 
-@router.add("GET", "/{file_id}", READ, "One file")
+@router.get("/{file_id}", summary="One file")
 def get_file(services: ServicesDep, file_id: FileId) -> File:
     with services.database.read() as session:
         return files.resource(files.get(session, file_id))
 
 
-@router.add(
-    "GET",
-    "/{file_id}/content",
-    READ,
-    "Bytes of a file",
-    errors=[416],
-    response_class=Response,
-    responses=downloads.RESPONSES,
+@router.get(
+    "/{file_id}/content", summary="Bytes of a file", response_class=Response, responses=downloads.RESPONSES
 )
 def get_file_content(services: ServicesDep, request: Request, file_id: FileId) -> Response:
     with services.database.read() as session:
@@ -132,7 +126,7 @@ def get_file_content(services: ServicesDep, request: Request, file_id: FileId) -
     )
 
 
-@router.add("DELETE", "/{file_id}", SUBMIT, "Delete a file that no active job reads", errors=[409])
+@router.delete("/{file_id}", summary="Delete a file that no active job reads", dependencies=[SUBMIT])
 def delete_file(services: ServicesDep, file_id: FileId) -> Deleted:
     with services.database.write() as session:
         files.lock(session, file_id)

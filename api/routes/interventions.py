@@ -2,31 +2,24 @@
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from actograph.contract.resources import Deleted, ListPage
-from api.auth import Caller
+from api.auth import READ, SUBMIT, Caller
+from api.bodies import JsonRoute
 from api.dependencies import PageDep, ServicesDep, VectorId
-from api.problems.validation import parse_body
-from api.requests.request_body import JsonBody
-from api.routing import READ, SUBMIT, Body, Routes
 from storage.index import pages
 from storage.sessions import vectors
 
-router = Routes(prefix="/v1/interventions", tags=["interventions"])
-
-BODY = Body(
-    NewVector,
-    {"a direction": {"name": "career", "hook": "resid_post.2", "vector": [0.1, -0.2, 0.3], "model": "demo"}},
-    max_bytes=24 << 20,
+router = APIRouter(
+    prefix="/v1/interventions", tags=["interventions"], dependencies=[READ], route_class=JsonRoute
 )
 
 
-@router.add("POST", "", SUBMIT, "Store a vector", body=BODY, status_code=201)
-def store_vector(services: ServicesDep, body: JsonBody, by: Caller) -> VectorInfo:
-    new = parse_body(NewVector, body)
+@router.post("", summary="Store a vector", dependencies=[SUBMIT], status_code=201)
+def store_vector(services: ServicesDep, new: NewVector, by: Caller) -> VectorInfo:
     if new.model is not None:
         new = new.model_copy(update={"model": services.models.require(new.model)})
     with services.database.write() as session:
@@ -40,7 +33,7 @@ def store_vector(services: ServicesDep, body: JsonBody, by: Caller) -> VectorInf
         return vectors.info(vectors.insert(session, new, owner=by))
 
 
-@router.add("GET", "", READ, "List vectors, without their numbers")
+@router.get("", summary="List vectors, without their numbers")
 def list_vectors(
     services: ServicesDep,
     page: PageDep,
@@ -52,13 +45,13 @@ def list_vectors(
         return pages.page(rows, has_more, vectors.info)
 
 
-@router.add("GET", "/{vector_id}", READ, "One vector with its numbers")
+@router.get("/{vector_id}", summary="One vector with its numbers")
 def get_vector(services: ServicesDep, vector_id: VectorId) -> StoredVector:
     with services.database.read() as session:
         return vectors.resource(vectors.get(session, vector_id))
 
 
-@router.add("DELETE", "/{vector_id}", SUBMIT, "Delete a vector that no active job refers to", errors=[409])
+@router.delete("/{vector_id}", summary="Delete a vector that no active job refers to", dependencies=[SUBMIT])
 def delete_vector(services: ServicesDep, vector_id: VectorId) -> Deleted:
     with services.database.write() as session:
         vectors.lock(session, vector_id)

@@ -2,14 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
 from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
 from actograph.contract.scorers import RescoreRequest
-from actograph.contract.specs import job_spec_adapter
-from api.auth import Caller
+from actograph.contract.specs import JobSpec
+from api.auth import READ, SUBMIT, Caller
+from api.bodies import JsonRoute, slow
 from api.dependencies import (
     IdempotencyKey,
     JobId,
@@ -19,9 +20,6 @@ from api.dependencies import (
     request_key,
     require_priority,
 )
-from api.problems.validation import parse_body, parse_job_spec
-from api.requests.request_body import JsonBody
-from api.routing import READ, SUBMIT, Body, Routes
 from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
@@ -30,7 +28,7 @@ from storage.queue import job_view, routing
 from storage.results import rescoring, summary
 from storage.tables.models import JobRow
 
-router = Routes(prefix="/v1", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ], route_class=JsonRoute)
 
 RETRY_AFTER_SECONDS = 1
 ACCEPTED_HEADERS = {
@@ -40,99 +38,35 @@ ACCEPTED_HEADERS = {
         "schema": {"type": "integer"},
     },
 }
-SPEC_EXAMPLES = {
-    "evaluation with capture": {
-        "kind": "evaluation",
-        "model": "Qwen/Qwen3-0.6B",
-        "task": "gsm8k",
-        "dataset": {"file_id": "file_6f1ed002ab5595859014ebf0951522d9"},
-        "limit": 1319,
-        "sampling": {"temperature": 0.0, "max_tokens": 512},
-        "capture": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
-        "tags": ["night"],
-    },
-    "conditions on the same problems": {
-        "kind": "evaluation",
-        "model": "Qwen/Qwen3-0.6B",
-        "dataset": {"path": "gsm8k/test.jsonl"},
-        "conditions": [
-            {"name": "baseline"},
-            {"name": "ep02", "suffix": "This is very important to my career."},
-            {"name": "calculator", "tools": "calculator"},
-            {
-                "name": "steered",
-                "interventions": [
-                    {
-                        "hook": "resid_post.12",
-                        "op": "add",
-                        "vector_id": "vec_0f17c1b05243b6a08788fb444b6f4aa0",
-                        "coefficient": 4.0,
-                    }
-                ],
-            },
-        ],
-        "capture": {"points": ["resid_post"], "layers": "all"},
-    },
-    "capture from prompts": {
-        "kind": "capture",
-        "model": "Qwen/Qwen3-0.6B",
-        "inputs": [
-            {"prompt": "The capital of France is"},
-            {"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
-        ],
-        "sampling": {"max_tokens": 64, "temperature": 0.7, "seed": 1},
-        "capture": {"hooks": ["resid_post.12", "logits"], "positions": "generated"},
-    },
-    "read texts, every layer": {
-        "kind": "capture",
-        "model": "Qwen/Qwen3-30B-A3B",
-        "dataset": {"hub": "openai/gsm8k", "config": "main", "split": "train"},
-        "text_field": "question",
-        "capture": {
-            "points": ["resid_post", "router_logits"],
-            "layers": "all",
-            "stats": True,
-            "mode": "prefill",
-        },
-        "truncate": True,
-    },
-}
-SPEC = Body(job_spec_adapter, SPEC_EXAMPLES, name="JobSpec", max_bytes=None)
-SCORERS = Body(
-    RescoreRequest, {"another scorer": {"scorers": ["numeric", {"name": "efficiency", "target_tokens": 128}]}}
-)
 
 
-@router.add("POST", "/estimate", READ, "Estimate a job without queueing it", body=SPEC, lane="reads")
+@router.post("/estimate", summary="Estimate a job without queueing it")
+@slow
 def estimate_job(
     services: ServicesDep,
-    body: JsonBody,
+    spec: JobSpec,
     by: Caller,
     prompt_tokens: Annotated[
         int | None, Query(ge=1, le=10_000_000, description="Prompt length; see docs/guides/estimate.md.")
     ] = None,
 ) -> Estimate:
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""
-    spec = parse_job_spec(body)
     require_priority(services, spec.priority)
     submission = submit.check(services, spec, by)
     return planning.plan(services, submission, prompt_tokens)
 
 
-@router.add(
-    "POST",
+@router.post(
     "/jobs",
-    SUBMIT,
-    "Submit a job",
-    errors=[409],
-    body=SPEC,
+    summary="Submit a job",
+    dependencies=[SUBMIT],
     status_code=202,
     response_model=Job,
     responses={202: {"headers": ACCEPTED_HEADERS}, 200: {"model": Job, "description": "The job exists."}},
 )
 def submit_job(
     services: ServicesDep,
-    body: JsonBody,
+    spec: JobSpec,
     by: Caller,
     idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
@@ -140,7 +74,6 @@ def submit_job(
 
     A repeated request with the same `Idempotency-Key` answers 200 with the job as it is now.
     """
-    spec = parse_job_spec(body)
     require_priority(services, spec.priority)
     key = request_key(idempotency_key, spec)
     if key is not None:
@@ -168,7 +101,7 @@ def _shown(services: Services, session: Session, row: JobRow) -> Job:
     return job_view.resource(session, row, limits, broker_trouble=services.broker.trouble)
 
 
-@router.add("GET", "/jobs", READ, "List jobs")
+@router.get("/jobs", summary="List jobs")
 def list_jobs(
     services: ServicesDep,
     page: PageDep,
@@ -192,13 +125,15 @@ def list_jobs(
         )
 
 
-@router.add("GET", "/jobs/{job_id}", READ, "One job")
+@router.get("/jobs/{job_id}", summary="One job")
 def get_job(services: ServicesDep, job_id: JobId) -> Job:
     with services.database.read() as session:
         return _shown(services, session, jobs.get(session, job_id))
 
 
-@router.add("DELETE", "/jobs/{job_id}", SUBMIT, "Delete a job that has finished or not started", errors=[409])
+@router.delete(
+    "/jobs/{job_id}", summary="Delete a job that has finished or not started", dependencies=[SUBMIT]
+)
 def delete_job(
     services: ServicesDep,
     job_id: JobId,
@@ -210,19 +145,19 @@ def delete_job(
     return Deleted(id=job_id, object="job")
 
 
-@router.add("POST", "/jobs/{job_id}/cancel", SUBMIT, "Cancel a job; finished samples are kept", errors=[409])
+@router.post(
+    "/jobs/{job_id}/cancel", summary="Cancel a job; finished samples are kept", dependencies=[SUBMIT]
+)
 def cancel_job(services: ServicesDep, job_id: JobId) -> Job:
     """The worker stops between two tokens. Cancelling twice changes nothing."""
     with services.database.write() as session:
         return job_view.resource(session, jobs.cancel(session, job_id))
 
 
-@router.add(
-    "POST",
+@router.post(
     "/jobs/{job_id}/retry",
-    SUBMIT,
-    "Run failed and cancelled samples again",
-    errors=[409],
+    summary="Run failed and cancelled samples again",
+    dependencies=[SUBMIT],
     status_code=202,
     response_model=Job,
     responses={202: {"headers": ACCEPTED_HEADERS}},
@@ -240,25 +175,22 @@ def retry_job(services: ServicesDep, job_id: JobId) -> JSONResponse:
     return _job_answer(202, job)
 
 
-@router.add("GET", "/jobs/{job_id}/results", READ, "Scores per condition, also while the job runs")
+@router.get("/jobs/{job_id}/results", summary="Scores per condition, also while the job runs")
 def get_job_results(services: ServicesDep, job_id: JobId) -> JobResults:
     with services.database.snapshot() as session:
         return summary.of_job(session, jobs.get(session, job_id))
 
 
-@router.add(
-    "POST",
+@router.post(
     "/jobs/{job_id}/rescore",
-    SUBMIT,
-    "Score the completions of a finished evaluation again",
-    errors=[409],
-    body=SCORERS,
-    lane="reads",
+    summary="Score the completions of a finished evaluation again",
+    dependencies=[SUBMIT],
 )
-def rescore_job(services: ServicesDep, job_id: JobId, body: JsonBody) -> JobResults:
+@slow
+def rescore_job(services: ServicesDep, job_id: JobId, wanted: RescoreRequest) -> JobResults:
     """Change results and samples at once, then `correct` of the sessions by the first scorer.
 
     Scores of other scorers are kept. Doing it twice changes nothing.
     """
-    rescoring.rescore(services.database, job_id, parse_body(RescoreRequest, body).scorers)
+    rescoring.rescore(services.database, job_id, wanted.scorers)
     return get_job_results(services, job_id)

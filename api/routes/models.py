@@ -2,33 +2,21 @@
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound
 from actograph.contract.models.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
+from api.auth import ADMIN, READ
+from api.bodies import JsonRoute
 from api.dependencies import LoadId, Services, ServicesDep
-from api.problems.validation import parse_body
-from api.requests.request_body import JsonBody
-from api.routing import ADMIN, READ, Body, Routes
 from storage.queue import model_loads, workers
 
-router = Routes(tags=["models"])
-
-BODY = Body(
-    ModelLoadRequest,
-    {
-        "another model": {
-            "model_id": "Qwen/Qwen3-0.6B",
-            "dtype": "bfloat16",
-            "savepoints": [{"name": "probe_layer", "selector": "model.layers[12].output"}],
-        }
-    },
-)
+router = APIRouter(tags=["models"], dependencies=[READ], route_class=JsonRoute)
 
 
-@router.add("GET", "/v1/models", READ, "Served models")
+@router.get("/v1/models", summary="Served models")
 def list_models(services: ServicesDep) -> ListPage[Model]:
     """Status `loaded` if a live worker holds the model, else `available`."""
     with services.database.read() as session:
@@ -38,22 +26,14 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     )
 
 
-@router.add(
-    "POST",
-    "/v1/models/load",
-    ADMIN,
-    "Load a model on a worker",
-    body=BODY,
-    status_code=202,
-)
-@router.add("POST", "/models/load", ADMIN, "", body=BODY, status_code=202, include_in_schema=False)
-def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
+@router.post("/v1/models/load", summary="Load a model on a worker", dependencies=[ADMIN], status_code=202)
+@router.post("/models/load", dependencies=[ADMIN], status_code=202, include_in_schema=False)
+def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
     """A worker unloads its model before its next batch, then loads and verifies this one.
 
     `GET /v1/models/load/{id}` shows the progress. If the model is refused, `error` has the reason and the
     worker keeps its former model.
     """
-    request = parse_body(ModelLoadRequest, body)
     model = services.models.require(request.model_id, "model_id")
     with services.database.read() as session:
         structure = services.structures.find(session, model)
@@ -66,20 +46,20 @@ def load_model(services: ServicesDep, body: JsonBody) -> ModelLoad:
     return answer
 
 
-@router.add("GET", "/v1/models/load/{load_id}", ADMIN, "State of a model load")
+@router.get("/v1/models/load/{load_id}", summary="State of a model load", dependencies=[ADMIN])
 def get_model_load(services: ServicesDep, load_id: LoadId) -> ModelLoad:
     with services.database.read() as session:
         return model_loads.resource(session, model_loads.get(session, load_id))
 
 
-@router.add("GET", "/v1/models/{model:path}", READ, "One served model")
+@router.get("/v1/models/{model:path}", summary="One served model")
 def get_model(services: ServicesDep, model: str) -> Model:
     """Find a model by its name or an alias; names of hub models contain slashes."""
     with services.database.read() as session:
         return _model(services, session, _served(services, model))
 
 
-@router.add("GET", "/v1/model/structure", READ, "Layers, widths and hook points of a model", errors=[404])
+@router.get("/v1/model/structure", summary="Layers, widths and hook points of a model")
 def get_model_structure(
     services: ServicesDep,
     model: Annotated[

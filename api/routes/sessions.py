@@ -3,7 +3,7 @@
 import time
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
@@ -18,12 +18,11 @@ from actograph.contract.resources import (
     StoreUsage,
 )
 from actograph.contract.specs import SessionUpdate
+from api.auth import READ, SUBMIT
+from api.bodies import JsonRoute
 from api.dependencies import PageDep, Services, ServicesDep, SessionId
-from api.problems.validation import parse_body
 from api.reading import downloads
 from api.reading.tensor_slices import Format, answer
-from api.requests.request_body import JsonBody
-from api.routing import READ, SUBMIT, Body, Routes
 from storage.accounts import quotas
 from storage.artifacts.checked_files import CheckedFile
 from storage.index import pages
@@ -32,10 +31,9 @@ from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
 from storage.sessions.reader import SessionReader, open_session
 from storage.sessions.sessions import SessionFilter
 
-router = Routes(prefix="/v1/activations", tags=["sessions"])
+router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[READ], route_class=JsonRoute)
 
 ALIAS = "/session/{session_id}"
-UPDATE = Body(SessionUpdate, {"keep for good": {"pinned": True, "tags": ["paper"]}})
 
 
 class FilterQuery(BaseModel):
@@ -65,7 +63,7 @@ EverythingQuery = Annotated[bool, Query(alias="all", description="Required witho
 FilterDep = Annotated[SessionFilter, Depends(_filter)]
 
 
-@router.add("GET", "/sessions", READ, "Search sessions")
+@router.get("/sessions", summary="Search sessions")
 def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> ListPage[resources.Session]:
     with services.database.read() as session:
         rows, has_more = sessions.find(session, wanted, **page)
@@ -73,7 +71,7 @@ def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> Li
     return pages.page(rows, has_more, lambda row: found[row.id])
 
 
-@router.add("DELETE", "/sessions", SUBMIT, "Delete every matching session")
+@router.delete("/sessions", summary="Delete every matching session", dependencies=[SUBMIT])
 def delete_sessions(
     services: ServicesDep,
     wanted: FilterDep,
@@ -97,16 +95,18 @@ def delete_sessions(
     return SessionDeletion(dry_run=False, sessions=gone.sessions, bytes=gone.bytes, pinned=kept)
 
 
-@router.add("PATCH", "/sessions", SUBMIT, "Change expiry, pin or tags of every matching session", body=UPDATE)
+@router.patch(
+    "/sessions", summary="Change expiry, pin or tags of every matching session", dependencies=[SUBMIT]
+)
 def update_sessions(
     services: ServicesDep,
     wanted: FilterDep,
-    body: JsonBody,
+    change: SessionUpdate,
     dry_run: Annotated[bool, Query(description="Only count the sessions.")] = False,
     everything: EverythingQuery = False,
 ) -> SessionChange:
     """Change matching sessions. Sessions created during the request stay unchanged."""
-    change = _parse_change(body)
+    _require_future(change)
     _require_filter(wanted, everything=everything)
     if dry_run:
         with services.database.read() as session:
@@ -115,26 +115,26 @@ def update_sessions(
     return SessionChange(dry_run=False, sessions=count)
 
 
-@router.add("GET", "/sessions/stats", READ, "Number and size of matching sessions")
+@router.get("/sessions/stats", summary="Number and size of matching sessions")
 def get_session_stats(services: ServicesDep, wanted: FilterDep) -> SessionStats:
     with services.database.read() as session:
         return sessions.totals(session, wanted)
 
 
-@router.add("GET", "/stats", READ, "Stored bytes by owner, and what the quotas leave")
+@router.get("/stats", summary="Stored bytes by owner, and what the quotas leave")
 def get_store_usage(services: ServicesDep) -> StoreUsage:
     with services.database.read() as session:
         return quotas.shown(session, services.settings)
 
 
-@router.add("GET", "/sessions/{session_id}", READ, "One session", alias=ALIAS)
+@router.get("/sessions/{session_id}", summary="One session")
+@router.get(ALIAS, summary="Alias of the route above", name="get_session_alias")
 def get_session(services: ServicesDep, session_id: SessionId) -> resources.Session:
     return _session(services, session_id)
 
 
-@router.add(
-    "DELETE", "/sessions/{session_id}", SUBMIT, "Delete a session and its files", errors=[409], alias=ALIAS
-)
+@router.delete("/sessions/{session_id}", summary="Delete a session and its files", dependencies=[SUBMIT])
+@router.delete(ALIAS, summary="Alias of the route above", dependencies=[SUBMIT], name="delete_session_alias")
 def delete_session(services: ServicesDep, session_id: SessionId) -> Deleted:
     """Delete a session at once; files are removed in the background. Unpin a pinned session first."""
     with services.database.write() as session:
@@ -142,33 +142,26 @@ def delete_session(services: ServicesDep, session_id: SessionId) -> Deleted:
     return Deleted(id=session_id, object="activation.session")
 
 
-@router.add(
-    "PATCH",
-    "/sessions/{session_id}",
-    SUBMIT,
-    "Change expiry, pin or tags of a session",
-    body=UPDATE,
-    alias=ALIAS,
+@router.patch(
+    "/sessions/{session_id}", summary="Change expiry, pin or tags of a session", dependencies=[SUBMIT]
 )
-def update_session(services: ServicesDep, session_id: SessionId, body: JsonBody) -> resources.Session:
-    change = _parse_change(body)
+@router.patch(ALIAS, summary="Alias of the route above", dependencies=[SUBMIT], name="update_session_alias")
+def update_session(services: ServicesDep, session_id: SessionId, change: SessionUpdate) -> resources.Session:
+    _require_future(change)
     with services.database.write() as session:
         sessions.get(session, session_id)
         changes.update(session, [session_id], change)
     return _session(services, session_id)
 
 
-@router.add("GET", "/sessions/{session_id}/manifest", READ, "Origin and layout of a session")
+@router.get("/sessions/{session_id}/manifest", summary="Origin and layout of a session")
 def get_session_manifest(services: ServicesDep, session_id: SessionId) -> SessionManifest:
     return _reader(services, session_id, anew=True).manifest
 
 
-@router.add(
-    "GET",
+@router.get(
     "/sessions/{session_id}/tensors/{hook:path}",
-    READ,
-    "Rows of one tensor",
-    errors=[416],
+    summary="Rows of one tensor",
     response_class=Response,
     responses={
         200: {
@@ -177,7 +170,7 @@ def get_session_manifest(services: ServicesDep, session_id: SessionId) -> Sessio
                 "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
                 "application/json": {"schema": {"type": "object"}},
             },
-        },
+        }
     },
 )
 def get_session_tensor(
@@ -191,13 +184,10 @@ def get_session_tensor(
     return answer(_reader(services, session_id), hook, rows, form)
 
 
-@router.add("HEAD", "/sessions/{session_id}/files/{name}", READ, "", include_in_schema=False)
-@router.add(
-    "GET",
+@router.head("/sessions/{session_id}/files/{name}", include_in_schema=False)
+@router.get(
     "/sessions/{session_id}/files/{name}",
-    READ,
-    "A file of a session",
-    errors=[416],
+    summary="A file of a session",
     response_class=Response,
     responses=downloads.RESPONSES,
 )
@@ -223,11 +213,9 @@ def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
         raise InvalidRequest("name a filter, or say all=true for every session", param="all")
 
 
-def _parse_change(body: bytes) -> SessionUpdate:
-    change = parse_body(SessionUpdate, body)
+def _require_future(change: SessionUpdate) -> None:
     if change.expires_at is not None and change.expires_at <= time.time():
         raise InvalidRequest("expires_at lies in the past; delete the sessions instead", param="expires_at")
-    return change
 
 
 def _session(services: Services, session_id: SessionId) -> resources.Session:

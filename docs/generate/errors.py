@@ -26,7 +26,6 @@ CURES = {
     "idempotency_mismatch": "Use a new `Idempotency-Key` for a new body.",
     "export_changed": "Start the export anew, without `skip` and `If-Match`.",
     "payload_too_large": "Upload a dataset instead of inline inputs, or split the request.",
-    "request_timeout": "Send the body faster, or upload a file.",
     "unauthorized": "Set `ACTOGRAPH_API_KEY`, or pass `--api-key`.",
     "forbidden": "Use a key of a higher role.",
     "range_not_satisfiable": "Ask for rows or bytes within the tensor or file.",

@@ -141,11 +141,17 @@ def references_any(schema: Any) -> bool:
     return next(references(schema), None) is not None
 
 
+def role_of(operation: Mapping[str, Any]) -> str:
+    """The least role that may call a route."""
+    named = [role for entry in operation.get("security", ()) for role in entry["apiKey"]]
+    return str(named[-1]) if named else "open"
+
+
 def route_section(method: str, path: str, operation: Mapping[str, Any], specs: list[str]) -> str:
     """One route: summary, parameters, body and answers."""
     text = f"### `{method.upper()} {path}`\n\n"
     summary = operation.get("summary", "").rstrip(".")
-    text += f"**{escape(summary)}.** Role: `{operation.get('x-role', 'open')}`.\n\n"
+    text += f"**{escape(summary)}.** Role: `{role_of(operation)}`.\n\n"
     if description := operation.get("description", "").strip():
         text += escape(description) + "\n\n"
     rows = [
@@ -161,15 +167,11 @@ def route_section(method: str, path: str, operation: Mapping[str, Any], specs: l
     if body := operation.get("requestBody"):
         text += f"Body: {body_of(body['content'], specs)}\n\n"
     answers = []
-    refusals = []
     for status, answer in sorted(operation["responses"].items()):
-        if status.startswith(("4", "5")):
-            refusals.append(f"`{status}`")
-        else:
+        if status != "default":
             what = body_of(answer.get("content", {}), specs)
             answers.append(f"`{status}` {what or cell(answer.get('description', ''))}")
-    text += f"Answers: {'; '.join(answers)}."
-    return text + (f" Errors: {', '.join(refusals)}.\n\n" if refusals else "\n\n")
+    return text + f"Answers: {'; '.join(answers)}.\n\n"
 
 
 def routes_page(of: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat).
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from actograph.contract.base import Metadata
 from actograph.contract.chat.accepted import OpenAISpec, fault_of, only
@@ -142,6 +142,21 @@ class CompletionBase(OpenAISpec):
 class ChatCompletionRequest(CompletionBase):
     """The body of `POST /v1/chat/completions`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "Qwen/Qwen3-0.6B",
+                    "messages": [{"role": "user", "content": "What is 3 + 4?"}],
+                    "max_tokens": 64,
+                    "temperature": 0.7,
+                    "seed": 1,
+                    "capture": {"points": ["resid_post"], "layers": [12]},
+                }
+            ]
+        }
+    )
+
     unsupported: ClassVar[Mapping[str, str]] = {
         "moderation": "nothing is moderated",
         "audio": "answers are text",
@@ -243,6 +258,19 @@ class ChatCompletionRequest(CompletionBase):
 
 class CompletionRequest(CompletionBase):
     """The body of `POST /v1/completions`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "Qwen/Qwen3-0.6B",
+                    "prompt": "The capital of France is",
+                    "max_tokens": 8,
+                    "temperature": 0,
+                }
+            ]
+        }
+    )
 
     prompt: (
         Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]

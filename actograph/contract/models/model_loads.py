@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.errors import UnknownHook
@@ -127,6 +127,18 @@ class ModelLoadOptions(Spec):
 
 class ModelLoadRequest(ModelLoadOptions):
     """A request to load a served model, in place of a worker's current model."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model_id": "Qwen/Qwen3-0.6B",
+                    "dtype": "bfloat16",
+                    "savepoints": [{"name": "probe_layer", "selector": "model.layers[12].output"}],
+                }
+            ]
+        }
+    )
 
     model_id: str = Field(min_length=1, max_length=1024, description="Name or alias of the model.")
 

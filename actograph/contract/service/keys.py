@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from actograph.contract.resources import Resource
 from actograph.contract.service.key_roles import Role
@@ -18,6 +18,10 @@ MAX_QUOTA_BYTES = 1 << 60
 
 class NewKey(Spec):
     """A request to create a key."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "laptop", "role": "submit", "owner": "alice"}]}
+    )
 
     name: str = Field(min_length=1, max_length=64, pattern=_NAME_PATTERN, description="Name of the key.")
     role: Role = Role.SUBMIT
@@ -37,6 +41,8 @@ class NewKey(Spec):
 
 class KeyUpdate(Spec):
     """Changes of a key; fields that are left out stay as they are, and null removes a limit."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "desk", "quota_bytes": 1 << 40}]})
 
     name: str | None = Field(None, min_length=1, max_length=64, pattern=_NAME_PATTERN)
     quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES)

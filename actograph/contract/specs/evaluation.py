@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from actograph.contract.scorers import ScorerList
 from actograph.contract.specs.capture import CaptureSpec
@@ -18,6 +18,26 @@ ANNOTATION_TURNS = 32
 
 class EvaluationSpec(GeneratingSpec):
     """Run a task on a dataset, score the answers, and store the activations."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "evaluation",
+                    "model": "Qwen/Qwen3-0.6B",
+                    "task": "gsm8k",
+                    "dataset": {"path": "gsm8k/test.jsonl"},
+                    "limit": 100,
+                    "sampling": {"temperature": 0.0, "max_tokens": 512},
+                    "conditions": [
+                        {"name": "baseline"},
+                        {"name": "ep02", "suffix": "This is very important to my career."},
+                    ],
+                    "capture": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
+                }
+            ]
+        }
+    )
 
     kind: Literal["evaluation"] = Field(description="Kind of the job.")
     task: TaskRef = Field("gsm8k", description="A task's name, your own task, or a YAML file with one.")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from actograph.contract.base import PromptText, Spec, Text
 from actograph.contract.interventions import each
@@ -64,6 +64,36 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
 
     The model continues them; with `capture.mode: prefill` it only reads them.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "capture",
+                    "model": "Qwen/Qwen3-0.6B",
+                    "inputs": [
+                        {"prompt": "The capital of France is"},
+                        {"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
+                    ],
+                    "sampling": {"max_tokens": 64, "temperature": 0.7, "seed": 1},
+                    "capture": {"hooks": ["resid_post.12", "logits"], "positions": "generated"},
+                },
+                {
+                    "kind": "capture",
+                    "model": "Qwen/Qwen3-30B-A3B",
+                    "dataset": {"hub": "openai/gsm8k", "config": "main", "split": "train"},
+                    "text_field": "question",
+                    "capture": {
+                        "points": ["resid_post", "router_logits"],
+                        "layers": "all",
+                        "stats": True,
+                        "mode": "prefill",
+                    },
+                    "truncate": True,
+                },
+            ]
+        }
+    )
 
     kind: Literal["capture"] = Field(description="Kind of the job.")
     capture: CaptureSpec | None = Field(

@@ -125,7 +125,7 @@ def test_deleting_works_on_a_disk_without_a_free_byte(
     junk = fill(small_disk)
     assert free(small_disk) == 0
     problem(upload(service, MIB), 507, "storage_full")
-    long = [{"prompt": "word " * 20_000}] * 200
+    long = [{"prompt": "word " * 20_000}] * 70
     spec = {"kind": "capture", "model": "demo", "inputs": long, "capture": None}
     body = problem(service.client.post("/v1/jobs", json=spec), 507, "storage_full")
     assert "delete sessions, jobs or files" in body["detail"]

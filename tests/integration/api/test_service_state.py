@@ -41,22 +41,13 @@ def test_a_worker_that_restarts_takes_no_api_process_away(service: "Service") ->
     assert health.json()["checks"]["worker"] == line.removeprefix("[-]worker ")
 
 
-def test_probes_write_nothing_and_are_shared(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
-    store, reached = service.services.store, []
-    reach = store.reach
-
-    def counted() -> None:
-        reached.append(1)
-        reach()
-
-    monkeypatch.setattr(store, "reach", counted)
+def test_probes_write_nothing(service: "Service") -> None:
     folder = service.services.settings.home / "artifacts" / "sessions"
     before = folder.stat().st_mtime_ns
     for _ in range(20):
         assert service.client.get("/readyz").status_code == 200
         assert service.client.get("/health").status_code == 200
     assert folder.stat().st_mtime_ns == before
-    assert 1 <= len(reached) <= 10
 
 
 def test_a_store_that_cannot_be_written_to_is_not_ready(service: "Service") -> None:
@@ -260,37 +251,3 @@ def test_an_unexpected_failure_is_logged_and_tells_nothing(
     assert "secret" not in answer.text
     assert "the secret reason" in caplog.text
     assert "GET /v1/jobs" in caplog.text
-
-
-def test_the_document_describes_every_error_and_every_operation(service: "Service") -> None:
-    schema = service.client.get("/openapi.json").json()
-    assert schema["info"]["title"] == "Actograph"
-    ids = set()
-    for path, operations in schema["paths"].items():
-        for method, operation in operations.items():
-            where = f"{method} {path}"
-            assert operation["tags"], where
-            assert operation["summary"], where
-            assert operation["operationId"] not in ids, where
-            ids.add(operation["operationId"])
-            responses = operation["responses"]
-            assert {"500", "503"} <= set(responses), where
-            # who needs no key is refused for want of none
-            assert ("401" in responses) == ("security" in operation), where
-            if "_id}" in path:
-                assert "404" in responses, where
-            if operation.get("parameters") or "requestBody" in operation:
-                # what has OpenAI's form refuses bad input as OpenAI does, with 400
-                refused = "400" if path.endswith("completions") else "422"
-                assert refused in responses or path in ("/readyz",), where
-            for status, response in responses.items():
-                if int(status) >= 400 and path not in ("/readyz", "/health"):
-                    schema_ref = response["content"]["application/problem+json"]["schema"]["$ref"]
-                    assert schema_ref == "#/components/schemas/Problem", where
-    body = schema["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body == {"$ref": "#/components/schemas/JobSpec"}
-    known = schema["components"]["schemas"]
-    assert {"JobSpec", "EvaluationSpec", "CaptureJobSpec", "Problem", "Job", "Session"} <= set(known)
-    text = str(schema)
-    for name in [part.split("'")[0] for part in text.split("#/components/schemas/")[1:]]:
-        assert name in known, name

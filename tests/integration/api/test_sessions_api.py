@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from actograph import tensor_files
-from api.reading import tensor_slices
 from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
 from tests.support.stored_files import stored_path
@@ -205,30 +204,16 @@ def test_json_is_limited_to_a_sane_size(
 
 
 @pytest.mark.parametrize("form", ["safetensors", "npy", "json"])
-def test_large_slices_are_limited_and_a_refused_one_may_come_back(
-    service: "Service", session_id: str, problem: "Problem", monkeypatch: pytest.MonkeyPatch, form: str
+def test_a_slice_in_pieces_is_the_same(
+    service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
     whole = service.client.get(url, params={"format": form})
-    for name in ("PIECE_BYTES", "JSON_PIECE_BYTES"):
-        monkeypatch.setattr(f"api.reading.tensor_slices.{name}", 32)  # one row
+    monkeypatch.setattr("api.reading.tensor_slices.PIECE_BYTES", 32)  # one row
     streamed = service.client.get(url, params={"format": form})
     assert streamed.content == whole.content
-    assert streamed.headers["content-type"] == whole.headers["content-type"]
-    if form != "json":
-        assert streamed.headers["content-length"] == whole.headers["content-length"]
-    for _ in range(tensor_slices.MOST_STREAMED):
-        assert tensor_slices._streamed.acquire(blocking=False), "the answer above gave its place back"
-    try:
-        answer = service.client.get(url, params={"format": form})
-        problem(answer, 503, "service_unavailable", says="large slices")
-        assert int(answer.headers["retry-after"]) > 0
-        # small slices are not held up
-        assert service.client.get(url, params={"format": form, "rows": "0:1"}).status_code == 200
-    finally:
-        for _ in range(tensor_slices.MOST_STREAMED):
-            tensor_slices._streamed.release()
-    assert service.client.get(url, params={"format": form}).status_code == 200
+    for name in ("content-type", "content-length"):
+        assert streamed.headers[name] == whole.headers[name]
 
 
 def test_a_tensor_that_is_not_there_is_not_found(

@@ -13,11 +13,15 @@ import sqlalchemy as sa
 from fastapi import BackgroundTasks, UploadFile
 from starlette.responses import JSONResponse
 
+from actograph.contract.batches import BatchRequest
 from actograph.contract.chat.chat import ChatCompletionRequest
 from actograph.contract.errors import NotFound
+from actograph.contract.interventions import NewVector
+from actograph.contract.models.model_loads import ModelLoadRequest
+from actograph.contract.scorers import RescoreRequest
 from actograph.contract.service.key_roles import Role
 from actograph.contract.service.keys import KeyUpdate, NewKey
-from actograph.contract.specs import SessionUpdate
+from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.dependencies import Services
 from api.openai import chat_requests
 from api.routes import batches, files, interventions, jobs, models
@@ -25,6 +29,7 @@ from storage.accounts import api_keys
 from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
 from storage.queue import pause
+from storage.results import rescoring
 from storage.sessions import changes, sessions, vectors
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
@@ -146,11 +151,11 @@ class Client:
         jobs.retry_job(self._services, job_id)
 
     def rescore(self) -> None:
-        body = json.dumps({"scorers": ["numeric"]}).encode()
-        jobs.rescore_job(self._services, self._any("evaluation"), body)
+        scorers = RescoreRequest.model_validate({"scorers": ["numeric"]}).scorers
+        rescoring.rescore(self._services.database, self._any("evaluation"), scorers)
 
     def load_model(self) -> None:
-        models.load_model(self._services, json.dumps({"model_id": MODEL}).encode())
+        models.load_model(self._services, ModelLoadRequest(model_id=MODEL))
 
     def pause(self) -> None:
         with self._services.database.write() as session:
@@ -223,8 +228,8 @@ class Client:
             self._world.faults.note(f"{file_id} is gone, and active jobs read it: {found}")
 
     def store_vector(self) -> None:
-        body = json.dumps({"name": "v", "hook": HOOK, "model": MODEL, "vector": [1.0] * WIDTH}).encode()
-        self._keep("vector", interventions.store_vector(self._services, body, "me").id)
+        new = NewVector(name="v", hook=HOOK, model=MODEL, vector=[1.0] * WIDTH)
+        self._keep("vector", interventions.store_vector(self._services, new, "me").id)
 
     def delete_vector(self) -> None:
         vector_id = self._any("vector")
@@ -237,8 +242,8 @@ class Client:
     def create_batch(self) -> None:
         request = {"input_file_id": self._any("batch"), "endpoint": "/v1/chat/completions",
                    "completion_window": "24h"}  # fmt: skip
-        made = batches.create_batch(self._services, BackgroundTasks(), json.dumps(request).encode(), "me")
-        self._keep("batches", json.loads(bytes(made.body))["id"])
+        asked = BatchRequest.model_validate(request)
+        self._keep("batches", batches.create_batch(self._services, BackgroundTasks(), asked, "me").id)
 
     def cancel_batch(self) -> None:
         batches.cancel_batch(self._services, self._any("batches"), BackgroundTasks())
@@ -273,7 +278,9 @@ class Client:
     # what is known
 
     def _submit(self, spec: dict[str, Any], key: str | None = None) -> None:
-        answer: JSONResponse = jobs.submit_job(self._services, json.dumps(spec).encode(), "me", key)
+        answer: JSONResponse = jobs.submit_job(
+            self._services, job_spec_adapter.validate_python(spec), "me", key
+        )
         job_id = cast(str, json.loads(bytes(answer.body))["id"])
         self._accept(job_id)
         if key is not None:

@@ -1,13 +1,10 @@
-"""Byte ranges, loopback addresses, served names and body limits, each on its own."""
+"""Byte ranges, loopback addresses and served names, each on its own."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import Event
@@ -15,7 +12,6 @@ from actograph.settings import Settings
 from api.auth import is_loopback
 from api.reading import downloads, sse
 from api.reading.downloads import UnsatisfiableRange, parse_range
-from api.requests.body_limit import BodyLimit
 from api.served_models import ServedModels
 from storage.artifacts.checked_files import CheckedFile
 
@@ -133,79 +129,3 @@ def test_an_event_is_one_message_whatever_its_text_holds() -> None:
     assert lines[:2] == ["id: 7", "event: job.failed"]
     assert Event.model_validate_json(lines[2].removeprefix("data: ")) == event
     assert lines[3:] == ["", ""]
-
-
-# The body limit, on a small application of ours
-
-
-def call(
-    app: Any, chunks: list[bytes], headers: list[tuple[bytes, bytes]], path: str = "/x"
-) -> list[Message]:
-    sent: list[Message] = []
-    messages = [
-        {"type": "http.request", "body": c, "more_body": i < len(chunks) - 1} for i, c in enumerate(chunks)
-    ]
-
-    async def receive() -> Message:
-        return messages.pop(0)
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
-    asyncio.run(app(scope, receive, send))
-    return sent
-
-
-def reading_app(*, swallow: bool) -> Callable[[Scope, Receive, Send], Any]:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        size, status = 0, 200
-        try:
-            while True:
-                message = await receive()
-                size += len(message["body"])
-                if not message["more_body"]:
-                    break
-        except Exception:
-            if not swallow:
-                raise
-            status = 400
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": str(size).encode()})
-
-    return app
-
-
-def limited(*, swallow: bool = True) -> BodyLimit:
-    return BodyLimit(reading_app(swallow=swallow), Settings(max_body_bytes=10, max_upload_bytes=20))
-
-
-def test_a_body_within_the_limit_passes() -> None:
-    sent = call(limited(), [b"x" * 5, b"x" * 5], [(b"content-length", b"10")])
-    assert (sent[0]["status"], sent[1]["body"]) == (200, b"10")
-
-
-def test_a_declared_length_beyond_the_limit_is_refused_unread() -> None:
-    sent = call(limited(swallow=False), [], [(b"content-length", b"11")])
-    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
-    assert sent[0]["status"] == 413
-
-
-def test_an_undeclared_length_is_counted_and_the_answer_is_413_once() -> None:
-    sent = call(limited(), [b"x" * 6, b"x" * 6, b"x" * 6], [])
-    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
-    assert sent[0]["status"] == 413
-    assert b"ACTOGRAPH_MAX_BODY_BYTES" in sent[1]["body"]
-
-
-def test_a_false_length_does_not_help() -> None:
-    for declared in (b"1", b"-5", b"x", b""):
-        sent = call(limited(), [b"x" * 6, b"x" * 6], [(b"content-length", declared)])
-        assert sent[0]["status"] == 413
-
-
-def test_uploads_have_a_limit_of_their_own() -> None:
-    assert call(limited(), [b"x" * 15], [], path="/v1/files")[0]["status"] == 200
-    sent = call(limited(), [b"x" * 1_048_577, b"x" * 20], [], path="/v1/files")
-    assert sent[0]["status"] == 413
-    assert b"ACTOGRAPH_MAX_UPLOAD_BYTES" in sent[1]["body"]

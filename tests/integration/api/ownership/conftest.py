@@ -44,7 +44,7 @@ class Things:
     def place(self, path: str, found: dict[str, str]) -> str:
         for name, value in found.items():
             path = path.replace("{" + name + "}", value)
-        return path.replace("{hook:path}", "embed").replace("{name}", "manifest.json")
+        return path.replace("{hook}", "embed").replace("{name}", "manifest.json")
 
     def make_batch(self) -> str:
         """The id of a batch of one request of Alice's."""

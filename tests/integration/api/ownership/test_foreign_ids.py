@@ -8,9 +8,9 @@ import pytest
 from actograph.contract.batches import BatchRequest
 from actograph.contract.service.key_roles import Role
 from api.openai.batch_keeper import BatchKeeper
-from api.routing import RULES
 from storage.index import ids
 from storage.jobs import batches
+from tests.support.routes import operations, role_of
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Keyed, Problem
@@ -32,9 +32,9 @@ NEW_IDS = {
 def own_routes() -> list[tuple[str, str]]:
     """Routes below admin that name a thing."""
     return [
-        (method, path)
-        for (method, path), rule in RULES.items()
-        if rule.role is not Role.ADMIN and "{" in path and "{model" not in path
+        route
+        for route, operation in operations().items()
+        if role_of(operation) is not Role.ADMIN and "{" in route[1] and "{model" not in route[1]
     ]
 
 

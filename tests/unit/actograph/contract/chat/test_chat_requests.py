@@ -8,7 +8,8 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 
 from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
-from api.problems.validation import InvalidFields, parse_body
+from api.bodies import parse_body
+from api.errors import InvalidFields
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}

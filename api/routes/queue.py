@@ -3,14 +3,14 @@
 import logging
 from collections import Counter
 
+from fastapi import APIRouter
+
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import ListPage, Queue, Worker, WorkerStatus
 from actograph.contract.specs import PauseRequest
-from api.auth import Caller
+from api.auth import ADMIN, READ, Caller
+from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
-from api.problems.validation import parse_body
-from api.requests.request_body import OptionalJsonBody
-from api.routing import ADMIN, READ, Body, Routes
 from api.submission import pauses
 from storage.accounts import quotas
 from storage.index import pages
@@ -18,38 +18,37 @@ from storage.queue import pause, waiting, workers
 
 log = logging.getLogger(__name__)
 
-router = Routes(prefix="/v1", tags=["queue"])
+router = APIRouter(prefix="/v1", tags=["queue"], dependencies=[READ], route_class=JsonRoute)
 
-PAUSE = Body(PauseRequest, {"with a reason": {"reason": "the GPU is needed until noon"}}, required=False)
 
 SHOWN_JOBS = 20
 #: jobs that get a message when the queue resumes; workers find the others in the index
 MOST_WOKEN = 500
 
 
-@router.add("GET", "/queue", READ, "Waiting and running jobs")
+@router.get("/queue", summary="Waiting and running jobs")
 def get_queue(services: ServicesDep) -> Queue:
     return _queue(services)
 
 
-@router.add("POST", "/queue/pause", ADMIN, "Pause the queue", body=PAUSE)
+@router.post("/queue/pause", summary="Pause the queue", dependencies=[ADMIN])
 def pause_queue(
     services: ServicesDep,
     by: Caller,
-    body: OptionalJsonBody,
+    request: PauseRequest | None = None,
 ) -> Queue:
     """Pause the queue. Workers finish their current batch and claim no other; jobs are still accepted.
 
     The pause lasts, also across restarts, until `POST /v1/queue/resume`. A second pause changes the reason.
     """
-    reason = parse_body(PauseRequest, body).reason if body is not None else None
+    reason = None if request is None else request.reason
     with services.database.write() as session:
         pause.start(session, by=by, reason=reason)
     log.warning("the queue is paused by %s: %s", by, reason or "no reason given")
     return _queue(services)
 
 
-@router.add("POST", "/queue/resume", ADMIN, "Resume the queue")
+@router.post("/queue/resume", summary="Resume the queue", dependencies=[ADMIN])
 def resume_queue(services: ServicesDep, by: Caller) -> Queue:
     """Resume the queue and wake waiting jobs. A pause for lack of disk space stays."""
     with services.database.write() as session:
@@ -62,7 +61,7 @@ def resume_queue(services: ServicesDep, by: Caller) -> Queue:
     return answer
 
 
-@router.add("GET", "/workers", ADMIN, "Workers, the newest first")
+@router.get("/workers", summary="Workers, the newest first", dependencies=[ADMIN])
 def list_workers(services: ServicesDep) -> ListPage[Worker]:
     """Live workers, and workers that ended within a day."""
     with services.database.read() as session:

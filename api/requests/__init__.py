@@ -1,1 +1,0 @@
-"""Request bodies: size limits, lanes."""

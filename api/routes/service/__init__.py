@@ -1,1 +1,0 @@
-"""Routes about the service itself."""
