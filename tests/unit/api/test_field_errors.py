@@ -99,4 +99,4 @@ def test_not_a_number_is_refused() -> None:
 
 def test_the_kind_is_asked_for() -> None:
     for body in ({}, {"kind": "none"}):
-        assert errors(body) == {"/kind": "kind must be one of evaluation, capture, extract"}
+        assert errors(body) == {"/kind": "kind must be one of evaluation, capture"}
