@@ -1,23 +1,20 @@
 """Rows of one stored tensor, in the requested format.
 
-A small slice is one answer. A larger slice is read, converted and sent in pieces, so memory stays bounded,
-and few are sent at once.
+A small slice is one answer. A larger slice is read, converted and sent in pieces, so memory stays bounded.
 """
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from actograph import tensor_files
 from actograph.contract import hooks
-from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable, ServiceBusy
+from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable
 from storage.sessions.reader import SessionReader, TensorSlice
 
 Format = Literal["safetensors", "npy", "json"]
@@ -29,11 +26,8 @@ MAX_JSON_VALUES = 1 << 18
 #: stored bytes of a piece; a JSON number takes many times its stored bytes
 PIECE_BYTES = 1 << 20
 JSON_PIECE_BYTES = 128 << 10
-#: answers in pieces that a process sends at once
-MOST_STREAMED = 16
 
 _ROWS = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
-_streamed = threading.BoundedSemaphore(MOST_STREAMED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,6 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
         NotFound: the session has no such tensor.
         RangeNotSatisfiable: the tensor does not have these rows.
         InvalidRequest: `rows` cannot be read, or has more values than JSON may have.
-        ServiceBusy: too many large slices are being sent.
         StoreDamaged: the stored files are missing or cut off, or contradict the manifest.
     """
     found = _find(reader, name, rows)
@@ -87,27 +80,9 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
         return Response(data, headers=headers, media_type=media_type)
     if form != "json":
         headers["Content-Length"] = str(_size(found, form))
-    if not _streamed.acquire(blocking=False):
-        raise ServiceBusy(
-            f"{MOST_STREAMED} large slices are being sent; try again in a moment, or ask for fewer rows"
-        )
-    try:
-        pieces = _encoded(found, form, piece_bytes)
-        begun = chain([next(pieces), next(pieces)], pieces)  # the header, and the first rows
-        return _StreamedSlice(begun, 200, headers, media_type)
-    except BaseException:
-        _streamed.release()
-        raise
-
-
-class _StreamedSlice(StreamingResponse):
-    """An answer in pieces that releases its place at the end."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            _streamed.release()
+    pieces = _encoded(found, form, piece_bytes)
+    begun = chain([next(pieces), next(pieces)], pieces)  # the header, and the first rows
+    return StreamingResponse(begun, headers=headers, media_type=media_type)
 
 
 def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message
 
@@ -132,15 +131,3 @@ def test_the_memory_of_a_slice_does_not_grow_with_its_size(tmp_path: Path, form:
     for low in range(0, rows, 1000):
         whole.update(np.arange(low * width, (low + 1000) * width, dtype="<f4").tobytes())
     assert digest.digest() == whole.digest()
-
-
-def test_a_slice_whose_client_left_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_slices, "PIECE_BYTES", 8)
-    reader = large(tmp_path, 6, 4)
-
-    def leave(piece: bytes) -> None:
-        raise OSError("the client is gone")
-
-    for _ in range(2 * tensor_slices.MOST_STREAMED):
-        with pytest.raises((OSError, ClientDisconnect, BaseExceptionGroup)):
-            anyio.run(sent, answer(reader, "embed", None, "npy"), leave)
