@@ -113,7 +113,11 @@ def read_json(body: bytes) -> Any:
 
 def parse_body(kind: type[M], body: bytes) -> M:
     """Read a model of the contract from JSON that was no request's body. Raises InvalidFields."""
-    value = read_json(body)
+    return validate(kind, read_json(body))
+
+
+def validate(kind: type[M], value: Any) -> M:
+    """Check a parsed value. Raises InvalidFields."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -1,6 +1,5 @@
 """Lines of a batch's input file, each checked like a request to its route."""
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import canonical_digest
-from api.bodies import parse_body
+from api.bodies import parse_body, validate
 from api.dependencies import Services
 from api.errors import InvalidFields
 from api.openai import chat_requests
@@ -126,13 +125,12 @@ class LineReader:
 
     def _spec(self, line: BatchLine) -> ChatJobSpec:
         services = self._services
-        body = json.dumps(line.body).encode()
         if line.url == "/v1/chat/completions":
-            chat = parse_body(ChatCompletionRequest, body)
+            chat = validate(ChatCompletionRequest, line.body)
             _refuse_stream(chat.stream)
             spec = chat_requests.chat_spec(chat, services)
         else:
-            completion = parse_body(CompletionRequest, body)
+            completion = validate(CompletionRequest, line.body)
             _refuse_stream(completion.stream)
             if len(completion.prompts) != 1:
                 raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")

@@ -27,7 +27,13 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
 
 
 @router.post("/v1/models/load", summary="Load a model on a worker", dependencies=[ADMIN], status_code=202)
-@router.post("/models/load", dependencies=[ADMIN], status_code=202, include_in_schema=False)
+@router.post(
+    "/models/load",
+    summary="Alias of POST /v1/models/load",
+    dependencies=[ADMIN],
+    status_code=202,
+    name="load_model_alias",
+)
 def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
     """A worker unloads its model before its next batch, then loads and verifies this one.
 

@@ -151,7 +151,8 @@ def _batches(session: Session) -> Iterator[str]:
 def _once(session: Session, memory: Memory) -> Iterator[str]:
     for key, answered in memory.answered.items():
         there = set(session.scalars(sa.select(JobTagRow.job_id).where(JobTagRow.tag == f"key-{key}")))
-        if len(answered) > 1 or there - answered:
+        # a deleted job frees its key
+        if len(answered - memory.deleted) > 1 or len(there) > 1 or there - answered:
             yield f"Idempotency-Key {key} was answered with {answered}, and made {there}"
 
 
