@@ -1,11 +1,13 @@
 """`/v1/chat/completions` and `/v1/completions` as the openai package asks them."""
 
+import http.client
+import json
 import re
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -215,31 +217,21 @@ def test_a_client_that_goes_away_ends_its_job_and_leaves_the_others_alone(
     service: Any, slow: list[float], eventually: Callable[..., None]
 ) -> None:
     service.works.clear()
-    results: dict[str, Any] = {}
-
-    def ask(name: str, timeout: float) -> None:
-        with service.client(timeout=timeout) as client:
-            try:
-                results[name] = client.chat.completions.create(
-                    model=MODEL, messages=ASKED, temperature=0, max_tokens=400, extra_body={"tags": [name]}
-                )
-            except openai.APITimeoutError as error:
-                results[name] = error
-
-    threads = [
-        threading.Thread(target=ask, args=arguments) for arguments in (("patient", 60.0), ("hasty", 1.0))
-    ]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: len(service.jobs()) == 2)
-    service.works.set()
-    for thread in threads:
-        thread.join()
-    assert isinstance(results["hasty"], openai.APITimeoutError)
-    by_tag = {job.tags[0]: job for job in service.jobs()}
-    eventually(lambda: service.job(by_tag["hasty"].id).status == JobStatus.CANCELLED)
-    assert service.job(by_tag["patient"].id).status == JobStatus.COMPLETED
-    assert results["patient"].usage.completion_tokens == 400
+    request = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 400}
+    with service.client() as client, ThreadPoolExecutor(1) as pool:
+        patient = pool.submit(client.chat.completions.create, **request, extra_body={"tags": ["patient"]})
+        url = httpx.URL(service.url)
+        hasty = http.client.HTTPConnection(url.host, url.port or 80)
+        body = json.dumps(request | {"tags": ["hasty"]})
+        hasty.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        eventually(lambda: len(service.jobs()) == 2)
+        by_tag = {job.tags[0]: job.id for job in service.jobs()}
+        service.works.set()
+        eventually(lambda: service.job(by_tag["hasty"]).status == JobStatus.IN_PROGRESS)
+        hasty.close()
+        eventually(lambda: service.job(by_tag["hasty"]).status == JobStatus.CANCELLED)
+        assert patient.result().usage.completion_tokens == 400
+    assert service.job(by_tag["patient"]).status == JobStatus.COMPLETED
 
 
 def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -> None:
