@@ -57,11 +57,13 @@ class ChatResult:
     sessions: dict[str, resources.Session]
 
     @property
-    def usage(self) -> answers.Usage:
+    def usage(self) -> answers.CompletionUsage:
         """Token counts; a prompt counts once for all of its choices."""
         prompts = sum(row.prompt_tokens or 0 for row in self.samples if row.epoch == 0)
         chosen = sum(row.generated_tokens or 0 for row in self.samples)
-        return answers.Usage(prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen)
+        return answers.CompletionUsage(
+            prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen
+        )
 
 
 def read(services: Services, job_id: str) -> ChatResult:

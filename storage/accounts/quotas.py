@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import QuotaExceeded
-from actograph.contract.resources import StoreUsage, Usage
+from actograph.contract.resources import OwnerUsage, StoreUsage
 from actograph.settings import Settings
 from storage.accounts import api_keys
 from storage.index import deletions
@@ -41,11 +41,11 @@ class Quotas:
     is_default: bool = False
     #: limits from `quota_bytes` of keys, in place of `owner_limit`
     own_limits: Mapping[str, int] = field(default_factory=dict)
-    used: Mapping[str | None, Usage] = field(default_factory=dict)
+    used: Mapping[str | None, OwnerUsage] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        return sum(one.bytes for one in self.used.values())
+        return sum(one.total_bytes for one in self.used.values())
 
     def pause(self) -> str | None:
         """Why no job may start, or None."""
@@ -98,7 +98,7 @@ class Quotas:
 
     def _of(self, owner: str | None) -> int:
         usage = self.used.get(owner)
-        return usage.bytes if usage is not None else 0
+        return usage.total_bytes if usage is not None else 0
 
 
 def read(session: Session, settings: Settings) -> Quotas:
@@ -140,7 +140,7 @@ def _limits(session: Session, settings: Settings) -> Quotas:
 
 
 @of_everyone
-def usage(session: Session) -> dict[str | None, Usage]:
+def usage(session: Session) -> dict[str | None, OwnerUsage]:
     """Usage by owner."""
     found: dict[str | None, dict[str, int]] = {}
     counted = sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes))
@@ -155,7 +155,7 @@ def usage(session: Session) -> dict[str | None, Usage]:
         if pending.listed:
             numbers["sessions"] -= pending.listed
             numbers["session_bytes"] -= pending.listed_bytes
-    return {owner: Usage(owner=owner, **numbers) for owner, numbers in found.items()}
+    return {owner: OwnerUsage(owner=owner, **numbers) for owner, numbers in found.items()}
 
 
 def shown(session: Session, settings: Settings) -> StoreUsage:
@@ -167,8 +167,8 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
     quotas = replace(_limits(session, settings), used=usage(session))
     seen = [one for one in quotas.used.values() if me is None or one.owner == me]
     if me is not None and not seen:
-        seen = [Usage(owner=me)]
-    owners = sorted(seen, key=lambda one: one.bytes, reverse=True)
+        seen = [OwnerUsage(owner=me)]
+    owners = sorted(seen, key=lambda one: one.total_bytes, reverse=True)
     return StoreUsage(
         sessions=sum(one.sessions for one in owners),
         session_bytes=sum(one.session_bytes for one in owners),
@@ -176,7 +176,7 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
         file_bytes=sum(one.file_bytes for one in owners),
         deleting=sum(one.deleting for one in owners),
         deleting_bytes=sum(one.deleting_bytes for one in owners),
-        bytes=sum(one.bytes for one in owners),
+        bytes=sum(one.total_bytes for one in owners),
         quota_bytes=settings.store_quota_bytes or None,
         owner_quota_bytes=(quotas.limit_of(me) if me is not None else quotas.owner_limit) or None,
         available_bytes=quotas.left(me),

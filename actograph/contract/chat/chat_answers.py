@@ -29,7 +29,7 @@ class Captured(BaseModel):
         return {name: value for name, value in handler(self).items() if name not in absent}
 
 
-class Usage(Resource):
+class CompletionUsage(Resource):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -88,7 +88,7 @@ class Answer(Captured):
 class ChatCompletion(Answer):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
-    usage: Usage
+    usage: CompletionUsage
 
 
 class TextToken(BaseModel):
@@ -123,7 +123,7 @@ class CompletionChoice(Captured):
 class Completion(Answer):
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: CompletionUsage
 
 
 class ToolCallDelta(Resource):
@@ -155,7 +155,7 @@ class ChatChunkChoice(Captured):
 class ChatChunk(Answer):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
 
 
 class CompletionChunkChoice(Captured):
@@ -168,4 +168,4 @@ class CompletionChunkChoice(Captured):
 class CompletionChunk(Answer):
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChunkChoice]
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None

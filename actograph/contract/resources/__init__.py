@@ -24,6 +24,7 @@ from actograph.contract.resources.sessions import (
 )
 from actograph.contract.resources.store import (
     File,
+    OwnerUsage,
     StoredObject,
     StoreGc,
     StoreProblem,
@@ -50,6 +51,7 @@ __all__ = [
     "ModelStructure",
     "Need",
     "OpenAIError",
+    "OwnerUsage",
     "Problem",
     "ProblemItem",
     "Progress",

@@ -8,9 +8,8 @@ from actograph.contract.base import Resource
 
 
 class Usage(Resource):
-    """Storage used by one owner."""
+    """Stored sessions and uploaded files."""
 
-    owner: str | None = Field(description="`local`, `key:...`, or null for data without an owner.")
     sessions: int = 0
     session_bytes: int = 0
     files: int = Field(0, description="Uploaded files.")
@@ -20,27 +19,24 @@ class Usage(Resource):
     available_bytes: int | None = Field(None, description="Space left by the quotas; null is no limit.")
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         return self.session_bytes + self.file_bytes + self.deleting_bytes
 
 
-class StoreUsage(Resource):
-    """Storage used by each owner, and the quotas."""
+class OwnerUsage(Usage):
+    """Storage used by one owner."""
+
+    owner: str | None = Field(description="`local`, `key:...`, or null for data without an owner.")
+
+
+class StoreUsage(Usage):
+    """Storage used by all owners together and by each, and the quotas."""
 
     object: Literal["store.usage"] = "store.usage"
-    sessions: int
-    session_bytes: int
-    files: int
-    file_bytes: int
-    deleting: int = Field(0, description="Deleted sessions and files that are still to be removed.")
-    deleting_bytes: int = Field(0, description="Their size, which counts in the quotas until then.")
     bytes: int
     quota_bytes: int | None = Field(None, description="Quota of all owners together; null is no limit.")
     owner_quota_bytes: int | None = Field(None, description="Quota of each owner; null is no limit.")
-    available_bytes: int | None = Field(
-        None, description="Space left by the quota of all owners; null is no limit."
-    )
-    owners: list[Usage] = Field(default_factory=list, description="Usage by owner, the largest first.")
+    owners: list[OwnerUsage] = Field(default_factory=list, description="Usage by owner, the largest first.")
 
 
 class StoredObject(Resource):

@@ -3,14 +3,14 @@
 import pytest
 
 from actograph.contract.errors import QuotaExceeded
-from actograph.contract.resources import Usage
+from actograph.contract.resources import OwnerUsage
 from storage.accounts.quotas import Quotas
 
 #: 100 bytes in all, of sessions and of files; what was stored before there were owners counts too
-USED: dict[str | None, Usage] = {
-    "ann": Usage(owner="ann", session_bytes=40, file_bytes=20),
-    "bob": Usage(owner="bob", session_bytes=30),
-    None: Usage(owner=None, session_bytes=10),
+USED: dict[str | None, OwnerUsage] = {
+    "ann": OwnerUsage(owner="ann", session_bytes=40, file_bytes=20),
+    "bob": OwnerUsage(owner="bob", session_bytes=30),
+    None: OwnerUsage(owner=None, session_bytes=10),
 }
 
 
