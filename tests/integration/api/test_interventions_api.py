@@ -56,9 +56,10 @@ def test_a_vector_is_stored_listed_read_and_deleted(service: "Service", problem:
     problem(service.client.get("/v1/interventions/job_1"), 404, says="vec_")
 
 
-@pytest.mark.parametrize(
-    ("change", "pointer", "says"),
-    [
+def test_a_wrong_vector_is_refused_by_field(
+    service: "Service", problem: "Problem", subtests: pytest.Subtests
+) -> None:
+    for change, pointer, says in [
         ({"name": "no spaces"}, "/name", "pattern"),
         ({"vector": VECTOR[:3]}, "/vector", "3 numbers, resid_post.1 is 8 wide"),
         ({"vector": ["x"]}, "/vector/0", "number"),
@@ -68,15 +69,12 @@ def test_a_vector_is_stored_listed_read_and_deleted(service: "Service", problem:
         ({"model": "elsewhere"}, "/model", "elsewhere"),
         ({"metadata": {"a": "x\0"}}, "/metadata/a", "NUL"),
         ({"sha256": "x"}, "/sha256", "unknown field"),
-    ],
-)
-def test_a_wrong_vector_is_refused_by_field(
-    service: "Service", problem: "Problem", change: dict[str, Any], pointer: str, says: str
-) -> None:
-    service.load_model()
-    answer = service.client.post("/v1/interventions", json=new(model="demo") | change)
-    problem(answer, 422, pointer=pointer, says=says)
-    assert service.client.get("/v1/interventions").json()["data"] == []
+    ]:
+        with subtests.test(change=change, pointer=pointer, says=says):
+            service.load_model()
+            answer = service.client.post("/v1/interventions", json=new(model="demo") | change)
+            problem(answer, 422, pointer=pointer, says=says)
+            assert service.client.get("/v1/interventions").json()["data"] == []
 
 
 def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None:

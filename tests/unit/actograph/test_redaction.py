@@ -17,9 +17,8 @@ def _knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_known", ())
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_what_has_the_form_of_a_secret_is_blotted_out(subtests: pytest.Subtests) -> None:
+    for text, shown in [
         (f"GET /v1/jobs/{KEY} 404", "GET /v1/jobs/acto_[redacted] 404"),
         (f"{KEY[:20]}... and {KEY.upper()[5:]}", f"acto_[redacted]... and {KEY.upper()[5:]}"),
         ("Authorization: Bearer sk-abc123, x", "Authorization: Bearer [redacted], x"),
@@ -35,10 +34,9 @@ def _knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("http://127.0.0.1:8420/v1/jobs?after=job_1", "http://127.0.0.1:8420/v1/jobs?after=job_1"),
         ("http://[::1]:8420/a@b:c", "http://[::1]:8420/a@b:c"),
-    ],
-)
-def test_what_has_the_form_of_a_secret_is_blotted_out(text: str, shown: str) -> None:
-    assert redact(text) == shown
+    ]:
+        with subtests.test(text=text, shown=shown):
+            assert redact(text) == shown
 
 
 def test_secrets_of_the_settings_are_blotted_out_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:

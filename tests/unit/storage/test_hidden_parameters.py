@@ -23,21 +23,19 @@ def logged(error: BaseException) -> str:
     return formatter.format(record) + formatter.format(with_trace)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+def test_errors_show_no_parameters(database: Database, subtests: pytest.Subtests) -> None:
+    for statement in [
         "INSERT INTO jobs (id, kind, spec) VALUES (:text, :text, :text)",  # a row that lacks columns
         "SELECT * FROM jobs WHERE nothing = :text",
         "INSERT INTO nothing VALUES (:text)",
-    ],
-)
-def test_errors_show_no_parameters(database: Database, statement: str) -> None:
-    with pytest.raises(DBAPIError) as caught, database.write() as session:
-        session.execute(sa.text(statement), {"text": SECRET})
-    assert SECRET not in str(caught.value).partition("DETAIL:")[0]
-    shown = logged(caught.value)
-    assert SECRET not in shown
-    assert "[SQL:" in shown
+    ]:
+        with subtests.test(statement=statement):
+            with pytest.raises(DBAPIError) as caught, database.write() as session:
+                session.execute(sa.text(statement), {"text": SECRET})
+            assert SECRET not in str(caught.value).partition("DETAIL:")[0]
+            shown = logged(caught.value)
+            assert SECRET not in shown
+            assert "[SQL:" in shown
 
 
 def test_errors_of_the_models_show_no_parameters(database: Database) -> None:

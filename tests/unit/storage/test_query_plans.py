@@ -120,33 +120,36 @@ def job_id(database: Database, submit: Callable[..., str]) -> str:
     return submit(3, tags=["night"])
 
 
-@pytest.mark.parametrize("name", [*LISTS, *OTHERS])
-def test_no_table_is_read_whole(database: Database, job_id: str, name: str) -> None:
-    query = (LISTS | OTHERS)[name]
-    with database.write() as session:
-        with explained(session) as plans:
-            query(session, job_id)
-        assert plans
-        assert {statement: found for statement, plan in plans if (found := scans(plan))} == {}
-        session.rollback()
+def test_no_table_is_read_whole(database: Database, job_id: str, subtests: pytest.Subtests) -> None:
+    for name in [*LISTS, *OTHERS]:
+        with subtests.test(name=name):
+            query = (LISTS | OTHERS)[name]
+            with database.write() as session:
+                with explained(session) as plans:
+                    query(session, job_id)
+                assert plans
+                assert {statement: found for statement, plan in plans if (found := scans(plan))} == {}
+                session.rollback()
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_a_page_of_a_list_is_not_sorted(database: Database, job_id: str, name: str) -> None:
-    with database.write() as session:
-        with explained(session) as plans:
-            LISTS[name](session, job_id)
-        assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
-        session.rollback()
+def test_a_page_of_a_list_is_not_sorted(database: Database, job_id: str, subtests: pytest.Subtests) -> None:
+    for name, query in LISTS.items():
+        with subtests.test(name=name), database.write() as session:
+            with explained(session) as plans:
+                query(session, job_id)
+            assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
+            session.rollback()
 
 
-@pytest.mark.parametrize("name", ["jobs", "files", "batches", "vectors", "sessions"])
-def test_a_page_of_an_owners_list_is_not_sorted(database: Database, job_id: str, name: str) -> None:
-    with database.restricted_to("key:1").write() as session:
-        with explained(session) as plans:
-            LISTS[name](session, job_id)
-        assert {statement: plan for statement, plan in plans if sorts(plan) or scans(plan)} == {}
-        session.rollback()
+def test_a_page_of_an_owners_list_is_not_sorted(
+    database: Database, job_id: str, subtests: pytest.Subtests
+) -> None:
+    for name in ["jobs", "files", "batches", "vectors", "sessions"]:
+        with subtests.test(name=name), database.restricted_to("key:1").write() as session:
+            with explained(session) as plans:
+                LISTS[name](session, job_id)
+            assert {statement: plan for statement, plan in plans if sorts(plan) or scans(plan)} == {}
+            session.rollback()
 
 
 def test_a_claim_reads_samples_in_their_order(database: Database, job_id: str) -> None:

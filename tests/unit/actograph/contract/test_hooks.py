@@ -106,21 +106,17 @@ def test_an_unknown_name_is_refused_and_says_what_is_near(subtests: pytest.Subte
             hooks.resolve(name, llama())
 
 
-@pytest.mark.parametrize(
-    ("layers", "chosen"),
-    [
+def test_layers_are_chosen_by_list_slice_or_default(subtests: pytest.Subtests) -> None:
+    for layers, chosen in [
         (None, [2, 4, 6]),
         ("all", list(range(8))),
         ("2:8:2", [2, 4, 6]),
         (":3", [0, 1, 2]),
         ("6:", [6, 7]),
         ([5, 1, 5], [1, 5]),
-    ],
-)
-def test_layers_are_chosen_by_list_slice_or_default(
-    layers: list[int] | str | None, chosen: list[int]
-) -> None:
-    assert hooks.select_layers(layers, 8) == chosen
+    ]:
+        with subtests.test(layers=layers, chosen=chosen):
+            assert hooks.select_layers(layers, 8) == chosen
 
 
 @pytest.mark.parametrize("layers", [[8], "8:20:4", [-1]])

@@ -86,20 +86,27 @@ def test_a_bad_row_is_named_with_its_number_and_fault(subtests: pytest.Subtests)
             assert re.fullmatch(rf"row 1: {fault}", refusal(line(), bad, line()))
 
 
-@pytest.mark.parametrize(
-    "answer",
-    ["3", "####3", "#### three", "#### ", "#### -", "#### .", "#### 3 apples", "#### 3\n", "####  3"],
-)
-def test_an_answer_that_no_completion_could_match_is_refused(answer: str) -> None:
-    assert refusal(line(answer=answer)) == "row 0: answer does not end with a gold number (#### N)"
-    assert read_rows([line(answer=answer)], Problems(require_gold=False))[0].answer == answer
+def test_an_answer_that_no_completion_could_match_is_refused(subtests: pytest.Subtests) -> None:
+    for answer in [
+        "3",
+        "####3",
+        "#### three",
+        "#### ",
+        "#### -",
+        "#### .",
+        "#### 3 apples",
+        "#### 3\n",
+        "####  3",
+    ]:
+        with subtests.test(answer=answer):
+            assert refusal(line(answer=answer)) == "row 0: answer does not end with a gold number (#### N)"
+            assert read_rows([line(answer=answer)], Problems(require_gold=False))[0].answer == answer
 
 
-@pytest.mark.parametrize(
-    "answer", ["#### 3", "a\n#### -3", "#### 1,234.5", "#### $3.", "#### 1\n#### 2", "#### .5"]
-)
-def test_gold_numbers(answer: str) -> None:
-    assert read_rows([line(answer=answer)])[0].answer == answer
+def test_gold_numbers(subtests: pytest.Subtests) -> None:
+    for answer in ["#### 3", "a\n#### -3", "#### 1,234.5", "#### $3.", "#### 1\n#### 2", "#### .5"]:
+        with subtests.test(answer=answer):
+            assert read_rows([line(answer=answer)])[0].answer == answer
 
 
 def test_every_fault_of_a_row_and_every_bad_row_is_reported() -> None:

@@ -131,9 +131,8 @@ def test_scoring_takes_linear_time() -> None:
     assert score(completion, "x" * 400_000)[FLEXIBLE_EXTRACT].answer == completion
 
 
-@pytest.mark.parametrize(
-    ("completion", "stop", "kept"),
-    [
+def test_cut_at_stop(subtests: pytest.Subtests) -> None:
+    for completion, stop, kept in [
         ("#### 5\n\nQuestion: next", ["Question:"], "#### 5\n\n"),
         ("a</s>b<|im_end|>c", ["Question:", "</s>", "<|im_end|>"], "a"),
         ("a<|im_end|>b</s>c", ["Question:", "</s>", "<|im_end|>"], "a"),
@@ -144,10 +143,9 @@ def test_scoring_takes_linear_time() -> None:
         # The first string cuts the second one's earlier occurrence apart: lm-eval keeps "xab".
         ("xabc", ["c", "abc"], "xab"),
         ("xabc", ["abc", "c"], "x"),
-    ],
-)
-def test_cut_at_stop(completion: str, stop: list[str], kept: str) -> None:
-    assert cut_at_stop(completion, stop) == kept
+    ]:
+        with subtests.test(completion=completion, stop=stop, kept=kept):
+            assert cut_at_stop(completion, stop) == kept
 
 
 @given(st.text(alphabet="abQ:\n"), st.lists(st.text(alphabet="abQ:\n", min_size=1, max_size=3)))

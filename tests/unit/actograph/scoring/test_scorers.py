@@ -32,14 +32,14 @@ def test_keys_are_lm_evals_metric_keys_in_the_order_named() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [n for n in SCORER_NAMES if n != "efficiency"])
-def test_a_name_alone_is_enough_for_what_has_defaults(name: str) -> None:
-    assert score(name, "<<2+3=5>>\n#### 5").value == (name != "exact")
+def test_a_name_alone_is_enough_for_what_has_defaults(subtests: pytest.Subtests) -> None:
+    for name in [n for n in SCORER_NAMES if n != "efficiency"]:
+        with subtests.test(name=name):
+            assert score(name, "<<2+3=5>>\n#### 5").value == (name != "exact")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_what_is_no_list_of_scorers_is_refused(subtests: pytest.Subtests) -> None:
+    for wrong in [
         [],
         ["strict"],
         ["numeric", "numeric"],
@@ -49,11 +49,9 @@ def test_a_name_alone_is_enough_for_what_has_defaults(name: str) -> None:
         [{"name": "efficiency", "target_tokens": 5, "max_tokens": 5}],
         [{"name": "format", "answer_marker": None}],
         ["numeric"] * 17,
-    ],
-)
-def test_what_is_no_list_of_scorers_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValidationError):
-        SCORERS.validate_python(wrong)
+    ]:
+        with subtests.test(wrong=wrong), pytest.raises(ValidationError):
+            SCORERS.validate_python(wrong)
 
 
 def test_two_of_one_key_ask_for_a_label() -> None:
@@ -69,9 +67,8 @@ def test_strict_match_takes_the_form_of_the_task() -> None:
     assert score(cot, "The answer is 42").answer == "4"
 
 
-@pytest.mark.parametrize(
-    ("completion", "target", "tolerance", "value"),
-    [
+def test_a_tolerance_counts_where_decimals_were_rounded(subtests: pytest.Subtests) -> None:
+    for completion, target, tolerance, value in [
         ("3.33", "10/3", 0.01, 1.0),
         ("3.33", "10/3", 0.001, 0.0),
         ("3.33", "10/3", 0.0, 0.0),
@@ -79,17 +76,13 @@ def test_strict_match_takes_the_form_of_the_task() -> None:
         # two whole numbers or fractions were not rounded
         ("5", "6", 1.0, 0.0),
         ("1/3", "1/4", 0.5, 0.0),
-    ],
-)
-def test_a_tolerance_counts_where_decimals_were_rounded(
-    completion: str, target: str, tolerance: float, value: float
-) -> None:
-    assert score({"name": "numeric", "tolerance": tolerance}, completion, target).value == value
+    ]:
+        with subtests.test(completion=completion, target=target, tolerance=tolerance, value=value):
+            assert score({"name": "numeric", "tolerance": tolerance}, completion, target).value == value
 
 
-@pytest.mark.parametrize(
-    ("name", "completion", "target", "value", "answer"),
-    [
+def test_texts(subtests: pytest.Subtests) -> None:
+    for name, completion, target, value, answer in [
         ("exact", " Paris.\n", "paris", 1.0, "Paris."),
         ("exact", "<think>Rome?</think>Paris", "Paris", 1.0, "Paris"),
         ("exact", "It is Paris", "Paris", 0.0, "It is Paris"),
@@ -97,10 +90,9 @@ def test_a_tolerance_counts_where_decimals_were_rounded(
         ("includes", "It is PARIS, I think", "Paris", 1.0, "Paris"),
         ("includes", "It is Rome", "Paris", 0.0, None),
         ("includes", "<think>Paris</think>Rome", "Paris", 0.0, None),
-    ],
-)
-def test_texts(name: str, completion: str, target: str, value: float, answer: str | None) -> None:
-    assert score(name, completion, target) == Score(value=value, answer=answer)
+    ]:
+        with subtests.test(name=name, completion=completion, target=target, value=value, answer=answer):
+            assert score(name, completion, target) == Score(value=value, answer=answer)
 
 
 def test_format(subtests: pytest.Subtests) -> None:
@@ -128,12 +120,11 @@ def test_format_with_a_marker_of_your_own() -> None:
     assert score(marker, "It is B").value == 0.0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "value"), [(1, 1.0), (100, 1.0), (150, 0.75), (200, 0.5), (300, 0.0), (999, 0.0)]
-)
-def test_efficiency(tokens: int, value: float) -> None:
-    scored = efficiency_reward(tokens, target_tokens=100, max_tokens=300)
-    assert scored == Score(value=value, answer=str(tokens))
+def test_efficiency(subtests: pytest.Subtests) -> None:
+    for tokens, value in [(1, 1.0), (100, 1.0), (150, 0.75), (200, 0.5), (300, 0.0), (999, 0.0)]:
+        with subtests.test(tokens=tokens, value=value):
+            scored = efficiency_reward(tokens, target_tokens=100, max_tokens=300)
+            assert scored == Score(value=value, answer=str(tokens))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ import pytest
 from actograph.scoring.completions import without_thoughts
 
 
-@pytest.mark.parametrize(
-    ("completion", "said"),
-    [
+def test_think_blocks_go_and_the_rest_stays(subtests: pytest.Subtests) -> None:
+    for completion, said in [
         ("5", "5"),
         ("<think>3</think>5", "5"),
         ("so <think>3</think>5", "so 5"),
@@ -17,7 +16,6 @@ from actograph.scoring.completions import without_thoughts
         ("so <think>3", "so "),
         ("<think>3<think>4</think>5", "5"),
         ("so <think>3</think>", "so "),
-    ],
-)
-def test_think_blocks_go_and_the_rest_stays(completion: str, said: str) -> None:
-    assert without_thoughts(completion) == said
+    ]:
+        with subtests.test(completion=completion, said=said):
+            assert without_thoughts(completion) == said

@@ -18,13 +18,14 @@ def said(*answers: str | None, gold: str = "5") -> list[Score]:
     return [Score(value=float(answer == gold), answer=answer) for answer in answers]
 
 
-@pytest.mark.parametrize("answers", range(1, 8))
-def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(answers: int) -> None:
-    for right in range(answers + 1):
-        verdicts = [True] * right + [False] * (answers - right)
-        for k in range(1, answers + 1):
-            draws = [any(draw) for draw in combinations(verdicts, k)]
-            assert pass_at_k(answers, right, k) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
+def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(subtests: pytest.Subtests) -> None:
+    for answers in range(1, 8):
+        with subtests.test(answers=answers):
+            for right in range(answers + 1):
+                verdicts = [True] * right + [False] * (answers - right)
+                for k in range(1, answers + 1):
+                    draws = [any(draw) for draw in combinations(verdicts, k)]
+                    assert pass_at_k(answers, right, k) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
 
 
 def test_pass_at_k_is_the_product_of_the_paper_for_large_numbers() -> None:
@@ -46,9 +47,8 @@ def test_which_k_are_given() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("answers", "verdict"),
-    [
+def test_majority(subtests: pytest.Subtests) -> None:
+    for answers, verdict in [
         (("5", "4", "5"), 1.0),
         (("4", "5", "4"), 0.0),
         (("4", "5"), 0.0),  # of equals the first
@@ -56,10 +56,9 @@ def test_which_k_are_given() -> None:
         (("7", "4", "5", "5", "4"), 0.0),  # of equals the first seen, not the last to reach its number
         ((None, None, "5"), 1.0),  # no answer, no vote
         ((None, None), 0.0),
-    ],
-)
-def test_majority(answers: tuple[str | None, ...], verdict: float) -> None:
-    assert majority(said(*answers)) == verdict
+    ]:
+        with subtests.test(answers=answers, verdict=verdict):
+            assert majority(said(*answers)) == verdict
 
 
 def of_epochs(scores: list[dict[str, Score]], problems: list[int], epochs: int) -> dict[str, float | None]:

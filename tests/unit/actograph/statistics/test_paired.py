@@ -7,13 +7,16 @@ from scipy import stats
 from actograph.statistics import paired
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(0, 0), (1, 0), (3, 9), (25, 4), (10, 10), (0, 40), (700, 901)]
-)
-def test_mcnemar_is_the_exact_binomial_test(first: int, second: int) -> None:
-    expected = 1.0 if first + second == 0 else stats.binomtest(min(first, second), first + second, 0.5).pvalue
-    assert paired.mcnemar(first, second) == pytest.approx(expected, rel=1e-9)
-    assert paired.mcnemar(second, first) == paired.mcnemar(first, second)
+def test_mcnemar_is_the_exact_binomial_test(subtests: pytest.Subtests) -> None:
+    for first, second in [(0, 0), (1, 0), (3, 9), (25, 4), (10, 10), (0, 40), (700, 901)]:
+        with subtests.test(first=first, second=second):
+            expected = (
+                1.0
+                if first + second == 0
+                else stats.binomtest(min(first, second), first + second, 0.5).pvalue
+            )
+            assert paired.mcnemar(first, second) == pytest.approx(expected, rel=1e-9)
+            assert paired.mcnemar(second, first) == paired.mcnemar(first, second)
 
 
 def test_mcnemar_holds_where_powers_of_a_half_underflow() -> None:

@@ -44,9 +44,8 @@ def test_a_source_that_is_not_a_template_is_refused(source: str) -> None:
     assert caught.value.param == "task.prompt"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_a_template_reaches_nothing_but_its_row(subtests: pytest.Subtests) -> None:
+    for source in [
         "{{ question.__class__ }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ question|attr('__class__') }}",
@@ -56,11 +55,9 @@ def test_a_source_that_is_not_a_template_is_refused(source: str) -> None:
         "{% include 'x' %}",
         "{% import 'x' as y %}",
         "{{ choices.append(1) }}",
-    ],
-)
-def test_a_template_reaches_nothing_but_its_row(source: str) -> None:
-    with pytest.raises(InvalidDataset):
-        render(source)
+    ]:
+        with subtests.test(source=source), pytest.raises(InvalidDataset):
+            render(source)
 
 
 def test_an_undefined_column_is_named_with_those_that_there_are() -> None:

@@ -47,9 +47,8 @@ def test_the_nearer_limit_says_what_is_left(subtests: pytest.Subtests) -> None:
                         limits.require(owner, left + 1, "a file")
 
 
-@pytest.mark.parametrize(
-    ("limits", "is_full", "paused"),
-    [
+def test_each_limit_stops_what_it_is_the_limit_of(subtests: pytest.Subtests) -> None:
+    for limits, is_full, paused in [
         (quotas(total=101, owner=61), False, []),
         (quotas(total=100, owner=61), True, []),
         (quotas(total=101, owner=60), False, ["ann"]),
@@ -59,15 +58,18 @@ def test_the_nearer_limit_says_what_is_left(subtests: pytest.Subtests) -> None:
         (quotas(total=500, owner=61, bob=30), False, ["bob"]),
         (quotas(owner=30, ann=0, bob=0), False, []),
         (quotas(total=99), True, []),
-    ],
-)
-def test_each_limit_stops_what_it_is_the_limit_of(limits: Quotas, is_full: bool, paused: list[str]) -> None:
-    assert (limits.pause() is not None) == is_full
-    assert limits.paused_owners() == paused
-    if is_full:
-        assert "ACTOGRAPH_STORE_QUOTA_BYTES" in str(limits.pause())
-    for owner in paused:
-        own = "quota_bytes of its API key" if owner in limits.own_limits else "ACTOGRAPH_OWNER_QUOTA_BYTES"
-        assert own in str(limits.owner_pause(owner))
-    # what belongs to nobody is in the total alone
-    assert limits.owner_pause(None) is None and limits.limit_of(None) == 0
+    ]:
+        with subtests.test(limits=limits, is_full=is_full, paused=paused):
+            assert (limits.pause() is not None) == is_full
+            assert limits.paused_owners() == paused
+            if is_full:
+                assert "ACTOGRAPH_STORE_QUOTA_BYTES" in str(limits.pause())
+            for owner in paused:
+                own = (
+                    "quota_bytes of its API key"
+                    if owner in limits.own_limits
+                    else "ACTOGRAPH_OWNER_QUOTA_BYTES"
+                )
+                assert own in str(limits.owner_pause(owner))
+            # what belongs to nobody is in the total alone
+            assert limits.owner_pause(None) is None and limits.limit_of(None) == 0

@@ -26,24 +26,22 @@ def tokenizer(request: pytest.FixtureRequest, shared: Path) -> Any:
     return AutoTokenizer.from_pretrained(shared / "models" / request.param)
 
 
-@pytest.mark.parametrize(
-    ("said", "put_in"),
-    [
+def test_the_text_goes_on_as_it_would_have_been_tokenised(tokenizer: Any, subtests: pytest.Subtests) -> None:
+    for said, put_in in [
         ("She sold 48/2 = <<48/2=", "24>>"),
         ("<<-7*2=", "-14>>"),
         ("so\n<<10/3=", "3.33333333333>>"),
         ("<<12.5*1,000=", "12500>>"),
-    ],
-)
-def test_the_text_goes_on_as_it_would_have_been_tokenised(tokenizer: Any, said: str, put_in: str) -> None:
-    prompt = text.encode(tokenizer, PROMPT, is_chat=False)
-    turn = tokenizer.encode(said, add_special_tokens=False)
-    further = turns_of(tokenizer).further(PROMPT, [turn])
-    assert isinstance(further, FurtherTurn)
-    ids = list(further.prompt.token_ids)
-    assert ids[: further.results_from] == [*prompt.token_ids, *turn]
-    assert ids[len(prompt.token_ids) :] == tokenizer.encode(said + put_in, add_special_tokens=False)
-    assert further.prompt.max_tokens == 512 - (len(ids) - len(prompt.token_ids))
+    ]:
+        with subtests.test(said=said, put_in=put_in):
+            prompt = text.encode(tokenizer, PROMPT, is_chat=False)
+            turn = tokenizer.encode(said, add_special_tokens=False)
+            further = turns_of(tokenizer).further(PROMPT, [turn])
+            assert isinstance(further, FurtherTurn)
+            ids = list(further.prompt.token_ids)
+            assert ids[: further.results_from] == [*prompt.token_ids, *turn]
+            assert ids[len(prompt.token_ids) :] == tokenizer.encode(said + put_in, add_special_tokens=False)
+            assert further.prompt.max_tokens == 512 - (len(ids) - len(prompt.token_ids))
 
 
 def test_a_tokenizer_that_cannot_write_a_result_is_told(tokenizer: Any) -> None:

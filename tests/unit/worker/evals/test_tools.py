@@ -40,9 +40,8 @@ def test_calls_are_found(subtests: pytest.Subtests) -> None:
             assert parse_calls(text) == calls
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
+def test_a_call_that_cannot_be_read_says_why(subtests: pytest.Subtests) -> None:
+    for body, says in [
         ('{"name": "calculator", "arguments": {"expression": "1+1"}', "not valid JSON"),
         ("calculator(1+1)", "not valid JSON"),
         ("", "not valid JSON"),
@@ -52,15 +51,14 @@ def test_calls_are_found(subtests: pytest.Subtests) -> None:
         ('{"name": "calculator", "arguments": [1]}', "no object"),
         ('{"name": "calculator", "arguments": "1+1"}', "arguments are not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-    ],
-)
-def test_a_call_that_cannot_be_read_says_why(body: str, says: str) -> None:
-    [call] = parse_calls(f"<tool_call>{body}</tool_call>")
-    assert isinstance(call, MalformedCall)
-    assert says in call.reason
-    result = run_call(call, [CALCULATOR])
-    assert result.error
-    assert result.content.startswith("Error: ")
+    ]:
+        with subtests.test(body=body, says=says):
+            [call] = parse_calls(f"<tool_call>{body}</tool_call>")
+            assert isinstance(call, MalformedCall)
+            assert says in call.reason
+            result = run_call(call, [CALCULATOR])
+            assert result.error
+            assert result.content.startswith("Error: ")
 
 
 def test_an_unclosed_call_that_is_cut_is_malformed() -> None:
@@ -69,21 +67,19 @@ def test_an_unclosed_call_that_is_cut_is_malformed() -> None:
     assert "not closed" in call.reason
 
 
-@pytest.mark.parametrize(
-    ("call", "content"),
-    [
+def test_calls_are_run(subtests: pytest.Subtests) -> None:
+    for call, content in [
         (SUM, "24"),
         (ToolCall("calculator", {"expression": 3.5}), "3.5"),
         (ToolCall("calculator", {"expression": "1/0"}), "Error: division by zero"),
         (ToolCall("calculator", {}), NEEDS),
         (ToolCall("calculator", {"expression": None}), NEEDS),
         (ToolCall("clock", {}), 'Error: there is no tool "clock"; the tools are calculator'),
-    ],
-)  # fmt: skip
-def test_calls_are_run(call: ToolCall, content: str) -> None:
-    result = run_call(call, [CALCULATOR])
-    assert result.content == content
-    assert result.error == content.startswith("Error")
+    ]:  # fmt: skip
+        with subtests.test(call=call, content=content):
+            result = run_call(call, [CALCULATOR])
+            assert result.content == content
+            assert result.error == content.startswith("Error")
 
 
 def test_a_tool_that_breaks_is_an_error_for_the_model() -> None:

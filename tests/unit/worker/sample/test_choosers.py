@@ -92,9 +92,8 @@ def test_marks_that_are_tokens_delimit_thought_answer_and_call(qwen: Any) -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text", "want"),
-    [
+def test_thoughts_that_are_open_closed_or_nested(qwen: Any, subtests: pytest.Subtests) -> None:
+    for prompt, text, want in [
         ("a", "three", ["answer"]),
         ("a", "<think>and on", ["think"]),
         ("a<think>\n", "one</think>two", ["think", "answer"]),
@@ -104,10 +103,9 @@ def test_marks_that_are_tokens_delimit_thought_answer_and_call(qwen: Any) -> Non
         ("a", "one</think>two", ["answer"]),
         ("a", "<think>one<tool_call>f</tool_call>two</think>end", ["think", "tool_call", "think", "answer"]),
         ("a", "<think>one<tool_call>f</think>end", ["think", "tool_call", "think", "answer"]),
-    ],
-)
-def test_thoughts_that_are_open_closed_or_nested(qwen: Any, prompt: str, text: str, want: list[str]) -> None:
-    assert [name for name, _ in named(qwen, prompt, text)] == want
+    ]:
+        with subtests.test(prompt=prompt, text=text, want=want):
+            assert [name for name, _ in named(qwen, prompt, text)] == want
 
 
 def test_marks_of_several_tokens_count_where_their_text_is_complete(stories: Any) -> None:

@@ -37,9 +37,8 @@ NOTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_clients_send_beside_their_question_is_taken(subtests: pytest.Subtests) -> None:
+    for changes in [
         NOTHING,
         {"logit_bias": None, "top_logprobs": None, "logprobs": False, "response_format": {"type": "text"}},
         {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "reasoning_effort": "none"},
@@ -53,11 +52,10 @@ NOTHING: dict[str, Any] = {
             {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "parsed": None},
             {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "7"}]},
         ]},
-    ],
-)  # fmt: skip
-def test_what_clients_send_beside_their_question_is_taken(changes: dict[str, Any]) -> None:
-    sampling = chat(**changes).sampling(max_tokens=4, seed=0)
-    assert 0 < sampling.top_p <= 1 and sampling.presence_penalty == 0 and sampling.logit_bias == {}
+    ]:  # fmt: skip
+        with subtests.test(changes=changes):
+            sampling = chat(**changes).sampling(max_tokens=4, seed=0)
+            assert 0 < sampling.top_p <= 1 and sampling.presence_penalty == 0 and sampling.logit_bias == {}
 
 
 def test_the_older_route_takes_what_asks_for_nothing_too() -> None:

@@ -47,9 +47,8 @@ def test_a_condition_changes_the_sampling_that_it_names() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (2.0, 7, 9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_what_several_turns_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
+    for changes, says in [
         ({"max_turns": 3}, "max_turns needs tools: calculator"),
         ({"tool_format": "annotations"}, "tool_format needs tools: calculator"),
         (TOOLS | {"tool_format": "xml"}, "template"),
@@ -60,8 +59,6 @@ def test_a_condition_changes_the_sampling_that_it_names() -> None:
             "only when the generation has ended",
         ),
         ({"conditions": [{"name": "a", "sampling": {"max_tokens": 3}}]}, "max_tokens"),
-    ],
-)
-def test_what_several_turns_cannot_do_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        spec(**changes)
+    ]:
+        with subtests.test(changes=changes, says=says), pytest.raises(ValidationError, match=says):
+            spec(**changes)

@@ -6,9 +6,8 @@ from actograph.contract.hooks import flat_name
 from storage.results.export.of_condition import safe_part
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
+def test_no_name_leads_out_of_its_folder(subtests: pytest.Subtests) -> None:
+    for text, part in [
         ("Qwen/Qwen3-0.6B", "Qwen__Qwen3-0.6B"),
         ("/models/tiny", "__models__tiny"),
         ("../../etc", "__..__etc"),
@@ -18,15 +17,13 @@ from storage.results.export.of_condition import safe_part
         ('a"<b>:|?*[c]', "a__b__c__"),
         ("C:\\models", "C__models"),
         ("ü\0\n ", "__"),
-    ],
-)
-def test_no_name_leads_out_of_its_folder(text: str, part: str) -> None:
-    assert safe_part(text, "model") == part
+    ]:
+        with subtests.test(text=text, part=part):
+            assert safe_part(text, "model") == part
 
 
-@pytest.mark.parametrize(
-    ("hook", "flat"),
-    [
+def test_hooks_have_flat_names(subtests: pytest.Subtests) -> None:
+    for hook, flat in [
         ("attn_in.8", "layer_8_input_layernorm_output"),
         ("mlp_in.12", "layer_12_post_attention_layernorm_output"),
         ("resid_mid.3", "layer_3_post_attention_layernorm_input"),
@@ -35,7 +32,6 @@ def test_no_name_leads_out_of_its_folder(text: str, part: str) -> None:
         ("embed", "embed"),
         ("model.layers.0.mlp.up_proj.output", "model_layers_0_mlp_up_proj_output"),
         ("resid_post.3.mean", "resid_post_3_mean"),
-    ],
-)
-def test_hooks_have_flat_names(hook: str, flat: str) -> None:
-    assert flat_name(hook) == flat
+    ]:
+        with subtests.test(hook=hook, flat=flat):
+            assert flat_name(hook) == flat

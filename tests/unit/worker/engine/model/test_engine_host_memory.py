@@ -19,13 +19,14 @@ def nothing_kept() -> Iterator[None]:
     host_memory._idle.clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("shape", [(3, 5), (300, 2, 500), (0, 7)])
-def test_a_copy_equals_its_source(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    source = torch.randn(shape).mul_(50).transpose(0, -1)
-    copy = host_copy(source, dtype)
-    assert copy.shape == source.shape and copy.dtype == dtype and copy.is_contiguous()
-    assert torch.equal(copy, source.to(dtype))
+def test_a_copy_equals_its_source(subtests: pytest.Subtests) -> None:
+    for dtype in [torch.float32, torch.bfloat16, torch.int64]:
+        for shape in [(3, 5), (300, 2, 500), (0, 7)]:
+            with subtests.test(shape=shape, dtype=dtype):
+                source = torch.randn(shape).mul_(50).transpose(0, -1)
+                copy = host_copy(source, dtype)
+                assert copy.shape == source.shape and copy.dtype == dtype and copy.is_contiguous()
+                assert torch.equal(copy, source.to(dtype))
 
 
 def test_a_freed_piece_is_used_again_once_nothing_looks_at_it() -> None:

@@ -39,37 +39,43 @@ def data(seed: int, rows: int, *, offset: float, dtype: torch.dtype = torch.floa
 
 
 @pytest.mark.covering(8)
-@pytest.mark.parametrize("sizes", [[1], [7], [64, 1, 3], [1000]])
-@pytest.mark.parametrize("offset", [0.0, -3.5, 1000.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_statistics_equal_numpys(sizes: list[int], offset: float, dtype: torch.dtype) -> None:
-    lengths = [301, 1, 120]
-    x = data(0, 301, offset=offset, dtype=dtype)
-    for b, length in enumerate(lengths):
-        x[b, :, length:] = torch.nan
-    got = by_blocks(Statistics(threshold=2.0), x, lengths, sizes)
-    assert list(got) == ["count", "mean", "variance", "min", "max", "rms", "kurtosis", "over"]
-    for b, p in itertools.product(range(BATCH), range(POINTS)):
-        rows = x[b, p, : lengths[b]].double().numpy()
-        apart = rows - rows.mean(0)
-        with np.errstate(invalid="ignore"):
-            kurtosis = (apart**4).mean(0) / rows.var(0) ** 2 - 3
-        want: dict[str, Any] = {
-            "count": [lengths[b]],
-            "mean": rows.mean(0),
-            "variance": rows.var(0),
-            "min": rows.min(0),
-            "max": rows.max(0),
-            "rms": np.sqrt((rows**2).mean(0)),
-            "kurtosis": kurtosis,
-            "over": (np.abs(rows) > 2.0).sum(0),
-        }
-        for name, value in want.items():
-            # kurtosis around 1000 of a spread of 0.01 loses digits in the subtraction itself
-            tolerance = 1e-6 if name == "kurtosis" else 1e-9
-            np.testing.assert_allclose(
-                got[name][b, p].numpy(), value, rtol=tolerance, atol=1e-12, err_msg=name, equal_nan=True
-            )
+def test_statistics_equal_numpys(subtests: pytest.Subtests) -> None:
+    for sizes in [[1], [7], [64, 1, 3], [1000]]:
+        for offset in [0.0, -3.5, 1000.0]:
+            for dtype in [torch.float32, torch.bfloat16]:
+                with subtests.test(dtype=dtype, offset=offset, sizes=sizes):
+                    lengths = [301, 1, 120]
+                    x = data(0, 301, offset=offset, dtype=dtype)
+                    for b, length in enumerate(lengths):
+                        x[b, :, length:] = torch.nan
+                    got = by_blocks(Statistics(threshold=2.0), x, lengths, sizes)
+                    assert list(got) == ["count", "mean", "variance", "min", "max", "rms", "kurtosis", "over"]
+                    for b, p in itertools.product(range(BATCH), range(POINTS)):
+                        rows = x[b, p, : lengths[b]].double().numpy()
+                        apart = rows - rows.mean(0)
+                        with np.errstate(invalid="ignore"):
+                            kurtosis = (apart**4).mean(0) / rows.var(0) ** 2 - 3
+                        want: dict[str, Any] = {
+                            "count": [lengths[b]],
+                            "mean": rows.mean(0),
+                            "variance": rows.var(0),
+                            "min": rows.min(0),
+                            "max": rows.max(0),
+                            "rms": np.sqrt((rows**2).mean(0)),
+                            "kurtosis": kurtosis,
+                            "over": (np.abs(rows) > 2.0).sum(0),
+                        }
+                        for name, value in want.items():
+                            # kurtosis around 1000 of a spread of 0.01 loses digits in the subtraction itself
+                            tolerance = 1e-6 if name == "kurtosis" else 1e-9
+                            np.testing.assert_allclose(
+                                got[name][b, p].numpy(),
+                                value,
+                                rtol=tolerance,
+                                atol=1e-12,
+                                err_msg=name,
+                                equal_nan=True,
+                            )
 
 
 def test_a_channel_that_does_not_vary_has_no_kurtosis() -> None:

@@ -25,9 +25,10 @@ def ids(*pieces: str) -> list[int]:
     return [PIECES.index(piece) for piece in pieces]
 
 
-@pytest.mark.parametrize(
-    ("stop", "before", "last"),
-    [
+def test_a_stop_string_ends_with_the_token_that_completes_it(
+    tokenizer: PreTrainedTokenizerFast, subtests: pytest.Subtests
+) -> None:
+    for stop, before, last in [
         ("Question:", ["a", "Que", "stion"], ":"),
         ("Question:", ["a", "Que"], "stion:"),
         ("Que", ["a", "b"], "Que"),  # may be followed by more of the same token
@@ -37,16 +38,13 @@ def ids(*pieces: str) -> list[int]:
         ("a ", ["a"], "Ġ"),
         ("é", ["b", "Ã"], "©"),
         ("<end>", ["b"], "<end>"),
-    ],
-)
-def test_a_stop_string_ends_with_the_token_that_completes_it(
-    stop: str, before: list[str], last: str, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    stops = StopStrings([stop, "never seen"], tokenizer)
-    for n in range(1, len(before) + 1):
-        assert not stops.ended(ids(*before[:n]))
-    assert stops.ended(ids(*before, last))
-    assert stops.ended(ids(*["b"] * 300, *before, last))
+    ]:
+        with subtests.test(stop=stop, before=before, last=last):
+            stops = StopStrings([stop, "never seen"], tokenizer)
+            for n in range(1, len(before) + 1):
+                assert not stops.ended(ids(*before[:n]))
+            assert stops.ended(ids(*before, last))
+            assert stops.ended(ids(*["b"] * 300, *before, last))
 
 
 def test_a_text_ends_where_its_pattern_does(tokenizer: PreTrainedTokenizerFast) -> None:

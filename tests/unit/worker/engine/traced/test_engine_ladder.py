@@ -129,9 +129,8 @@ def _raise(error: Exception) -> Callable[[], None]:
     return go
 
 
-@pytest.mark.parametrize(
-    ("happens", "counts"),
-    [
+def test_what_counts_as_out_of_memory(subtests: pytest.Subtests) -> None:
+    for happens, counts in [
         (_impossible, True),
         (_raise(torch.OutOfMemoryError("CUDA out of memory")), True),
         (_raise(MemoryError()), True),
@@ -140,12 +139,11 @@ def _raise(error: Exception) -> Callable[[], None]:
         (_raise(torch.AcceleratorError("CUDA error: an illegal memory access was encountered")), False),
         (_raise(RuntimeError("index out of range")), False),
         (_raise(ValueError("CUDA error: out of memory")), False),
-    ],
-)
-def test_what_counts_as_out_of_memory(happens: Callable[[], None], counts: bool) -> None:
-    with pytest.raises(Exception) as caught:
-        happens()
-    assert device_errors.is_out_of_memory(caught.value) is counts
+    ]:
+        with subtests.test(happens=happens, counts=counts):
+            with pytest.raises(Exception) as caught:
+                happens()
+            assert device_errors.is_out_of_memory(caught.value) is counts
 
 
 def test_the_error_carries_the_numbers() -> None:
